@@ -1,0 +1,49 @@
+"""What every config class shares: strictness, and what a key says about itself.
+
+A key carries its help text and its *resume class*: may it differ when a run directory is
+continued? `free` changes nothing that was computed, `warn` changes the run from here on, `forbid`
+would make the continued run a different experiment.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+ResumeClass = Literal["free", "warn", "forbid"]
+
+_BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BYTE_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+class Settings(BaseModel):
+    """Base of all config classes: unknown keys are refused, values are never coerced."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True
+    )
+
+
+def key(default: Any = ..., *, help: str, resume: ResumeClass = "forbid", **limits: Any) -> Any:
+    """A config key with its help text, resume class and limits (`ge`, `gt`, `le`, ...)."""
+    if not isinstance(default, (Settings, dict, list)):
+        limits["default"] = default
+    else:
+        limits["default_factory"] = lambda: default
+    return Field(description=help, json_schema_extra={"resume": resume}, **limits)
+
+
+def parse_bytes(value: object) -> object:
+    """'20GB' or '512MiB' as a number of bytes; anything else is left for the type to judge."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    unit = match.group(2).upper() if match else "?"
+    if match is None or unit not in _BYTE_UNITS:
+        raise ValueError(f"{value!r} is not a size. Write a number of bytes, '20GB' or '512MiB'")
+    return int(float(match.group(1)) * _BYTE_UNITS[unit])
+
+
+ByteSize = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]

@@ -1,0 +1,257 @@
+"""From a YAML file, presets and `a.b=c` overrides to one checked RunConfig.
+
+Everything wrong is reported at once: unknown keys (with the nearest known one), values of the
+wrong kind, and combinations that cannot work. Where some keys are bad, the combinations of the
+others are still judged.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from homeostat.config.combinations import find_conflicts
+from homeostat.config.presets import PRESETS
+from homeostat.config.run import RunConfig
+from homeostat.config.schema import known_keys, settings_at
+from homeostat.config.yaml_file import Place, dotted, parse_yaml, read_yaml
+from homeostat.errors import ConfigError, Problem
+
+# Old dotted name -> new one. A recipe that uses an old name is told the new one.
+RENAMED_KEYS: dict[str, str] = {}
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read, merge and check a recipe. Raises ConfigError with every problem found."""
+    raw, lines = read_yaml(Path(path))
+    return build_config(raw, overrides or [], file=str(path), lines=lines)
+
+
+def build_config(
+    raw: Any, overrides: list[str], *, file: str | None, lines: dict[Place, int] | None = None
+) -> RunConfig:
+    lines = lines or {}
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, dict):
+        what = f"a recipe is a mapping of keys, this is a {type(raw).__name__}."
+        raise ConfigError([Problem("", what, line=1)], file=file)
+    raw = copy.deepcopy(raw)
+    problems = [problem for text in overrides if (problem := _apply_override(raw, text))]
+    merged, preset_problems = _merge_presets(raw)
+    problems += preset_problems
+    config, more = _validate(merged, lines)
+    while gives_way := [p for p in more if _has(merged, p.place) and not _has(raw, p.place)]:
+        merged = _without(merged, [_parts(problem.place) for problem in gives_way])
+        config, more = _validate(merged, lines)
+    problems += more
+    if problems or config is None:
+        raise ConfigError(problems, file=file)
+    return config
+
+
+def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:
+    name, equals, value_text = text.partition("=")
+    if not equals or not name:
+        return Problem(text, "an override looks like trainer.lr=1e-5.")
+    try:
+        value, _ = parse_yaml(value_text, name=name)
+    except ConfigError as error:
+        return Problem(name, f"the value {value_text!r} is {error.problems[0].message}")
+    parts = name.split(".")
+    here: Any = raw
+    for depth, part in enumerate(parts[:-1]):
+        place = ".".join(parts[: depth + 1])
+        if isinstance(here, list):
+            if not part.isdigit() or int(part) >= len(here):
+                return Problem(name, f"{place} does not exist: the list has {len(here)} items.")
+            here = here[int(part)]
+        else:
+            if here.get(part) is None:
+                here[part] = {}
+            here = here[part]
+        if not isinstance(here, (dict, list)):
+            return Problem(name, f"{place} is a single value, it has no keys below it.")
+    return _set_item(here, parts[-1], value, name)
+
+
+def _set_item(here: dict[str, Any] | list[Any], part: str, value: Any, name: str) -> Problem | None:
+    if isinstance(here, dict):
+        here[part] = value
+    elif part.isdigit() and int(part) < len(here):
+        here[int(part)] = value
+    else:
+        return Problem(name, f"the list has {len(here)} items, numbered from 0.")
+    return None
+
+
+def _merge_presets(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Presets below, the recipe above. A single preset may be given as a word."""
+    names = raw.get("preset", [])
+    if isinstance(names, str):
+        names = raw["preset"] = [names]
+    problems: list[Problem] = []
+    merged = raw
+    for name in reversed(names) if isinstance(names, list) else []:
+        if isinstance(name, str) and name in PRESETS:
+            merged = _fill(merged, PRESETS[name])
+        else:
+            hint = _did_you_mean(str(name), list(PRESETS)) or f"Known: {', '.join(PRESETS)}."
+            problems.append(Problem("preset", f"no preset is named {name!r}.", hint))
+    return merged, problems
+
+
+def _fill(above: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
+    result = copy.deepcopy(below)
+    for name, value in above.items():
+        both = isinstance(value, dict) and isinstance(result.get(name), dict)
+        result[name] = _fill(value, result[name]) if both else value
+    return result
+
+
+def _validate(
+    raw: dict[str, Any], lines: dict[Place, int]
+) -> tuple[RunConfig | None, list[Problem]]:
+    """The config, or as much of it as is sound, and the problems of the rest."""
+    try:
+        config = _parse(raw)
+    except ValidationError as error:
+        items = [(_strip_tags(raw, item["loc"]), item) for item in error.errors()]
+        places = [place for place, _ in items]
+        # A list whose items are bad is reported once more as too short: drop that echo.
+        items = [(place, item) for place, item in items if not _is_echo(place, places)]
+        places = [place for place, _ in items]
+        problems = [_explain(place, item, raw, lines) for place, item in items]
+        sound = _without(raw, places)
+        try:
+            conflicts = find_conflicts(_parse(sound))
+        except ValidationError:
+            return None, problems
+        bad = {dotted(place) for place in places}
+        problems += [_located(p, lines) for p in conflicts if p.place not in bad]
+        return None, problems
+    return config, [_located(problem, lines) for problem in find_conflicts(config)]
+
+
+def _is_echo(place: Place, places: list[Place]) -> bool:
+    return any(len(other) > len(place) and other[: len(place)] == place for other in places)
+
+
+def _parse(raw: dict[str, Any]) -> RunConfig:
+    """Strict, in JSON mode: a list may fill a tuple, but nothing else is coerced."""
+    return RunConfig.model_validate_json(json.dumps(raw))
+
+
+def _parts(place: str) -> Place:
+    return tuple(int(part) if part.isdigit() else part for part in place.split("."))
+
+
+def _has(raw: Any, place: str) -> bool:
+    for part in _parts(place):
+        if isinstance(raw, dict):
+            found = part in raw
+        else:
+            found = isinstance(raw, list) and isinstance(part, int) and part < len(raw)
+        if not found:
+            return False
+        raw = raw[part]
+    return True
+
+
+def _without(raw: dict[str, Any], places: list[Place]) -> dict[str, Any]:
+    pruned = copy.deepcopy(raw)
+    for place in places:
+        here: Any = pruned
+        for part in place[:-1]:
+            known = isinstance(here, dict) and part in here
+            here = here[part] if known or isinstance(here, list) else {}
+        if place and isinstance(here, dict):
+            here.pop(place[-1], None)
+    return pruned
+
+
+def _strip_tags(raw: Any, loc: tuple[str | int, ...]) -> Place:
+    """pydantic puts the chosen type of a union into the location; the file does not have it."""
+    place: list[str | int] = []
+    here = raw
+    for index, part in enumerate(loc):
+        is_tag = isinstance(here, dict) and part not in here and here.get("type") == part
+        if is_tag and index + 1 <= len(loc):
+            continue
+        place.append(part)
+        if isinstance(here, dict):
+            here = here.get(part)  # type: ignore[arg-type]
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        else:
+            here = None
+    return tuple(place)
+
+
+def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, int]) -> Problem:
+    kind, last = item["type"], str(place[-1]) if place else ""
+    owner = settings_at(RunConfig, place[:-1], raw)
+    if kind == "extra_forbidden":
+        renamed = RENAMED_KEYS.get(dotted(place))
+        if renamed:
+            return _located(Problem(dotted(place), f"this key is now called {renamed}."), lines)
+        hint = _unknown_key_hint(last, place, owner)
+        return _located(Problem(dotted(place), "unknown key.", hint), lines)
+    if kind in ("missing", "union_tag_not_found"):
+        what = "a required key is missing."
+        if kind == "union_tag_not_found":
+            return _located(Problem(dotted((*place, "type")), what, _tags_hint(item)), lines)
+        return _located(Problem(dotted(place), what, _help_of(owner, last)), lines)
+    if kind == "union_tag_invalid":
+        tag = str(item["ctx"]["tag"])
+        expected = [word.strip(" '") for word in item["ctx"]["expected_tags"].split(",")]
+        hint = _did_you_mean(tag, expected) or _tags_hint(item)
+        return _located(Problem(dotted((*place, "type")), f"no type is {tag!r}.", hint), lines)
+    shown = json.dumps(item["input"], default=str)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    hint = _help_of(owner, last)
+    if kind == "literal_error":
+        hint = _did_you_mean(str(item["input"]), item["ctx"]["expected"].split("'")[1::2])
+    return _located(Problem(dotted(place), f"{shown}: {message}.", hint), lines)
+
+
+def _tags_hint(item: Any) -> str:
+    tags = item.get("ctx", {}).get("expected_tags")
+    return f"Choose one of {tags}." if tags else "Say which type it is."
+
+
+def _located(problem: Problem, lines: dict[Place, int]) -> Problem:
+    """The line of the nearest enclosing place that the file has."""
+    place = _parts(problem.place)
+    while place and place not in lines:
+        place = place[:-1]
+    return Problem(problem.place, problem.message, problem.hint, lines.get(place))
+
+
+def _unknown_key_hint(name: str, place: Place, owner: type[BaseModel] | None) -> str:
+    siblings = list(owner.model_fields) if owner is not None else []
+    near = _did_you_mean(name, siblings, prefix=dotted(place[:-1]))
+    if near:
+        return near
+    elsewhere = [path for path in known_keys(RunConfig) if path.split(".")[-1] == name]
+    if elsewhere:
+        return f"Did you mean {elsewhere[0]}?"
+    return f"Known here: {', '.join(siblings)}." if siblings else ""
+
+
+def _did_you_mean(word: str, known: list[str], *, prefix: str = "") -> str:
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if not found:
+        return ""
+    return f"Did you mean {prefix + '.' if prefix else ''}{found[0]}?"
+
+
+def _help_of(owner: type[BaseModel] | None, name: str) -> str:
+    info = owner.model_fields.get(name) if owner is not None else None
+    return f"({info.description})" if info is not None and info.description else ""

@@ -1,0 +1,110 @@
+"""What a run shows and writes down, how often it is evaluated, and what it saves."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from homeostat.config.base import ByteSize, Settings, key
+
+
+class TensorboardSink(Settings):
+    type: Literal["tensorboard"]
+    folder: str = key("tensorboard", resume="free", help="Folder inside the run directory.")
+
+
+class WandbSink(Settings):
+    type: Literal["wandb"]
+    project: str = key("homeostat", resume="free", help="W&B project.")
+    entity: str | None = key(None, resume="free", help="W&B user or team.")
+    name: str | None = key(None, resume="free", help="Name shown in W&B. Default: the run's name.")
+    run_id: str | None = key(
+        None, resume="free", help="W&B run to continue. Default: kept with the run directory."
+    )
+    mode: Literal["online", "offline"] = key(
+        "online", resume="free", help="offline: written to the run directory, sync it later."
+    )
+
+
+class TrackioSink(Settings):
+    type: Literal["trackio"]
+    project: str = key("homeostat", resume="free", help="trackio project.")
+    name: str | None = key(None, resume="free", help="Run name. Default: the run's name.")
+
+
+AnySink = Annotated[TensorboardSink | WandbSink | TrackioSink, Field(discriminator="type")]
+
+
+class ProfilerConfig(Settings):
+    steps: tuple[int, ...] = key(
+        (2, 3), min_length=1, resume="free", help="Steps that are traced, counted from 1."
+    )
+    folder: str = key("trace", resume="free", help="Folder inside the run directory.")
+    memory: bool = key(
+        True,
+        resume="free",
+        help="Also record allocations: on a GPU a snapshot for PyTorch's memory viewer.",
+    )
+
+
+class ObserveConfig(Settings):
+    log_interval: int = key(1, ge=1, resume="free", help="Steps between metric records.")
+    log_level: Literal["debug", "info", "warning", "error"] = key(
+        "info", resume="free", help="What the log shows; HOMEOSTAT_DEBUG=1 sets debug."
+    )
+    console: Literal["auto", "live", "plain", "quiet"] = key(
+        "auto", resume="free", help="auto: a live view in a terminal, plain lines elsewhere."
+    )
+    sinks: tuple[AnySink, ...] = key(
+        (), resume="free", help="Where metrics go besides metrics.jsonl."
+    )
+    profiler: ProfilerConfig | None = key(None, resume="free", help="Profile some steps.")
+    row_losses: bool = key(
+        True, resume="free", help="Keep row ids and losses of each step, to trace a spike."
+    )
+    report: bool = key(True, resume="free", help="Write report.html at the end.")
+
+
+class EvalConfig(Settings):
+    interval_steps: int = key(
+        50, ge=1, resume="warn", help="Steps between evaluations; the last step is always one."
+    )
+    max_rows: int | None = key(None, ge=1, resume="warn", help="Held-out rows used, at most.")
+    patience: int | None = key(
+        None, ge=1, resume="warn", help="Stop after this many evaluations without a better one."
+    )
+    min_delta: float = key(
+        0.0, ge=0, resume="warn", help="How much lower eval/loss must be to count as better."
+    )
+    keep_best: bool = key(
+        True, resume="free", help="Keep the checkpoint with the lowest eval/loss."
+    )
+
+
+class CheckpointConfig(Settings):
+    interval_steps: int = key(
+        200, ge=1, resume="free", help="Steps between checkpoints; the last step is always one."
+    )
+    keep_last: int = key(2, ge=1, resume="free", help="Checkpoints kept, besides the best.")
+    max_bytes: ByteSize | None = key(
+        None,
+        ge=1,
+        resume="free",
+        help="Bytes that all checkpoints may take ('50GB'); older ones go first, the newest and "
+        "the best stay.",
+    )
+    resume: Literal["auto", "never"] = key(
+        "auto",
+        resume="free",
+        help="auto: continue the run directory where it stopped. never: refuse one that was used.",
+    )
+    load_step: int | None = key(
+        None, ge=1, resume="free", help="Continue from this checkpoint, not from the newest."
+    )
+    export: Literal["off", "final", "every"] = key(
+        "final", resume="free", help="When weights are also written in HF format (hf/)."
+    )
+    max_shard_bytes: ByteSize = key(
+        5 * 10**9, ge=1024, resume="free", help="Size of one safetensors file of the export."
+    )

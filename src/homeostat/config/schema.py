@@ -1,0 +1,84 @@
+"""What keys there are: the JSON Schema for editors, and walks over the config classes."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from homeostat.config.base import Settings
+from homeostat.config.run import RunConfig
+from homeostat.config.yaml_file import Place
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of a recipe, for editors that complete and check YAML."""
+    schema = RunConfig.model_json_schema(mode="validation")
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "homeostat recipe"
+    preset = schema["properties"]["preset"]
+    schema["properties"]["preset"] = {
+        "description": preset["description"],
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+    }
+    return schema
+
+
+def settings_types(annotation: Any) -> list[type[Settings]]:
+    """The Settings classes an annotation may hold, through Annotated, unions and tuples."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    if get_origin(annotation) in (Annotated, Union, types.UnionType, tuple, list):
+        inner = get_args(annotation)
+        return [found for part in inner for found in settings_types(part)]
+    return []
+
+
+def walk_keys(
+    model: type[Settings], prefix: str = ""
+) -> Iterator[tuple[str, type[Settings], str, FieldInfo]]:
+    """Every leaf key: dotted path, owning class, field name, field. Lists show as `[]`."""
+    for name, info in model.model_fields.items():
+        path = f"{prefix}{name}"
+        children = settings_types(info.annotation)
+        if not children:
+            yield path, model, name, info
+        dots = "[]." if get_origin(info.annotation) is tuple else "."
+        for child in children:
+            yield from walk_keys(child, path + dots)
+
+
+def known_keys(model: type[Settings]) -> list[str]:
+    return sorted({path for path, *_ in walk_keys(model)})
+
+
+def settings_at(model: type[Settings], place: Place, raw: Any) -> type[BaseModel] | None:
+    """The config class that owns the keys at `place`, with unions settled by the raw `type`."""
+    current: type[Settings] | None = model
+    for part in place:
+        raw = _item(raw, part)
+        if isinstance(part, int):
+            continue
+        info = current.model_fields.get(part) if current is not None else None
+        current = _chosen(settings_types(info.annotation), raw) if info is not None else None
+    return current
+
+
+def _item(raw: Any, part: str | int) -> Any:
+    if isinstance(raw, dict):
+        return raw.get(part)
+    if isinstance(raw, list) and isinstance(part, int) and part < len(raw):
+        return raw[part]
+    return None
+
+
+def _chosen(candidates: list[type[Settings]], raw: Any) -> type[Settings] | None:
+    tag = raw.get("type") if isinstance(raw, dict) else None
+    for candidate in candidates:
+        field = candidate.model_fields.get("type")
+        if field is not None and tag in get_args(field.annotation):
+            return candidate
+    return candidates[0] if candidates else None

@@ -1,0 +1,163 @@
+"""How the weights are updated: sizes, optimizer, schedule, precision, and what to do in trouble.
+
+One arithmetic for sizes (shown by `homeostat check`): an update is `batch_rows` rows; packing lays
+them into micro-batches of at most `max_tokens_per_device` tokens, or, with packing off, of
+`micro_batch_rows` rows. The loss is normalised over the whole update.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from homeostat.config.base import ByteSize, Settings, key
+
+
+class AdamWConfig(Settings):
+    """AdamW with decoupled weight decay. Biases and norm weights are never decayed."""
+
+    type: Literal["adamw"] = "adamw"
+    beta1: float = key(0.9, ge=0, lt=1, help="Decay of the gradient's running mean.")
+    beta2: float = key(0.999, ge=0, lt=1, help="Decay of the squared gradient's running mean.")
+    eps: float = key(1e-8, gt=0, help="Added to the denominator.")
+    weight_decay: float = key(0.01, ge=0, help="Applied to matrices only.")
+
+
+class Schedule(Settings):
+    """What all schedules share: a linear warm-up from 0."""
+
+    warmup_steps: int | None = key(
+        None, ge=0, help="Warm-up in steps. Set this or warmup_share, not both."
+    )
+    warmup_share: float = key(0.03, ge=0, lt=1, help="Warm-up as a share of all steps.")
+
+    def num_warmup_steps(self, total_steps: int) -> int:
+        if self.warmup_steps is not None:
+            return min(self.warmup_steps, total_steps)
+        return math.ceil(self.warmup_share * total_steps)
+
+    def factor(self, step: int, total_steps: int) -> float:
+        """Share of the peak learning rate that step `step` (counted from 1) uses."""
+        warmup = self.num_warmup_steps(total_steps)
+        if step <= warmup:
+            return step / warmup
+        return self.after_warmup((step - warmup) / max(1, total_steps - warmup))
+
+    def after_warmup(self, progress: float) -> float:
+        raise NotImplementedError
+
+
+class ConstantSchedule(Schedule):
+    type: Literal["constant"]
+
+    def after_warmup(self, progress: float) -> float:
+        return 1.0
+
+
+class LinearSchedule(Schedule):
+    type: Literal["linear"]
+    min_lr_share: float = key(0.0, ge=0, le=1, help="Share of the peak reached at the end.")
+
+    def after_warmup(self, progress: float) -> float:
+        return self.min_lr_share + (1 - self.min_lr_share) * (1 - progress)
+
+
+class CosineSchedule(Schedule):
+    type: Literal["cosine"] = "cosine"
+    min_lr_share: float = key(0.1, ge=0, le=1, help="Share of the peak reached at the end.")
+
+    def after_warmup(self, progress: float) -> float:
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.min_lr_share + (1 - self.min_lr_share) * cosine
+
+
+class WsdSchedule(Schedule):
+    """Warm-up, stable, decay: constant, then linear down over the last `decay_share`."""
+
+    type: Literal["wsd"]
+    decay_share: float = key(0.2, gt=0, le=1, help="Share of the steps after warm-up that decay.")
+    min_lr_share: float = key(0.0, ge=0, le=1, help="Share of the peak reached at the end.")
+
+    def after_warmup(self, progress: float) -> float:
+        left = min(1.0, (1 - progress) / self.decay_share)
+        return self.min_lr_share + (1 - self.min_lr_share) * left
+
+
+AnySchedule = Annotated[
+    ConstantSchedule | LinearSchedule | CosineSchedule | WsdSchedule, Field(discriminator="type")
+]
+
+
+class TrainerConfig(Settings):
+    device: Literal["auto", "cpu", "cuda"] = key("auto", resume="warn", help="Where to train.")
+    threads: int | None = key(
+        None,
+        ge=1,
+        le=1024,
+        resume="warn",
+        help="CPU threads of torch. Default: the faster of one and all cores, measured at start.",
+    )
+    epochs: int | None = key(
+        None, ge=1, resume="warn", help="Passes over the data. Set this or max_steps (default 1)."
+    )
+    max_steps: int | None = key(None, ge=1, resume="warn", help="Optimizer updates to do.")
+    batch_rows: int = key(32, ge=1, help="Rows of one optimizer update.")
+    packing: bool = key(
+        True, help="Choose the rows of a micro-batch so that max_tokens_per_device is filled."
+    )
+    max_tokens_per_device: int = key(
+        8192, ge=2, resume="warn", help="Tokens of a micro-batch (packing on)."
+    )
+    micro_batch_rows: int | None = key(
+        None, ge=1, resume="warn", help="Rows of a micro-batch (packing off; default 1)."
+    )
+    lr: float = key(1e-5, ge=0, resume="warn", help="Peak learning rate.")
+    optimizer: AdamWConfig = key(AdamWConfig(), help="The optimizer.")
+    schedule: AnySchedule = key(CosineSchedule(), resume="warn", help="Learning rate over the run.")
+    max_grad_norm: float | None = key(
+        1.0, gt=0, resume="warn", help="Gradients are scaled down to this norm; null: never."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = key(
+        "auto",
+        help="bf16: bf16 weights and compute, fp32 master weights, gradients and moments. "
+        "auto: bf16 on a GPU, fp32 on a CPU.",
+    )
+    gradient_checkpointing: bool = key(
+        False, resume="free", help="Recompute activations in the backward pass: less memory."
+    )
+    logits_chunk_bytes: ByteSize = key(
+        64 * 2**20, ge=2**16, resume="warn", help="Memory that logits may take at one time."
+    )
+    pin_memory: bool | None = key(
+        None, resume="free", help="Page-locked host memory for batches. Default: on a GPU."
+    )
+    empty_cache_interval: int = key(
+        0, ge=0, resume="free", help="Return cached GPU memory every N steps; 0: never."
+    )
+    on_nonfinite: Literal["skip", "halt"] = key(
+        "skip",
+        resume="free",
+        help="A loss or gradient that is not finite is never applied. Then: skip the step or halt.",
+    )
+    max_nonfinite_steps: int = key(
+        3, ge=1, resume="free", help="Skipped steps in a row after which the run halts."
+    )
+    on_oom: Literal["halve", "halt"] = key(
+        "halve",
+        resume="free",
+        help="Out of memory: retry the step with half the tokens per micro-batch (same gradient), "
+        "or halt.",
+    )
+
+    def steps_per_epoch(self, num_rows: int) -> int:
+        return math.ceil(num_rows / self.batch_rows)
+
+    def total_steps(self, num_rows: int) -> int:
+        if self.max_steps is not None:
+            return self.max_steps
+        return self.steps_per_epoch(num_rows) * (self.epochs or 1)
+
+    def rows_per_micro_batch(self) -> int:
+        return self.micro_batch_rows or 1

@@ -1,0 +1,140 @@
+"""Recipes are YAML, read safely and without surprises.
+
+Only the plain core of YAML is understood: `on` and `no` are words, not truth values; `1e-5` is a
+number; dates are words; a key given twice is an error. Each value keeps the line it stands on, so
+that an error can name it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from homeostat.errors import ConfigError, Problem
+
+MAX_FILE_BYTES = 1_000_000
+MAX_NODES = 100_000
+
+Place = tuple[str | int, ...]
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """SafeLoader whose plain scalars follow YAML 1.2's core schema."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+
+
+for _tag, _pattern, _first in (
+    ("null", r"^(?:null|~|)$", ["n", "~", ""]),
+    ("bool", r"^(?:true|false)$", list("tf")),
+    ("int", r"^[-+]?[0-9]+$", list("-+0123456789")),
+    (
+        "float",
+        r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$",
+        list("-+.0123456789"),
+    ),
+):
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+
+
+def parse_yaml(text: str, *, name: str) -> tuple[Any, dict[Place, int]]:
+    """The value of a YAML text, and the line of each place in it."""
+    loader = _CoreLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        builder = _Builder(loader, name)
+        return builder.build(node, ()), builder.lines
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or str(error)
+        line = mark.line + 1 if mark else None
+        raise ConfigError([Problem("", f"not valid YAML: {what}.", line=line)], file=name) from None
+    finally:
+        loader.dispose()
+
+
+def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
+    """As `parse_yaml`, of a file."""
+    name = str(path)
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            why = f"{size} bytes are more than a recipe may have ({MAX_FILE_BYTES})."
+            raise ConfigError([Problem("", why)], file=name)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError([Problem("", f"cannot read it: {reason}.")], file=name) from None
+    return parse_yaml(text, name=name)
+
+
+class _Builder:
+    """Turns YAML nodes into plain values; notes lines, refuses doubles, cycles and bombs."""
+
+    def __init__(self, loader: _CoreLoader, name: str) -> None:
+        self.loader = loader
+        self.name = name
+        self.lines: dict[Place, int] = {}
+        self.num_nodes = 0
+        self.open_nodes: set[int] = set()
+
+    def fail(self, node: yaml.Node, place: Place, message: str) -> ConfigError:
+        line = node.start_mark.line + 1
+        return ConfigError([Problem(dotted(place), message, line=line)], file=self.name)
+
+    def build(self, node: yaml.Node, place: Place) -> Any:
+        self.lines.setdefault(place, node.start_mark.line + 1)
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES:
+            raise self.fail(node, place, f"more than {MAX_NODES} values in one file.")
+        if id(node) in self.open_nodes:
+            raise self.fail(node, place, "an alias that contains itself.")
+        self.open_nodes.add(id(node))
+        try:
+            return self.value(node, place)
+        finally:
+            self.open_nodes.discard(id(node))
+
+    def value(self, node: yaml.Node, place: Place) -> Any:
+        if len(place) > 32:
+            raise self.fail(node, place[:4], "nested deeper than 32 levels.")
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, place)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(item, (*place, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode), node
+        return self.scalar(node, place)
+
+    def scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.endswith(":binary"):
+            raise self.fail(node, place, f"the tag {node.tag!r} is not allowed here.")
+        try:
+            value = self.loader.construct_object(node)
+        except (ValueError, OverflowError) as error:
+            raise self.fail(node, place, f"{node.value[:40]!r} is not a value: {error}.") from None
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            raise self.fail(node, place, f"the tag {node.tag!r} is not allowed here.")
+        return value
+
+    def mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self.fail(key_node, place, "a key must be a plain word.")
+            key = key_node.value
+            if key in result:
+                raise self.fail(key_node, (*place, key), "this key is given twice.")
+            self.lines[(*place, key)] = key_node.start_mark.line + 1
+            result[key] = self.build(value_node, (*place, key))
+        return result
+
+
+def dotted(place: Place) -> str:
+    return ".".join(str(part) for part in place)

@@ -1,0 +1,80 @@
+"""One exception tree. Every leaf also inherits the stdlib class a caller would expect.
+
+A message says what is wrong, why it cannot work, and which setting to change. The CLI prints the
+message without a traceback and exits with `exit_code`; anything outside this tree is our own bug.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class HomeostatError(Exception):
+    """Anything that a user can mend."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with an input: where, what and why, and the way out."""
+
+    place: str
+    message: str
+    hint: str = ""
+    line: int | None = None
+
+    def render(self, file: str | None = None) -> str:
+        where = self.place or "(whole file)"
+        if file is not None:
+            where = f"{file}:{self.line}: {where}" if self.line else f"{file}: {where}"
+        tail = f" {self.hint}" if self.hint else ""
+        return f"{where}: {self.message}{tail}"
+
+
+class ConfigError(HomeostatError, ValueError):
+    """The recipe, or a combination of settings in it, cannot work. Holds every problem found."""
+
+    def __init__(self, problems: list[Problem], *, file: str | None = None) -> None:
+        assert problems, "a ConfigError needs at least one problem"
+        self.problems = problems
+        self.file = file
+        lines = [problem.render(file) for problem in problems]
+        super().__init__("\n".join(lines))
+
+
+class DataError(HomeostatError, ValueError):
+    """A data file, or a row of one, cannot be used."""
+
+
+class ModelError(HomeostatError, ValueError):
+    """A model folder cannot be used, or lacks what the settings ask of it."""
+
+
+class CheckpointError(HomeostatError, OSError):
+    """A checkpoint could not be written, or none that is valid could be read."""
+
+
+class RunDirError(HomeostatError, OSError):
+    """The run directory is in use, unwritable or belongs to another kind of run."""
+
+
+class MissingDependencyError(HomeostatError, ImportError):
+    """An optional package is needed. The message holds the command that installs it."""
+
+    @classmethod
+    def of(cls, package: str, *, extra: str, needed_for: str) -> MissingDependencyError:
+        return cls(
+            f"{needed_for} needs the package {package!r}, which is not installed. "
+            f"Install it with: pip install 'homeostat[{extra}]'"
+        )
+
+
+class TrainingHaltedError(HomeostatError, RuntimeError):
+    """The run stopped itself because going on would have done harm. Nothing saved is lost."""
+
+    exit_code = 1
+
+
+class OutOfMemoryHaltError(TrainingHaltedError, MemoryError):
+    """One row no longer fits; the message holds the ladder of settings that would help."""
