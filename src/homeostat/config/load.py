@@ -19,6 +19,7 @@ from homeostat.config.combinations import find_conflicts
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
+from homeostat.config.tree import child, fill, has, parts, without
 from homeostat.config.yaml_file import Place, dotted, parse_yaml, read_yaml
 from homeostat.errors import ConfigError, Problem
 
@@ -46,8 +47,8 @@ def build_config(
     merged, preset_problems = _merge_presets(raw)
     problems += preset_problems
     config, more = _validate(merged, lines)
-    while gives_way := [p for p in more if _has(merged, p.place) and not _has(raw, p.place)]:
-        merged = _without(merged, [_parts(problem.place) for problem in gives_way])
+    while gives_way := [p for p in more if has(merged, p.place) and not has(raw, p.place)]:
+        merged = without(merged, [parts(problem.place) for problem in gives_way])
         config, more = _validate(merged, lines)
     problems += more
     if problems or config is None:
@@ -63,10 +64,10 @@ def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:
         value, _ = parse_yaml(value_text, name=name)
     except ConfigError as error:
         return Problem(name, f"the value {value_text!r} is {error.problems[0].message}")
-    parts = name.split(".")
+    words = name.split(".")
     here: Any = raw
-    for depth, part in enumerate(parts[:-1]):
-        place = ".".join(parts[: depth + 1])
+    for depth, part in enumerate(words[:-1]):
+        place = ".".join(words[: depth + 1])
         if isinstance(here, list):
             if not part.isdigit() or int(part) >= len(here):
                 return Problem(name, f"{place} does not exist: the list has {len(here)} items.")
@@ -77,7 +78,7 @@ def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:
             here = here[part]
         if not isinstance(here, (dict, list)):
             return Problem(name, f"{place} is a single value, it has no keys below it.")
-    return _set_item(here, parts[-1], value, name)
+    return _set_item(here, words[-1], value, name)
 
 
 def _set_item(here: dict[str, Any] | list[Any], part: str, value: Any, name: str) -> Problem | None:
@@ -99,19 +100,11 @@ def _merge_presets(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     merged = raw
     for name in reversed(names) if isinstance(names, list) else []:
         if isinstance(name, str) and name in PRESETS:
-            merged = _fill(merged, PRESETS[name])
+            merged = fill(merged, PRESETS[name])
         else:
             hint = _did_you_mean(str(name), list(PRESETS)) or f"Known: {', '.join(PRESETS)}."
             problems.append(Problem("preset", f"no preset is named {name!r}.", hint))
     return merged, problems
-
-
-def _fill(above: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
-    result = copy.deepcopy(below)
-    for name, value in above.items():
-        both = isinstance(value, dict) and isinstance(result.get(name), dict)
-        result[name] = _fill(value, result[name]) if both else value
-    return result
 
 
 def _validate(
@@ -127,7 +120,7 @@ def _validate(
         items = [(place, item) for place, item in items if not _is_echo(place, places)]
         places = [place for place, _ in items]
         problems = [_explain(place, item, raw, lines) for place, item in items]
-        sound = _without(raw, places)
+        sound = without(raw, places)
         try:
             conflicts = find_conflicts(_parse(sound))
         except ValidationError:
@@ -147,49 +140,15 @@ def _parse(raw: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate_json(json.dumps(raw))
 
 
-def _parts(place: str) -> Place:
-    return tuple(int(part) if part.isdigit() else part for part in place.split("."))
-
-
-def _has(raw: Any, place: str) -> bool:
-    for part in _parts(place):
-        if isinstance(raw, dict):
-            found = part in raw
-        else:
-            found = isinstance(raw, list) and isinstance(part, int) and part < len(raw)
-        if not found:
-            return False
-        raw = raw[part]
-    return True
-
-
-def _without(raw: dict[str, Any], places: list[Place]) -> dict[str, Any]:
-    pruned = copy.deepcopy(raw)
-    for place in places:
-        here: Any = pruned
-        for part in place[:-1]:
-            known = isinstance(here, dict) and part in here
-            here = here[part] if known or isinstance(here, list) else {}
-        if place and isinstance(here, dict):
-            here.pop(place[-1], None)
-    return pruned
-
-
 def _strip_tags(raw: Any, loc: tuple[str | int, ...]) -> Place:
     """pydantic puts the chosen type of a union into the location; the file does not have it."""
     place: list[str | int] = []
     here = raw
-    for index, part in enumerate(loc):
+    for part in loc:
         is_tag = isinstance(here, dict) and part not in here and here.get("type") == part
-        if is_tag and index + 1 <= len(loc):
-            continue
-        place.append(part)
-        if isinstance(here, dict):
-            here = here.get(part)  # type: ignore[arg-type]
-        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
-            here = here[part]
-        else:
-            here = None
+        if not is_tag:
+            place.append(part)
+            here = child(here, part)
     return tuple(place)
 
 
@@ -228,21 +187,19 @@ def _tags_hint(item: Any) -> str:
 
 def _located(problem: Problem, lines: dict[Place, int]) -> Problem:
     """The line of the nearest enclosing place that the file has."""
-    place = _parts(problem.place)
+    place = parts(problem.place)
     while place and place not in lines:
         place = place[:-1]
     return Problem(problem.place, problem.message, problem.hint, lines.get(place))
 
 
 def _unknown_key_hint(name: str, place: Place, owner: type[BaseModel] | None) -> str:
-    siblings = list(owner.model_fields) if owner is not None else []
-    near = _did_you_mean(name, siblings, prefix=dotted(place[:-1]))
-    if near:
-        return near
     elsewhere = [path for path in known_keys(RunConfig) if path.split(".")[-1] == name]
     if elsewhere:
         return f"Did you mean {elsewhere[0]}?"
-    return f"Known here: {', '.join(siblings)}." if siblings else ""
+    siblings = list(owner.model_fields) if owner is not None else []
+    near = _did_you_mean(name, siblings, prefix=dotted(place[:-1]))
+    return near or (f"Known here: {', '.join(siblings)}." if siblings else "")
 
 
 def _did_you_mean(word: str, known: list[str], *, prefix: str = "") -> str:

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from homeostat.config.base import Settings
 from homeostat.config.run import RunConfig
+from homeostat.config.tree import child
 from homeostat.config.yaml_file import Place
 
 
@@ -47,8 +48,8 @@ def walk_keys(
         if not children:
             yield path, model, name, info
         dots = "[]." if get_origin(info.annotation) is tuple else "."
-        for child in children:
-            yield from walk_keys(child, path + dots)
+        for inner in children:
+            yield from walk_keys(inner, path + dots)
 
 
 def known_keys(model: type[Settings]) -> list[str]:
@@ -59,20 +60,12 @@ def settings_at(model: type[Settings], place: Place, raw: Any) -> type[BaseModel
     """The config class that owns the keys at `place`, with unions settled by the raw `type`."""
     current: type[Settings] | None = model
     for part in place:
-        raw = _item(raw, part)
+        raw = child(raw, part)
         if isinstance(part, int):
             continue
         info = current.model_fields.get(part) if current is not None else None
         current = _chosen(settings_types(info.annotation), raw) if info is not None else None
     return current
-
-
-def _item(raw: Any, part: str | int) -> Any:
-    if isinstance(raw, dict):
-        return raw.get(part)
-    if isinstance(raw, list) and isinstance(part, int) and part < len(raw):
-        return raw[part]
-    return None
 
 
 def _chosen(candidates: list[type[Settings]], raw: Any) -> type[Settings] | None:

@@ -8,8 +8,9 @@ that an error can name it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -24,7 +25,8 @@ Place = tuple[str | int, ...]
 class _CoreLoader(yaml.SafeLoader):
     """SafeLoader whose plain scalars follow YAML 1.2's core schema."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+
+_CoreLoader.yaml_implicit_resolvers = {}
 
 
 for _tag, _pattern, _first in (
@@ -40,22 +42,30 @@ for _tag, _pattern, _first in (
     _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
 
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "tag:yaml.org,2002:str": str,
+    "tag:yaml.org,2002:null": lambda text: None,
+    "tag:yaml.org,2002:bool": lambda text: text == "true",
+    "tag:yaml.org,2002:int": int,
+    "tag:yaml.org,2002:float": float,
+}
+
+
 def parse_yaml(text: str, *, name: str) -> tuple[Any, dict[Place, int]]:
     """The value of a YAML text, and the line of each place in it."""
-    loader = _CoreLoader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None, {}
-        builder = _Builder(loader, name)
-        return builder.build(node, ()), builder.lines
+        node = yaml.compose(text, Loader=_CoreLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        what = getattr(error, "problem", None) or str(error)
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
         line = mark.line + 1 if mark else None
         raise ConfigError([Problem("", f"not valid YAML: {what}.", line=line)], file=name) from None
-    finally:
-        loader.dispose()
+    except RecursionError:
+        raise ConfigError([Problem("", "nested too deeply to read.")], file=name) from None
+    if node is None:
+        return None, {}
+    builder = _Builder(name)
+    return builder.build(node, ()), builder.lines
 
 
 def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
@@ -78,8 +88,7 @@ def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
 class _Builder:
     """Turns YAML nodes into plain values; notes lines, refuses doubles, cycles and bombs."""
 
-    def __init__(self, loader: _CoreLoader, name: str) -> None:
-        self.loader = loader
+    def __init__(self, name: str) -> None:
         self.name = name
         self.lines: dict[Place, int] = {}
         self.num_nodes = 0
@@ -113,15 +122,14 @@ class _Builder:
         return self.scalar(node, place)
 
     def scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
-        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.endswith(":binary"):
+        read = _SCALARS.get(node.tag)
+        if read is None:
             raise self.fail(node, place, f"the tag {node.tag!r} is not allowed here.")
         try:
-            value = self.loader.construct_object(node)
-        except (ValueError, OverflowError) as error:
-            raise self.fail(node, place, f"{node.value[:40]!r} is not a value: {error}.") from None
-        if not isinstance(value, (str, int, float, bool, type(None))):
-            raise self.fail(node, place, f"the tag {node.tag!r} is not allowed here.")
-        return value
+            return read(node.value)
+        except ValueError:
+            kind = node.tag.rpartition(":")[2]
+            raise self.fail(node, place, f"{node.value[:40]!r} is not a {kind}.") from None
 
     def mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
         result: dict[str, Any] = {}

@@ -1,0 +1,44 @@
+# Everything runs in .venv, which `make setup` builds; it is rebuilt when the pins change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.current
+
+.PHONY: setup demo test lint types layers unit bench-setup clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "homeostat needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/homeostat train recipes/tiny_echo_cpu.yaml
+	@echo "Look at runs/tiny_echo_cpu/report.html"
+
+test: lint types layers unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+layers: setup
+	$(BIN)/lint-imports
+
+# One process per core: on small models two processes beat two threads by far.
+unit: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+bench-setup: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+
+bench-%: bench-setup
+	OMP_NUM_THREADS=1 $(BIN)/python bench/$(subst -,_,$*).py
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache

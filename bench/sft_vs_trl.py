@@ -1,0 +1,373 @@
+"""Claim: on a CPU, homeostat fine-tunes faster than TRL's SFTTrainer, to the same losses.
+
+Both sides read the same model folder and the same JSONL, tokenise for themselves, take the same
+rows in the same order in each update, and run the same AdamW in fp32 with the same threads. TRL
+runs with the fastest of its settings that keeps the rows of an update together: `--sweep` measures
+them all, and `BEST` names the winner.
+
+One child process per side and repetition, taking turns. The parent holds the only stopwatch:
+each side appends a line per update to a file, and the parent notes wall clock and CPU seconds of
+the child as the line appears. The first update (warm-up) and the last (which may be followed by
+saving) are not counted. tokens/s counts real tokens, never padding.
+
+    python bench/sft_vs_trl.py                        # small model, one thread
+    python bench/sft_vs_trl.py --threads 2
+    python bench/sft_vs_trl.py --size smollm2-135m --steps 4 --batch-rows 8 --repeats 1
+    python bench/sft_vs_trl.py --sweep                # TRL's settings against each other
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+
+PACKAGES = ("torch", "transformers", "trl", "datasets", "accelerate", "tokenizers", "numpy")
+LEARNING_RATE = 1e-4
+MAX_LENGTH = 1024
+POLL_S = 0.01
+CHILD_TIMEOUT_S = 3600
+MAX_LOSS_DIFFERENCE = 1e-4
+
+# What each variant of TRL changes. `rows` is per_device_train_batch_size; accumulation makes up
+# the rest of an update. `attention` is transformers' attn_implementation.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "rows1": {"rows": 1},
+    "rows1_eager": {"rows": 1, "attention": "eager"},
+    "rows1_worker": {"rows": 1, "dataloader_num_workers": 1},
+    "rows1_compile": {"rows": 1, "torch_compile": True},
+    "rows2": {"rows": 2},
+    "rows2_rebalance": {"rows": 2, "train_sampling_strategy": "batch_rebalance"},
+    "rows4": {"rows": 4},
+    "rows4_rebalance": {"rows": 4, "train_sampling_strategy": "batch_rebalance"},
+    "rows16": {"rows": 16},
+    "padding_free4": {"rows": 4, "padding_free": True, "max_length": None},
+    "padding_free16": {"rows": 16, "padding_free": True, "max_length": None},
+}
+BEST = "rows1"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What both sides are asked to do. `folder` holds the model, the tokenizer and rows.jsonl."""
+
+    folder: str
+    size: str
+    steps: int
+    batch_rows: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of one side, its counted updates only; losses are those of every update."""
+
+    side: str
+    tokens: int
+    wall_s: float
+    cpu_s: float
+    losses: list[float]
+    max_rss_bytes: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.wall_s
+
+
+# ---- the two sides, each in a child process ----------------------------------------------------
+
+
+def run_trl(workload: Workload, out: Path, *, variant: str) -> None:
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    settings = dict(VARIANTS[variant])
+    rows = settings.pop("rows")
+    attention = settings.pop("attention", "sdpa")
+    torch.set_num_threads(workload.threads)
+    base = {
+        "max_length": MAX_LENGTH,
+        "train_sampling_strategy": "sequential",
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": workload.batch_rows // rows,
+        "max_steps": workload.steps,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "optim": "adamw_torch_fused",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-8,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": False,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "output_dir": str(out.parent / "trl"),
+    }
+
+    class Lines(TrainerCallback):
+        """One line per update, as homeostat's metrics.jsonl has."""
+
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            logs = kwargs["logs"]
+            if "loss" in logs:
+                line = {"train/loss": logs["loss"], "num_tokens": logs["num_tokens"]}
+                with open(out, "a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(line) + "\n")
+
+    text = (Path(workload.folder) / "rows.jsonl").read_text(encoding="utf-8")
+    chats = [_as_chat(json.loads(line)) for line in text.splitlines()]
+    trainer = SFTTrainer(
+        model=AutoModelForCausalLM.from_pretrained(
+            workload.folder, dtype=torch.float32, attn_implementation=attention
+        ),
+        args=SFTConfig(**(base | settings)),
+        train_dataset=Dataset.from_list(chats),
+        processing_class=AutoTokenizer.from_pretrained(workload.folder),
+        callbacks=[Lines()],
+    )
+    trainer.train()
+
+
+def _as_chat(row: dict[str, str]) -> dict[str, list[dict[str, str]]]:
+    return {
+        "prompt": [{"role": "user", "content": row["prompt"]}],
+        "completion": [{"role": "assistant", "content": row["completion"]}],
+    }
+
+
+def recipe(workload: Workload, runs_dir: Path) -> dict[str, Any]:
+    """The same work for `homeostat train`."""
+    rows = str(Path(workload.folder) / "rows.jsonl")
+    return {
+        "name": "homeostat",
+        "runs_dir": str(runs_dir),
+        "model": {"path": workload.folder},
+        "data": {
+            "train": [{"type": "prompt_completion", "path": rows}],
+            "shuffle": False,
+            "max_length": MAX_LENGTH,
+        },
+        "trainer": {
+            "device": "cpu",
+            "precision": "fp32",
+            "threads": workload.threads,
+            "max_steps": workload.steps,
+            "batch_rows": workload.batch_rows,
+            "lr": LEARNING_RATE,
+            "schedule": {"type": "constant", "warmup_steps": 0},
+        },
+        "checkpoint": {"export": "off"},
+        "observe": {"console": "plain", "report": False},
+    }
+
+
+def command(
+    side: str, workload: Workload, scratch: Path, *, variant: str
+) -> tuple[list[str], Path]:
+    """The child's command line, and the file it appends a line per update to."""
+    if side == "homeostat":
+        file = scratch / "recipe.yaml"
+        file.write_text(json.dumps(recipe(workload, scratch)), encoding="utf-8")
+        line = [sys.executable, "-m", "homeostat.cli.main", "train", str(file)]
+        return line, scratch / "homeostat" / "metrics.jsonl"
+    out = scratch / "trl.jsonl"
+    task = {"workload": asdict(workload), "out": str(out), "variant": variant}
+    return [sys.executable, __file__, "--trl-child", json.dumps(task)], out
+
+
+# ---- the stopwatch -----------------------------------------------------------------------------
+
+
+def measure(side: str, workload: Workload, scratch: Path, *, variant: str) -> Measured:
+    scratch.mkdir()
+    line, out = command(side, workload, scratch, variant=variant)
+    threads = str(workload.threads)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+    log = scratch / "console.log"
+    with open(log, "wb") as stream:
+        child = subprocess.Popen(line, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+        stamps, max_rss = _watch(child, out)
+    if child.returncode != 0 or len(stamps) < workload.steps:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+        sys.exit(f"{side} ended with code {child.returncode} after {len(stamps)} updates:\n{tail}")
+    records = [json.loads(text) for text in out.read_text().splitlines()]
+    first, last = 0, workload.steps - 2
+    return Measured(
+        side=side,
+        tokens=int(records[last]["num_tokens"] - records[first]["num_tokens"]),
+        wall_s=stamps[last][0] - stamps[first][0],
+        cpu_s=stamps[last][1] - stamps[first][1],
+        losses=[record["train/loss"] for record in records],
+        max_rss_bytes=max_rss,
+    )
+
+
+def _watch(child: subprocess.Popen[bytes], out: Path) -> tuple[list[tuple[float, float]], int]:
+    """(wall, CPU seconds of the child and its children) at each new line, and the peak memory."""
+    import psutil
+
+    process = psutil.Process(child.pid)
+    stamps: list[tuple[float, float]] = []
+    size, max_rss, cpu = 0, 0, 0.0
+    deadline = time.monotonic() + CHILD_TIMEOUT_S
+    while child.poll() is None:
+        if time.monotonic() > deadline:
+            child.kill()
+            sys.exit(f"the child process {child.args} did not end within {CHILD_TIMEOUT_S} s")
+        grown = out.stat().st_size if out.exists() else 0
+        try:
+            max_rss = max(max_rss, process.memory_info().rss)
+            if grown != size:
+                tree = [process, *process.children(recursive=True)]
+                cpu = sum(sum(one.cpu_times()[:2]) for one in tree)
+        except psutil.NoSuchProcess:
+            break
+        if grown != size:
+            lines = out.read_bytes().count(b"\n")
+            stamps += [(time.perf_counter(), cpu)] * (lines - len(stamps))
+            size = grown
+        time.sleep(POLL_S)
+    child.wait()
+    return stamps, max_rss
+
+
+# ---- the comparison ----------------------------------------------------------------------------
+
+
+def prepare(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Writes model, tokenizer and rows; returns what the result says about them."""
+    tokenizer = common.build_tokenizer(folder)
+    rows = common.make_rows(tokenizer, arguments.steps * arguments.batch_rows, seed=1)
+    common.write_jsonl(rows, folder / "rows.jsonl")
+    chats = [row["prompt"] + row["completion"] for row in rows]
+    lengths = [len(ids) for ids in tokenizer(chats)["input_ids"]]
+    return {
+        "size": arguments.size,
+        "parameters": common.build_model(folder, size=arguments.size),
+        "steps": arguments.steps,
+        "batch_rows": arguments.batch_rows,
+        "threads": arguments.threads,
+        "text_lengths": common.percentiles(lengths),
+    }
+
+
+def summary(runs: list[Measured]) -> dict[str, Any]:
+    return {
+        "tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs), 1),
+        "tokens_per_s_runs": [round(run.tokens_per_s, 1) for run in runs],
+        "tokens_per_cpu_s": round(statistics.median(run.tokens / run.cpu_s for run in runs), 1),
+        "wall_s": [round(run.wall_s, 2) for run in runs],
+        "cpu_s": [round(run.cpu_s, 2) for run in runs],
+        "tokens": runs[0].tokens,
+        "max_rss_bytes": max(run.max_rss_bytes for run in runs),
+        "losses": runs[0].losses,
+    }
+
+
+def loss_difference(left: list[float], right: list[float]) -> float:
+    """Largest relative difference of an update's losses."""
+    return max(abs(a - b) / abs(b) for a, b in zip(left, right, strict=True))
+
+
+def compare(workload: Workload, scratch: Path, *, repeats: int) -> dict[str, Any]:
+    runs: dict[str, list[Measured]] = {"homeostat": [], "trl": []}
+    for repeat in range(repeats):
+        for side, done in runs.items():
+            done.append(measure(side, workload, scratch / f"{side}_{repeat}", variant=BEST))
+            print(
+                f"{side} {repeat + 1}/{repeats}: {done[-1].tokens_per_s:.0f} tokens/s", flush=True
+            )
+    ours, theirs = summary(runs["homeostat"]), summary(runs["trl"])
+    difference = loss_difference(ours["losses"], theirs["losses"])
+    return {
+        "ratio": round(ours["tokens_per_s"] / theirs["tokens_per_s"], 3),
+        "cpu_ratio": round(ours["tokens_per_cpu_s"] / theirs["tokens_per_cpu_s"], 3),
+        "max_relative_loss_difference": difference,
+        "losses_equal": difference <= MAX_LOSS_DIFFERENCE,
+        "tokens_equal": ours["tokens"] == theirs["tokens"],
+        "trl_settings": VARIANTS[BEST],
+        "homeostat": ours,
+        "trl": theirs,
+    }
+
+
+def sweep(workload: Workload, scratch: Path, names: list[str]) -> dict[str, Any]:
+    """Every variant of TRL once, and how far its losses are from those of one row at a time."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        run = measure("trl", workload, scratch / name, variant=name)
+        entry = summary([run])
+        entry["settings"] = VARIANTS[name]
+        reference = found.get("rows1", entry)["losses"]
+        entry["max_relative_loss_difference"] = loss_difference(entry["losses"], reference)
+        found[name] = entry
+        print(f"{name}: {entry['tokens_per_s']:.0f} tokens/s", flush=True)
+    best = max(found, key=lambda name: found[name]["tokens_per_cpu_s"])
+    return {"best": best, "variants": found}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=list(common.SIZES), default="small")
+    parser.add_argument("--steps", type=int, default=6, help="updates, at least 3")
+    parser.add_argument("--batch-rows", type=int, default=16, help="rows of an update")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sweep", nargs="*", choices=list(VARIANTS), help="TRL's variants")
+    parser.add_argument("--trl-child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.steps < 3:
+        parser.error("--steps must be at least 3: the first and the last are not counted")
+    return arguments
+
+
+def main() -> None:
+    common.require(("trl", "datasets", "accelerate", "psutil"), extra="bench")
+    arguments = parse_arguments()
+    if arguments.trl_child:
+        task = json.loads(arguments.trl_child)
+        run_trl(Workload(**task["workload"]), Path(task["out"]), variant=task["variant"])
+        return
+    with tempfile.TemporaryDirectory(prefix="sft_vs_trl_") as folder:
+        model, scratch = Path(folder) / "model", Path(folder) / "runs"
+        model.mkdir()
+        scratch.mkdir()
+        result = common.machine(PACKAGES) | {"workload": prepare(model, arguments)}
+        workload = Workload(
+            str(model), arguments.size, arguments.steps, arguments.batch_rows, arguments.threads
+        )
+        if arguments.sweep is not None:
+            result |= sweep(workload, scratch, arguments.sweep or list(VARIANTS))
+            name = "trl_variants"
+        else:
+            result |= compare(workload, scratch, repeats=arguments.repeats)
+            name = "sft_vs_trl"
+    suffix = "" if arguments.threads == 1 else f"_{arguments.threads}threads"
+    common.write_result(f"{name}_{arguments.size}{suffix}", result)
+
+
+if __name__ == "__main__":
+    main()

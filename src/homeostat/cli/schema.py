@@ -1,0 +1,17 @@
+"""`homeostat schema`: the JSON Schema of a recipe."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from homeostat.config.schema import json_schema
+
+
+def schema() -> None:
+    """Print the JSON Schema of a recipe, for editors that complete and check YAML.
+
+    In VS Code: save it to a file and add `# yaml-language-server: $schema=FILE` to a recipe.
+    """
+    typer.echo(json.dumps(json_schema(), indent=2))

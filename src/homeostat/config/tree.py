@@ -1,0 +1,51 @@
+"""Walks over raw recipes: nested dicts and lists, before they are checked."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from homeostat.config.yaml_file import Place
+
+_ABSENT = object()
+
+
+def child(raw: Any, part: str | int, default: Any = None) -> Any:
+    """The item of a dict or list, or the default where there is none."""
+    if isinstance(raw, dict):
+        return raw.get(part, default)
+    if isinstance(raw, list) and isinstance(part, int) and part < len(raw):
+        return raw[part]
+    return default
+
+
+def parts(place: str) -> Place:
+    return tuple(int(part) if part.isdigit() else part for part in place.split("."))
+
+
+def has(raw: Any, place: str) -> bool:
+    for part in parts(place):
+        raw = child(raw, part, _ABSENT)
+    return raw is not _ABSENT
+
+
+def without(raw: dict[str, Any], places: list[Place]) -> dict[str, Any]:
+    """A copy that lacks the keys at these places."""
+    pruned = copy.deepcopy(raw)
+    for place in places:
+        here: Any = pruned
+        for part in place[:-1]:
+            here = child(here, part)
+        if place and isinstance(here, dict):
+            here.pop(str(place[-1]), None)
+    return pruned
+
+
+def fill(above: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
+    """`above`, with what it lacks taken from `below`."""
+    result = copy.deepcopy(below)
+    for name, value in above.items():
+        under = result.get(name)
+        both = isinstance(value, dict) and isinstance(under, dict)
+        result[name] = fill(value, under) if both else value  # type: ignore[arg-type]
+    return result

@@ -1,0 +1,128 @@
+"""One row of a source to tokens with loss weights, by the source's type.
+
+    messages            chat.py
+    prompt_completion   chat: a user and an assistant turn; else both texts end to end + eos
+    text                the text + eos, all of it trained
+
+The weight at n is that of predicting token n, so the first token's is always 0. A row that trains
+on nothing is a BadRowError like any other defect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from homeostat.config.data import (
+    AnySource,
+    MessagesSource,
+    PromptCompletionSource,
+    TextSource,
+)
+from homeostat.data.chat import Chat, encode_chat, parse_chat, straddles
+from homeostat.data.sources import BadRowError
+from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.types import FloatArray, IntArray
+
+Encoded = tuple[IntArray, FloatArray]
+
+
+def columns_of(source: AnySource) -> list[str]:
+    """The columns a source reads."""
+    if isinstance(source, MessagesSource):
+        return [source.messages_column]
+    if isinstance(source, PromptCompletionSource):
+        return [source.prompt_column, source.completion_column]
+    return [source.text_column]
+
+
+def needs_chat_template(source: AnySource) -> bool:
+    return isinstance(source, MessagesSource) or (
+        isinstance(source, PromptCompletionSource) and source.chat
+    )
+
+
+def encode_row(row: dict[str, Any], *, source: AnySource, tokenizer: ChatTokenizer) -> Encoded:
+    """Tokens and weights of a row. Raises BadRowError."""
+    if isinstance(source, MessagesSource):
+        messages = _cell(row, source.messages_column, "a list of messages")
+        encoded = encode_chat(parse_chat(messages, turns=source.turns), tokenizer)
+    elif isinstance(source, PromptCompletionSource):
+        encoded = _encode_pair(row, source, tokenizer)
+    else:
+        assert isinstance(source, TextSource), source
+        text = _text_cell(row, source.text_column)
+        encoded = _close_document(text, 0, tokenizer)
+    return require_trained(encoded, "no token of the row has a loss weight")
+
+
+def truncate(encoded: Encoded, max_length: int) -> Encoded:
+    """The first `max_length` tokens, where something trained is among them."""
+    tokens_T, weights_T = encoded
+    why = f"nothing trained is left within the first data.max_length={max_length} tokens"
+    return require_trained((tokens_T[:max_length], weights_T[:max_length]), why)
+
+
+def require_trained(encoded: Encoded, why: str) -> Encoded:
+    tokens_T, weights_T = encoded
+    weights_T = weights_T.astype(np.float32, copy=True)
+    # Nothing predicts the first token of a row.
+    weights_T[:1] = 0.0
+    if not weights_T.any():
+        raise BadRowError("trains on nothing", why)
+    return tokens_T, weights_T
+
+
+def _encode_pair(
+    row: dict[str, Any], source: PromptCompletionSource, tokenizer: ChatTokenizer
+) -> Encoded:
+    prompt = _text_cell(row, source.prompt_column)
+    completion = _text_cell(row, source.completion_column)
+    if not source.chat:
+        return _close_document(prompt + completion, len(prompt), tokenizer)
+    system = [{"role": "system", "content": source.system}] if source.system is not None else []
+    messages = [
+        *system,
+        {"role": "user", "content": prompt},
+        {"role": "assistant", "content": completion},
+    ]
+    return encode_chat(Chat(messages, [0.0] * (len(messages) - 1) + [1.0]), tokenizer)
+
+
+def _close_document(text: str, border: int, tokenizer: ChatTokenizer) -> Encoded:
+    """prefix + text + eos, trained from character `border` on. Neither end is ever doubled."""
+    tokens_T, offsets_T2 = tokenizer.encode(text)
+    crossing = (offsets_T2[:, 0] < border) & (offsets_T2[:, 1] > border)
+    if crossing.any():
+        where = "the border of prompt and completion"
+        raise straddles(where, text, offsets_T2[crossing][0])
+    weights_T = (offsets_T2[:, 0] >= border).astype(np.float32)
+    prefix = tokenizer.prefix_ids
+    if tuple(tokens_T[: len(prefix)]) == prefix:
+        prefix = ()
+    closed = len(tokens_T) > 0 and tokens_T[-1] == tokenizer.eos_id and weights_T[-1] > 0
+    suffix = () if closed else (tokenizer.eos_id,)
+    tokens_T = np.concatenate([_ids(prefix), tokens_T, _ids(suffix)])
+    untrained, trained = np.zeros(len(prefix)), np.ones(len(suffix))
+    return tokens_T, np.concatenate([untrained, weights_T, trained]).astype(np.float32)
+
+
+def _ids(tokens: tuple[int, ...]) -> IntArray:
+    return np.array(tokens, dtype=np.int64)
+
+
+def _cell(row: dict[str, Any], column: str, wanted: str) -> Any:
+    value = row.get(column)
+    if value is None:
+        what = f"column {column!r} is null" if column in row else f"no column is named {column!r}"
+        has = ", ".join(list(row)[:12]) or "none"
+        raise BadRowError("missing column", f"{what}, {wanted} is needed (columns: {has})")
+    return value
+
+
+def _text_cell(row: dict[str, Any], column: str) -> str:
+    value = _cell(row, column, "text")
+    if not isinstance(value, str):
+        raise BadRowError("wrong type", f"column {column!r} holds a {type(value).__name__}")
+    return value

@@ -1,0 +1,351 @@
+"""Rows by number from JSON lines, Parquet files and folders written by datasets' save_to_disk.
+
+Invariant: whatever the bytes are, only DataError leaves this module, and it names the file and
+the line or row. A defect of one row is a BadRowError (the caller may drop that row and go on); a
+defect of the file is a plain DataError.
+
+Nothing is held decoded as a whole: JSON lines are found by byte offset, Arrow batches are memory
+mapped, and of a Parquet file one row group is open at a time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import codecs
+import itertools
+import json
+import stat
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from homeostat.errors import DataError
+
+KNOWN_KINDS = (
+    "a .jsonl file (one JSON object per line), a .parquet file or a folder written by "
+    "datasets' save_to_disk"
+)
+MAX_STATE_BYTES = 10_000_000
+
+# What reading hostile bytes through json and pyarrow has been seen to raise.
+_DECODE_ERRORS = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    NotImplementedError,
+    RecursionError,
+)
+
+
+class BadRowError(DataError):
+    """One row cannot be used. `reason` is the kind of defect, under which it is counted."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
+
+
+class RowSource(Protocol):
+    """Rows of one file or folder, by number from 0."""
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> dict[str, Any]:
+        """The row's columns. Raises BadRowError."""
+        ...
+
+    def place(self, index: int) -> str:
+        """Where a person finds the row: `file:line`, or `file[row]` counted from 0."""
+        ...
+
+
+def open_rows(path: str, *, columns: Sequence[str]) -> RowSource:
+    """Open a source. Of Parquet and Arrow only `columns` are read, and they must exist."""
+    kind = _file_kind(path)
+    if kind == "folder":
+        return _SavedDataset(path, columns)
+    suffix = Path(path).suffix.lower()
+    if suffix in (".jsonl", ".json", ".ndjson"):
+        return _JsonLines(path)
+    if suffix == ".parquet":
+        return _Parquet(path, columns)
+    raise DataError(f"{path}: the kind {suffix or '(none)'} is not known. Give {KNOWN_KINDS}.")
+
+
+def source_files(path: str) -> list[Path]:
+    """Every file whose change would change the rows."""
+    if _file_kind(path) != "folder":
+        return [Path(path)]
+    folder = Path(path)
+    state = _read_state(folder)
+    names = [*_listed_files(folder, state, "_data_files"), *_index_files(folder, state)]
+    return [folder / "state.json", *names]
+
+
+def _file_kind(path: str) -> str:
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise DataError(f"{path!r}: cannot be read: {reason}.") from None
+    if stat.S_ISDIR(mode):
+        return "folder"
+    if not stat.S_ISREG(mode):
+        raise DataError(f"{path}: neither a plain file nor a folder. Give {KNOWN_KINDS}.")
+    return "file"
+
+
+@contextmanager
+def _as_data_error(path: str | Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except _DECODE_ERRORS as error:
+        reason = str(error).strip().splitlines()
+        shown = reason[0][:200] if reason else type(error).__name__
+        raise DataError(f"{path}: {what}: {shown}") from None
+
+
+class _JsonLines:
+    """One JSON object per line, found by byte offset. Blank lines are passed over."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.starts, self.sizes, self.lines = array("q"), array("q"), array("q")
+        with _as_data_error(path, "cannot be read"):
+            with open(path, "rb") as file:
+                self._scan(file)
+        if not self.starts:
+            raise DataError(f"{path}: the file is empty.")
+
+    def _scan(self, file: BinaryIO) -> None:
+        start = 0
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                self._check_head(line)
+                bom = len(codecs.BOM_UTF8) if line.startswith(codecs.BOM_UTF8) else 0
+                start, line = start + bom, line[bom:]
+            if not line.isspace() and line:
+                self.starts.append(start)
+                self.sizes.append(len(line))
+                self.lines.append(number)
+            start += len(line)
+
+    def _check_head(self, line: bytes) -> None:
+        if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(f"{self.path}:1: this is UTF-16 text. Save the file as UTF-8.")
+        if line.lstrip().startswith(b"["):
+            raise DataError(
+                f"{self.path}:1: the file holds a JSON list. Write one JSON object per line."
+            )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def place(self, index: int) -> str:
+        return f"{self.path}:{self.lines[index]}"
+
+    def row(self, index: int) -> dict[str, Any]:
+        with _as_data_error(self.path, "cannot be read"):
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(self.starts[index])
+                line = file.read(self.sizes[index])
+        try:
+            value = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise BadRowError("not UTF-8 text", f"byte {error.start} of the line") from None
+        except RecursionError:
+            raise BadRowError("not JSON", "nested too deeply") from None
+        except ValueError as error:
+            raise BadRowError("not JSON", str(error)) from None
+        if not isinstance(value, dict):
+            raise BadRowError("not a JSON object", f"this is a {type(value).__name__}")
+        return value
+
+
+class _Batches:
+    """What Parquet and Arrow share: rows in record batches, a cell decoded when asked for."""
+
+    def __init__(self, path: str, columns: Sequence[str]) -> None:
+        self.path = path
+        self.columns = list(columns)
+        self.batch_ends: list[int] = []
+
+    def __len__(self) -> int:
+        return self.batch_ends[-1] if self.batch_ends else 0
+
+    def place(self, index: int) -> str:
+        return f"{self.path}[{index}]"
+
+    def row(self, index: int) -> dict[str, Any]:
+        number = bisect.bisect_right(self.batch_ends, index)
+        first = self.batch_ends[number - 1] if number else 0
+        with _as_data_error(self.place(index), "the file is damaged"):
+            table = self._batch(number)
+            cells = {name: table.column(name)[index - first].as_py() for name in self.columns}
+            return {name: _without_nulls(cell) for name, cell in cells.items()}
+
+    def _batch(self, number: int) -> pa.Table | pa.RecordBatch:
+        raise NotImplementedError
+
+    def _check_schema(self, schema: pa.Schema) -> None:
+        if not len(self):
+            raise DataError(f"{self.path}: the file is empty.")
+        for name in self.columns:
+            found = len(schema.get_all_field_indices(name))
+            if found != 1:
+                shown = ", ".join(schema.names[:20])
+                times = "no column is" if not found else f"{found} columns are"
+                raise DataError(f"{self.path}: {times} named {name!r}. Its columns: {shown}.")
+
+
+class _Parquet(_Batches):
+    """A Parquet file; the row group last asked for stays decoded."""
+
+    def __init__(self, path: str, columns: Sequence[str]) -> None:
+        super().__init__(path, columns)
+        with _as_data_error(path, "not a whole Parquet file"):
+            self._file = pq.ParquetFile(path)
+            meta = self._file.metadata
+            sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+            self.batch_ends = list(itertools.accumulate(sizes))
+            self._check_schema(self._file.schema_arrow)
+        self._open: tuple[int, pa.Table] | None = None
+
+    def _batch(self, number: int) -> pa.Table:
+        if self._open is None or self._open[0] != number:
+            table = self._file.read_row_group(number, columns=self.columns)
+            # Invalid UTF-8 or offsets must be found before a cell is touched.
+            table.validate(full=True)
+            self._open = (number, table)
+        return self._open[1]
+
+
+class _SavedDataset(_Batches):
+    """A folder of Arrow stream files listed in state.json, memory mapped."""
+
+    def __init__(self, path: str, columns: Sequence[str]) -> None:
+        super().__init__(path, columns)
+        folder = Path(path)
+        state = _read_state(folder)
+        self._indices: np.ndarray | None = None
+        self._batches: list[pa.RecordBatch] = []
+        schemas = []
+        for file in _listed_files(folder, state, "_data_files"):
+            schema, batches = _read_stream(file)
+            schemas.append(schema)
+            self._batches += batches
+        self._valid = [False] * len(self._batches)
+        self.batch_ends = list(itertools.accumulate(len(batch) for batch in self._batches))
+        for schema in schemas:
+            self._check_schema(schema)
+        self._indices = _read_indices(folder, state, num_rows=len(self))
+
+    def __len__(self) -> int:
+        return super().__len__() if self._indices is None else len(self._indices)
+
+    def row(self, index: int) -> dict[str, Any]:
+        return super().row(index if self._indices is None else int(self._indices[index]))
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        if not self._valid[number]:
+            batch = self._batches[number].select(self.columns)
+            batch.validate(full=True)
+            self._batches[number], self._valid[number] = batch, True
+        return self._batches[number]
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    """state.json, or the reason why this folder is no data set."""
+    splits_file = folder / "dataset_dict.json"
+    if splits_file.is_file():
+        raise DataError(f"{folder}: holds several splits. {_name_splits(folder, splits_file)}")
+    state_file = folder / "state.json"
+    if not state_file.is_file():
+        files = itertools.chain(folder.glob("*.jsonl"), folder.glob("*.parquet"))
+        names = sorted(str(file) for file in itertools.islice(files, 5))
+        hint = f" Name one of its files: {', '.join(names)}." if names else ""
+        raise DataError(f"{folder}: the folder has no state.json. Give {KNOWN_KINDS}.{hint}")
+    state = _read_json(state_file)
+    if not isinstance(state, dict):
+        raise DataError(f"{state_file}: not a JSON object.")
+    return state
+
+
+def _name_splits(folder: Path, splits_file: Path) -> str:
+    value = _read_json(splits_file)
+    splits = value.get("splits") if isinstance(value, dict) else None
+    if not isinstance(splits, list) or not splits:
+        raise DataError(f"{splits_file}: no list of splits.")
+    return "Name one of them: " + ", ".join(str(folder / str(name)) for name in splits[:20]) + "."
+
+
+def _read_json(file: Path) -> Any:
+    with _as_data_error(file, "cannot be read"):
+        if file.stat().st_size > MAX_STATE_BYTES:
+            raise DataError(f"{file}: larger than any such file should be.")
+        return json.loads(file.read_bytes())
+
+
+def _listed_files(folder: Path, state: dict[str, Any], key: str) -> list[Path]:
+    entries = state.get(key)
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"{folder / 'state.json'}: {key} is not a list of files.")
+    files = []
+    for entry in entries:
+        name = entry.get("filename") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
+            raise DataError(f"{folder / 'state.json'}: {key} holds {entry!r:.80}, not a file name.")
+        files.append(folder / name)
+    return files
+
+
+def _index_files(folder: Path, state: dict[str, Any]) -> list[Path]:
+    """Files that say which rows are used and in which order: written by older versions only."""
+    key = "_indices_data_files"
+    return _listed_files(folder, state, key) if state.get(key) else []
+
+
+def _read_indices(folder: Path, state: dict[str, Any], *, num_rows: int) -> np.ndarray | None:
+    files = _index_files(folder, state)
+    if not files:
+        return None
+    parts = []
+    for file in files:
+        _, batches = _read_stream(file)
+        with _as_data_error(file, "not a list of row numbers"):
+            columns = [batch.column("indices").cast(pa.int64()) for batch in batches]
+            parts += [column.to_numpy(zero_copy_only=True) for column in columns]
+    indices = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    if not len(indices) or indices.min() < 0 or indices.max() >= num_rows:
+        raise DataError(f"{files[0]}: names rows that the data files ({num_rows} rows) lack.")
+    return indices
+
+
+def _read_stream(file: Path) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    with _as_data_error(file, "not a whole Arrow stream file"):
+        with pa.ipc.open_stream(pa.memory_map(str(file))) as reader:
+            schema = reader.schema
+            return schema, [batch for batch in reader if len(batch)]
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow gives every struct every field; one that a row did not have comes back as None."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value

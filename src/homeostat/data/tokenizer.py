@@ -1,0 +1,373 @@
+"""The tokenizer of a run: text to tokens with character offsets, messages to text.
+
+`load_tokenizer` asks transformers once; what it hands out needs only the Rust tokenizer and the
+template, so that it pickles small and a worker process starts without torch.
+
+Invariants: nothing is fetched from a network and no code from a model folder is run. Offsets are
+exact: token n covers text[start:end] with the spaces it stands for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jinja2
+import numpy as np
+from tokenizers import Tokenizer
+
+from homeostat.config.model import ModelConfig
+from homeostat.data.sources import BadRowError
+from homeostat.errors import HomeostatError, MissingDependencyError, ModelError
+from homeostat.types import IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MAX_JSON_BYTES = 10_000_000
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RecursionError,
+)
+_LOAD_ERRORS = (*_TEMPLATE_ERRORS, OSError, ImportError)
+
+
+class _Refuse:
+    """Turns a vendor's error inside the block into ours.
+
+    tokenizers raises the bare class Exception, which no narrow except clause can name.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, _: object) -> None:
+        if kind is None or issubclass(kind, HomeostatError):
+            return
+        if kind is Exception or issubclass(kind, _LOAD_ERRORS):
+            shown = " ".join(str(error).split())[:300] or kind.__name__
+            raise ModelError(f"{self.prefix}: {shown}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Ids with a meaning, and the words a template may use for them."""
+
+    eos_id: int
+    pad_id: int
+    stop_ids: frozenset[int]
+    prefix_ids: tuple[int, ...]
+    words: Mapping[str, str]
+
+
+class ChatTokenizer:
+    """Text and messages to tokens and back. Picklable; `save` works in the loading process."""
+
+    def __init__(
+        self,
+        backend: Tokenizer,
+        *,
+        special: SpecialTokens,
+        chat_template: str | None,
+        notes: tuple[str, ...] = (),
+        original: PreTrainedTokenizerFast | None = None,
+    ) -> None:
+        self._backend = backend
+        self._original = original
+        self.special = special
+        self.chat_template = chat_template
+        self.notes = notes
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.fingerprint = self._hash()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_original": None}
+
+    @property
+    def eos_id(self) -> int:
+        return self.special.eos_id
+
+    @property
+    def pad_id(self) -> int:
+        return self.special.pad_id
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a turn when they are generated."""
+        return self.special.stop_ids
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """Ids that open a plain document (begin-of-sequence, where the tokenizer has that habit).
+
+        Rendered chats hold theirs in the text.
+        """
+        return self.special.prefix_ids
+
+    def encode(self, text: str) -> tuple[IntArray, IntArray]:
+        """Ids, and offsets [T, 2] into the text. No special token is added."""
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):
+            raise BadRowError("not valid Unicode", "the text holds half a surrogate pair") from None
+        ids = np.array(encoding.ids, dtype=np.int64)
+        return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """The text of the tokens, special ones included."""
+        return self._backend.decode([int(token) for token in ids], skip_special_tokens=False)
+
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+        """The messages as one text. Raises BadRowError with the template's own words."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        assert self.chat_template is not None, "require_chat_template comes first"
+        try:
+            texts, _ = render_jinja_template(
+                conversations=[messages],
+                chat_template=self.chat_template,
+                add_generation_prompt=add_generation_prompt,
+                **self.special.words,
+            )
+        except _TEMPLATE_ERRORS as error:
+            shown = " ".join(str(error).split())[:300] or type(error).__name__
+            raise BadRowError("the chat template refuses the messages", shown) from None
+        return texts[0]
+
+    def require_chat_template(self, *, wanted_by: str) -> None:
+        if self.chat_template is None:
+            raise ModelError(
+                f"{wanted_by}: the tokenizer has no chat template, so messages cannot become "
+                "text. Set model.chat_template to a Jinja file, name an instruct model in "
+                "model.tokenizer, or use a text source or prompt_completion with chat: false."
+            )
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer in HF's format, with the pad token and template of this run."""
+        assert self._original is not None, "a tokenizer that was sent to a worker cannot be saved"
+        self._original.pad_token = self._original.convert_ids_to_tokens(self.pad_id)
+        self._original.chat_template = self.chat_template
+        self._original.save_pretrained(str(folder))
+
+    def _hash(self) -> str:
+        parts = {
+            "tokenizer": self._backend.to_str(),
+            "template": self.chat_template,
+            "eos": self.eos_id,
+            "stop": sorted(self.stop_ids),
+            "prefix": self.prefix_ids,
+            "words": dict(self.special.words),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
+    """The tokenizer that the model settings name. Raises ModelError with the setting's name."""
+    setting = "model.path" if model.tokenizer is None else "model.tokenizer"
+    place = model.path if model.tokenizer is None else model.tokenizer
+    original = _load_original(place, setting)
+    if not original.is_fast:
+        raise ModelError(
+            f"{setting}: {place} has a tokenizer in Python only, which cannot say where in the "
+            "text a token stands, so labels would be guesses. Use a folder with tokenizer.json."
+        )
+    template = _chat_template(original, model, setting)
+    with _Refuse(f"{setting}: the tokenizer of {place} cannot be used"):
+        backend = _exact_backend(original)
+        special, notes = _special_tokens(original, backend, model, setting)
+        return ChatTokenizer(
+            backend, special=special, chat_template=template, notes=notes, original=original
+        )
+
+
+def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
+    path = Path(place)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    with _Refuse(f"{setting}: no tokenizer could be loaded from {place!r}"):
+        if not path.exists():
+            raise ModelError(f"{setting}: {place!r} does not exist. Name a folder or a .gguf file.")
+        if path.is_file():
+            if path.suffix.lower() != ".gguf":
+                raise ModelError(f"{setting}: {place} is neither a folder nor a .gguf file.")
+            _require_gguf(setting)
+            options["gguf_file"] = path.name
+            path = path.parent
+        elif not (path / "tokenizer.json").is_file():
+            _refuse_without_file(path, setting)
+
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(path), **options)
+
+
+def _require_gguf(setting: str) -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        needed_for = f"{setting}: a .gguf file"
+        raise MissingDependencyError.of("gguf", extra="gguf", needed_for=needed_for) from None
+
+
+def _refuse_without_file(folder: Path, setting: str) -> None:
+    """Without any tokenizer file transformers would report a misleading reason."""
+    names = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+    if not any((folder / name).is_file() for name in names):
+        raise ModelError(
+            f"{setting}: {folder} has no tokenizer.json. Name the folder of a whole HF "
+            "checkpoint, or set model.tokenizer to the folder of its tokenizer."
+        )
+
+
+def _chat_template(
+    original: PreTrainedTokenizerFast, model: ModelConfig, setting: str
+) -> str | None:
+    found: Any = original.chat_template
+    if model.chat_template is not None:
+        setting = "model.chat_template"
+        try:
+            found = Path(model.chat_template).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ModelError(f"{setting}: {model.chat_template!r}: {reason}.") from None
+    if isinstance(found, dict):
+        if "default" not in found:
+            _refuse_choice(sorted(found), setting)
+        found = found["default"]
+    if found is not None:
+        _check_template(found, setting)
+    return found
+
+
+def _refuse_choice(names: list[str], setting: str) -> NoReturn:
+    raise ModelError(
+        f"{setting}: the tokenizer has several chat templates ({', '.join(names)}) and none is "
+        "the default. Save the one you mean to a file and name it in model.chat_template."
+    )
+
+
+def _check_template(template: str, setting: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template(conversations=[], chat_template=template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(
+            f"{setting}: the chat template is not valid Jinja: line {error.lineno}: "
+            f"{error.message}."
+        ) from None
+
+
+def _exact_backend(original: PreTrainedTokenizerFast) -> Tokenizer:
+    """Our own copy: it never cuts or pads, and a token's offsets keep the spaces it stands for."""
+    description = json.loads(original.backend_tokenizer.to_str())
+    _keep_spaces(description.get("post_processor"))
+    description["truncation"] = description["padding"] = None
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def _keep_spaces(part: Any) -> None:
+    if isinstance(part, dict):
+        if "trim_offsets" in part:
+            part["trim_offsets"] = False
+        for child in part.values():
+            _keep_spaces(child)
+    elif isinstance(part, list):
+        for child in part:
+            _keep_spaces(child)
+
+
+def _special_tokens(
+    original: PreTrainedTokenizerFast, backend: Tokenizer, model: ModelConfig, setting: str
+) -> tuple[SpecialTokens, tuple[str, ...]]:
+    stop_ids = _configured_stops(model)
+    eos_id = original.eos_token_id
+    if eos_id is None:
+        if not stop_ids:
+            raise ModelError(
+                f"{setting}: neither the tokenizer nor generation_config.json names an "
+                "end-of-sequence token, so no row could teach the model to stop. Set eos_token "
+                "in tokenizer_config.json."
+            )
+        eos_id = min(stop_ids)
+    pad_id, notes = _pad_id(original, model, eos_id)
+    words = {
+        name: word for name, word in original.special_tokens_map.items() if isinstance(word, str)
+    }
+    special = SpecialTokens(
+        eos_id=eos_id,
+        pad_id=pad_id,
+        stop_ids=frozenset({eos_id, *stop_ids}),
+        prefix_ids=_prefix_ids(backend),
+        words=words,
+    )
+    return special, notes
+
+
+def _configured_stops(model: ModelConfig) -> set[int]:
+    """End-of-sequence ids that generation would stop at, from the model's own config files."""
+    found: set[int] = set()
+    for folder in {Path(model.path), Path(model.tokenizer or model.path)}:
+        for name in ("generation_config.json", "config.json"):
+            value = _read_object(folder / name).get("eos_token_id")
+            ids = value if isinstance(value, list) else [value]
+            found.update(token for token in ids if type(token) is int)
+    return found
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise ModelError(f"{file}: larger than any such file should be.")
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: not JSON: {error}.") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _pad_id(
+    original: PreTrainedTokenizerFast, model: ModelConfig, eos_id: int
+) -> tuple[int, tuple[str, ...]]:
+    """Padding is never trained (labels are weights), so the end-of-sequence token may serve."""
+    own, wanted = original.pad_token_id, model.pad_token
+    if wanted is not None:
+        wanted_id = original.get_vocab().get(wanted)
+        if wanted_id is None:
+            raise ModelError(
+                f"model.pad_token: {wanted!r} is not in the vocabulary, and a new token would "
+                "need a new row of the embedding. Choose a token the tokenizer has."
+            )
+        if own is not None and own != wanted_id:
+            raise ModelError(
+                f"model.pad_token: the tokenizer has a pad token already "
+                f"({original.pad_token!r}), and another one would disagree with the model. "
+                "Remove model.pad_token."
+            )
+        return wanted_id, (f"pad token: {wanted!r} (model.pad_token)",)
+    if own is not None:
+        return own, ()
+    eos = original.convert_ids_to_tokens(eos_id)
+    return eos_id, (f"the tokenizer has no pad token: {eos!r} is used, and stays trained",)
+
+
+def _prefix_ids(backend: Tokenizer) -> tuple[int, ...]:
+    """What the tokenizer puts before a document by default."""
+    plain = backend.encode("a", add_special_tokens=False).ids
+    full = backend.encode("a", add_special_tokens=True).ids
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start])
+    return ()

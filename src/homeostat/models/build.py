@@ -1,0 +1,174 @@
+"""From settings to a model that is ready to train: the one way in.
+
+    model.path -> config -> module (built without memory, or with) -> weights -> adapter
+
+Both implementations answer `hidden(tokens_N, positions_N, layout, dropout_keys_N=)` and
+`output_weight()`, and have `causal_lm`, the module whose parameter names are the HF names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.errors import ModelError
+from homeostat.models import hf, lora, weights
+from homeostat.models.decoder import Decoder
+from homeostat.models.families import DecoderConfig, decoder_config
+from homeostat.models.gguf import GgufFile
+from homeostat.models.transformers_model import TransformersModel, load_transformers
+from homeostat.ops.attention import resolve_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device. `packs`: one forward may hold several rows at full speed."""
+
+    module: Decoder | TransformersModel
+    source_config: Mapping[str, Any]
+    generation_config: Mapping[str, Any] | None
+    num_params: int
+    num_trainable: int
+    packs: bool
+    facts: Mapping[str, str | int | float | bool]
+
+
+def load_model(
+    model: ModelConfig,
+    adapter: LoraConfig | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    gradient_checkpointing: bool,
+) -> LoadedModel:
+    """Builds what `model` and `lora` describe, and refuses what cannot be trained."""
+    started = time.perf_counter()
+    path = Path(model.path)
+    if not path.exists():
+        raise ModelError(f"model.path: {path} does not exist.")
+    source = GgufFile(path) if path.suffix == ".gguf" else path
+    config, generation_config = _configs(source)
+    place = {"dtype": dtype, "device": device, "seed": seed}
+    if model.implementation == "transformers":
+        module, kernel = _transformers(model, source, gradient_checkpointing, **place)
+    else:
+        module, kernel = _native(model, source, config, gradient_checkpointing, **place)
+    num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
+    module.train()
+    parameters = list(module.parameters())
+    facts = {
+        "implementation": model.implementation,
+        "attention": kernel,
+        "meta_init": model.meta_init,
+        "lora_modules": num_targets,
+        "bytes": sum(parameter.nbytes for parameter in parameters),
+        "seconds": time.perf_counter() - started,
+    }
+    return LoadedModel(
+        module=module,
+        source_config=config,
+        generation_config=generation_config,
+        num_params=sum(parameter.numel() for parameter in parameters),
+        num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        packs=module.packs,
+        facts=facts,
+    )
+
+
+def _configs(source: GgufFile | Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    if isinstance(source, GgufFile):
+        return source.config(), None
+    if not source.is_dir():
+        raise ModelError(
+            f"model.path: {source} is neither the folder of an HF checkpoint nor a .gguf file."
+        )
+    return hf.read_config(source), hf.read_generation_config(source)
+
+
+def _native(
+    model: ModelConfig,
+    source: GgufFile | Path,
+    config: dict[str, Any],
+    gradient_checkpointing: bool,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+) -> tuple[Decoder, str]:
+    shape = decoder_config(config)
+    kernel = resolve_kernel(
+        model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
+    )
+    module = _empty_decoder(
+        shape, kernel, gradient_checkpointing, model.meta_init, dtype=dtype, device=device
+    )
+    if model.init == "random":
+        weights.draw(module, std=shape.initializer_range, seed=seed)
+    elif isinstance(source, GgufFile):
+        weights.fill(module, source.tensors(), source=f"model.path: {source.path}")
+    else:
+        weights.fill(module, hf.read_tensors(source), source=f"model.path: {source}")
+    return module, kernel
+
+
+def _empty_decoder(
+    shape: DecoderConfig,
+    kernel: str,
+    gradient_checkpointing: bool,
+    meta_init: bool,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Decoder:
+    """The decoder before its weights: with `meta_init` nothing is allocated but the final copy."""
+    flags = {"kernel": kernel, "gradient_checkpointing": gradient_checkpointing}
+    if meta_init:
+        with torch.device("meta"):
+            module = Decoder(shape, **flags)
+        return module.to(dtype).to_empty(device=device)
+    # torch's own initialisation draws from the global generators, which belong to the run.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.device(device):
+            return Decoder(shape, **flags).to(dtype)
+
+
+def _transformers(
+    model: ModelConfig,
+    source: GgufFile | Path,
+    gradient_checkpointing: bool,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+) -> tuple[TransformersModel, str]:
+    if isinstance(source, GgufFile):
+        raise ModelError(
+            "model.implementation is transformers, and GGUF files are read by the native decoder. "
+            "Set model.implementation=native."
+        )
+    if not model.meta_init:
+        raise ModelError(
+            "model.meta_init is false, and transformers always builds without memory. Set it to "
+            "true, or set model.implementation=native."
+        )
+    causal_lm = load_transformers(
+        source, attention=model.attention, dtype=dtype, init=model.init, seed=seed
+    )
+    module = TransformersModel(causal_lm.to(device), gradient_checkpointing=gradient_checkpointing)
+    module.probe()
+    return module, causal_lm.config._attn_implementation
+
+
+def _adapt(module: nn.Module, adapter: LoraConfig, seed: int) -> int:
+    names = lora.apply_lora(module, adapter, seed=seed)
+    if adapter.path is not None:
+        lora.load_adapter(module, Path(adapter.path), adapter)
+    return len(names)

@@ -1,0 +1,183 @@
+"""The native decoder: Llama, Qwen2 and Qwen3 in one packed forward.
+
+    tokens_N -> embed -> layers (attention, MLP) -> norm -> hidden_ND
+
+Invariants: documents lie end to end and never see each other; logits are not computed here (the
+log-prob function takes `hidden` and `output_weight`); parameter names are the Hugging Face names,
+so that `state_dict` is canonical.
+
+Suffixes: `_N` packed tokens, `_D` model dim, `_H` heads, `_d` head dim, `_F` rotary frequencies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from homeostat.models.families import DecoderConfig
+from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.dropout import DropoutKeys
+from homeostat.ops.norms import rms_norm
+from homeostat.ops.rope import apply_rope, inverse_frequencies, rope_tables
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What all layers of one forward share."""
+
+    layout: PackedLayout
+    cos_NF: Tensor
+    sin_NF: Tensor
+    kernel: str
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, eps=self.eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query causal attention; q_norm and k_norm exist where the family has them."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        width, kv_width = (
+            heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads)
+        )
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.o_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
+        heads = (-1, self.head_dim)
+        q_NHd = self.q_proj(x_ND).unflatten(1, heads)
+        k_NHd = self.k_proj(x_ND).unflatten(1, heads)
+        v_NHd = self.v_proj(x_ND).unflatten(1, heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_NHd, k_NHd = self.q_norm(q_NHd), self.k_norm(k_NHd)
+        out_NHd = packed_attention(
+            apply_rope(q_NHd, context.cos_NF, context.sin_NF),
+            apply_rope(k_NHd, context.cos_NF, context.sin_NF),
+            v_NHd,
+            context.layout,
+            scale=self.head_dim**-0.5,
+            kernel=context.kernel,
+        )
+        return self.o_proj(out_NHd.flatten(1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        sizes = (config.hidden_size, config.intermediate_size)
+        self.gate_proj = nn.Linear(*sizes, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(*sizes, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(*reversed(sizes), bias=config.mlp_bias)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
+        x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), context)
+        return x_ND + self.mlp(self.post_attention_layernorm(x_ND))
+
+
+class Trunk(nn.Module):
+    """Everything but the output head: the part that HF checkpoints name `model`."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Decoder(nn.Module):
+    """A causal LM. With tied embeddings it has no `lm_head`: the one matrix has one name."""
+
+    packs = True
+
+    def __init__(
+        self, config: DecoderConfig, *, kernel: str, gradient_checkpointing: bool = False
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.kernel = kernel
+        self.gradient_checkpointing = gradient_checkpointing
+        self.dropout_keys = DropoutKeys()
+        self.model = Trunk(config)
+        if not config.tie_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # Not a buffer: it must survive being built on the meta device, and casts to bf16.
+        self.inv_freq_F = inverse_frequencies(config.rope, head_dim=config.head_dim)
+
+    @property
+    def causal_lm(self) -> nn.Module:
+        """The module whose parameter names are the Hugging Face names."""
+        return self
+
+    def output_weight(self) -> Tensor:
+        """[V, D]: logits would be hidden @ output_weight.T."""
+        head = self.model.embed_tokens if self.config.tie_embeddings else self.lm_head
+        return head.weight
+
+    def hidden(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        layout: PackedLayout,
+        *,
+        dropout_keys_N: Tensor | None = None,
+    ) -> Tensor:
+        """[N, D] after the final norm. Without dropout keys nothing is dropped."""
+        order_N = None
+        if self.kernel == "sdpa" and len(layout.lengths) > 1:
+            layout, order_N = layout.by_length()
+            tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
+            dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
+        with self.dropout_keys.use(dropout_keys_N):
+            x_ND = self._layers(tokens_N, positions_N, layout)
+        if order_N is not None:
+            x_ND = x_ND[order_N.argsort()]
+        return self.model.norm(x_ND)
+
+    def _layers(self, tokens_N: Tensor, positions_N: Tensor, layout: PackedLayout) -> Tensor:
+        self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)
+        tables = rope_tables(positions_N, self.inv_freq_F, self.config.rope)
+        context = _Context(layout, *tables, self.kernel)
+        x_ND = self.model.embed_tokens(tokens_N)
+        for layer in self.model.layers:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x_ND = checkpoint(
+                    layer,
+                    x_ND,
+                    context,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                    context_fn=self.dropout_keys.checkpoint_contexts,
+                )
+            else:
+                x_ND = layer(x_ND, context)
+        return x_ND

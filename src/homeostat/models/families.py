@@ -1,0 +1,267 @@
+"""What the native decoder needs to know, read from a checkpoint's config.json.
+
+    config.json (dict) -> family function by `model_type` -> DecoderConfig
+
+Invariant: a config that the native decoder would run differently from transformers is refused,
+with the reason and the way out. Both spellings of the rotary settings are understood: `rope_theta`
+with `rope_scaling`, and `rope_parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from homeostat.errors import ModelError
+from homeostat.ops.rope import RopeConfig, yarn_attention_factor
+
+Json = Mapping[str, Any]
+
+WAY_OUT = "Set model.implementation=transformers."
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Shape of a native decoder; the flags say in what the families differ."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    initializer_range: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Typed reads of a config.json, so that a wrong value is named and not a crash later."""
+
+    values: Json
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelError(
+                f"config.json: {name} is {value!r}, and must be a whole number above 0."
+            )
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ModelError(f"config.json: {name} is {value!r}, and must be a number above 0.")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise ModelError(f"config.json: {name} is {value!r}, and must be true or false.")
+        return value
+
+
+def decoder_config(config: Json) -> DecoderConfig:
+    """The native decoder's config, or a ModelError that says why there is none."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ModelError(
+            f"config.json: the native decoder does not know model_type {model_type!r}; "
+            f"it knows {', '.join(FAMILIES)}. {WAY_OUT}"
+        )
+    _refuse_unknown_maths(config)
+    return FAMILIES[model_type](config)
+
+
+def _llama(config: Json) -> DecoderConfig:
+    bias = _Fields(config).flag("attention_bias", False)
+    mlp_bias = _Fields(config).flag("mlp_bias", False)
+    return _common(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+
+
+def _qwen2(config: Json) -> DecoderConfig:
+    _refuse_sliding_window(config)
+    return _common(config, qkv_bias=True)
+
+
+def _qwen3(config: Json) -> DecoderConfig:
+    _refuse_sliding_window(config)
+    bias = _Fields(config).flag("attention_bias", False)
+    return _common(config, qkv_bias=bias, o_bias=bias, qk_norm=True, head_dim=128)
+
+
+FAMILIES: dict[str, Callable[[Json], DecoderConfig]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}
+
+
+def _common(
+    config: Json,
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    head_dim: int | None = None,
+) -> DecoderConfig:
+    fields = _Fields(config)
+    hidden_size, num_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    num_kv_heads = fields.whole("num_key_value_heads", num_heads)
+    head_dim = fields.whole("head_dim", head_dim or hidden_size // num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"config.json: {num_heads} attention heads cannot share {num_kv_heads} key-value heads."
+        )
+    if head_dim % 2:
+        raise ModelError(f"config.json: head_dim is {head_dim}; rotary embeddings need it even.")
+    return DecoderConfig(
+        vocab_size=fields.whole("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.whole("intermediate_size"),
+        num_layers=fields.whole("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=_rope(config),
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        initializer_range=fields.number("initializer_range", 0.02),
+    )
+
+
+def _refuse_unknown_maths(config: Json) -> None:
+    if config.get("quantization_config"):
+        raise ModelError(
+            "config.json: the weights are quantised (quantization_config), and the native decoder "
+            "trains plain ones. Name an unquantised checkpoint in model.path."
+        )
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ModelError(
+            f"config.json: hidden_act is {config['hidden_act']!r}, and the native decoder has "
+            f"silu. {WAY_OUT}"
+        )
+    if config.get("attention_dropout"):
+        raise ModelError(
+            f"config.json: attention_dropout is {config['attention_dropout']!r}, and the native "
+            f"decoder has none. Set it to 0 there, or: {WAY_OUT}"
+        )
+
+
+def _refuse_sliding_window(config: Json) -> None:
+    fields = _Fields(config)
+    num_layers = fields.whole("num_hidden_layers")
+    windowed = fields.flag("use_sliding_window", False)
+    window = config.get("sliding_window", 4096) if windowed else None
+    first = fields.whole("max_window_layers", 28) if config.get("max_window_layers") != 0 else 0
+    types = config.get("layer_types")
+    if types is None:
+        types = ["sliding_attention"] if window is not None and first < num_layers else []
+    if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
+        raise ModelError(
+            "config.json: some layers attend over a sliding window only, and the native decoder "
+            f"attends over the whole document. {WAY_OUT}"
+        )
+
+
+def _rope(config: Json) -> RopeConfig:
+    # transformers lets the old key win where both are there.
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping):
+        raise ModelError(f"config.json: rope_parameters is {scaling!r}, and must be an object.")
+    merged = {**{key: config.get(key) for key in _ROPE_OUTSIDE if config.get(key)}, **scaling}
+    fields = _Fields(merged)
+    if merged.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
+        raise ModelError(
+            "config.json: partial_rotary_factor is "
+            f"{merged['partial_rotary_factor']!r}, and the native decoder rotates whole heads. "
+            f"{WAY_OUT}"
+        )
+    kind = merged.get("rope_type") or merged.get("type") or "default"
+    theta = fields.number("rope_theta", 10_000.0)
+    if kind not in _ROPES:
+        raise ModelError(
+            f"config.json: rope_type is {kind!r}; the native decoder knows {', '.join(_ROPES)}. "
+            f"{WAY_OUT}"
+        )
+    original = config.get("original_max_position_embeddings")
+    if original is not None:
+        merged["original_max_position_embeddings"] = original
+    return _ROPES[kind](_Fields(merged), theta, config)
+
+
+_ROPE_OUTSIDE = ("rope_theta", "partial_rotary_factor")
+
+
+def _default_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
+    return RopeConfig(theta)
+
+
+def _linear_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
+    return RopeConfig(theta, "linear", factor=fields.number("factor"))
+
+
+def _original_length(fields: _Fields, config: Json) -> int:
+    default = config.get("max_position_embeddings")
+    return fields.whole("original_max_position_embeddings", default)
+
+
+def _llama3_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    if not low < high:
+        raise ModelError(
+            f"config.json: low_freq_factor {low} must be below high_freq_factor {high}."
+        )
+    return RopeConfig(
+        theta,
+        "llama3",
+        factor=fields.number("factor"),
+        original_length=_original_length(fields, config),
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
+    original = _original_length(fields, config)
+    longest = config.get("max_position_embeddings")
+    factor = fields.number("factor", longest / original if isinstance(longest, int) else None)
+    inferred = yarn_attention_factor(
+        factor,
+        mscale=float(fields.values.get("mscale") or 0),
+        mscale_all_dim=float(fields.values.get("mscale_all_dim") or 0),
+    )
+    return RopeConfig(
+        theta,
+        "yarn",
+        factor=factor,
+        original_length=original,
+        attention_factor=fields.number("attention_factor", inferred),
+        beta_fast=fields.number("beta_fast", 32.0),
+        beta_slow=fields.number("beta_slow", 1.0),
+        truncate=fields.flag("truncate", True),
+    )
+
+
+_ROPES: dict[str, Callable[[_Fields, float, Json], RopeConfig]] = {
+    "default": _default_rope,
+    "linear": _linear_rope,
+    "llama3": _llama3_rope,
+    "yarn": _yarn_rope,
+}

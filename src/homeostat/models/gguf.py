@@ -1,0 +1,183 @@
+"""GGUF files (llama.cpp's format): config and tensors under Hugging Face names.
+
+    file.gguf -> metadata -> config.json as a dict (so that an export is an HF folder)
+              -> tensors, de-quantised to fp32, renamed, q and k of Llama un-permuted
+
+llama.cpp rotates neighbouring pairs of a Llama head and stores q and k with their rows permuted
+to match; HF rotates halves. Qwen files are stored as HF has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homeostat.errors import MissingDependencyError, ModelError
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+_OUTER_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TOKEN_IDS = {
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "pad_token_id": "tokenizer.ggml.padding_token_id",
+}
+
+
+class GgufFile:
+    """One open file: its metadata, and its tensors on demand."""
+
+    def __init__(self, path: Path) -> None:
+        reader_class = _reader_class()
+        self.path = path
+        if not path.is_file():
+            raise ModelError(f"model.path: {path} does not exist.")
+        try:
+            self._reader = reader_class(path)
+        except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError) as error:
+            raise ModelError(
+                f"model.path: {path} cannot be read as GGUF; it is corrupt or truncated ({error})."
+            ) from None
+        self.architecture = self._value("general.architecture")
+        if self.architecture not in _ARCHITECTURES:
+            raise ModelError(
+                f"model.path: {path} holds architecture {self.architecture!r}; "
+                f"GGUF is read for {', '.join(_ARCHITECTURES)}."
+            )
+
+    def config(self) -> dict[str, Any]:
+        """What config.json would say."""
+        tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        if "token_embd.weight" not in tensors:
+            raise ModelError(f"model.path: {self.path} lacks token_embd.weight.")
+        num_heads = self._whole("attention.head_count")
+        hidden_size = self._whole("embedding_length")
+        config = {
+            "architectures": [_ARCHITECTURES[self.architecture]],
+            "model_type": self.architecture,
+            "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+            "hidden_size": hidden_size,
+            "intermediate_size": self._whole("feed_forward_length"),
+            "num_hidden_layers": self._whole("block_count"),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": self._whole("attention.head_count_kv", num_heads),
+            "head_dim": self._whole("attention.key_length", hidden_size // num_heads),
+            "max_position_embeddings": self._whole("context_length"),
+            "rms_norm_eps": float(self._setting("attention.layer_norm_rms_epsilon", 1e-6)),
+            "hidden_act": "silu",
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "rope_parameters": self._rope(tensors.keys()),
+        }
+        if self.architecture == "llama":
+            config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        for key, field in _TOKEN_IDS.items():
+            if self._value(field) is not None:
+                config[key] = int(self._value(field))
+        return config
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its HF name, fp32, one at a time."""
+        from gguf.quants import dequantize
+
+        for tensor in self._reader.tensors:
+            try:
+                values = dequantize(tensor.data, tensor.tensor_type)
+            except (NotImplementedError, ValueError) as error:
+                raise ModelError(
+                    f"model.path: {self.path}: cannot de-quantise {tensor.name} "
+                    f"({tensor.tensor_type.name}: {error})."
+                ) from None
+            values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+            values = values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
+            yield self._hf_name(tensor.name), self._unpermute(tensor.name, values)
+
+    def _rope(self, names: Any) -> dict[str, Any]:
+        if "rope_freqs.weight" in names:
+            raise ModelError(
+                f"model.path: {self.path} stores scaled rotary frequencies (Llama 3.1 and later) "
+                "without the settings they came from. Use the HF checkpoint of this model."
+            )
+        rope: dict[str, Any] = {"rope_theta": float(self._setting("rope.freq_base", 10_000.0))}
+        kind = self._setting("rope.scaling.type", "none")
+        if kind == "none":
+            return {**rope, "rope_type": "default"}
+        rope |= {"rope_type": kind, "factor": float(self._setting("rope.scaling.factor", 1.0))}
+        if kind == "yarn":
+            length = self._whole("rope.scaling.original_context_length")
+            rope["original_max_position_embeddings"] = length
+        return rope
+
+    def _hf_name(self, name: str) -> str:
+        stem, _, kind = name.rpartition(".")
+        if stem in _OUTER_NAMES:
+            return f"{_OUTER_NAMES[stem]}.{kind}"
+        block, _, inner = stem.partition(".")[2].partition(".")
+        if stem.startswith("blk.") and inner in _LAYER_NAMES:
+            return f"model.layers.{block}.{_LAYER_NAMES[inner]}.{kind}"
+        return name
+
+    def _unpermute(self, name: str, values: Tensor) -> Tensor:
+        inner = name.split(".")[-2]
+        if self.architecture != "llama" or inner not in ("attn_q", "attn_k"):
+            return values
+        num_heads = self._whole("attention.head_count")
+        if inner == "attn_k":
+            num_heads = self._whole("attention.head_count_kv", num_heads)
+        pairs = values.unflatten(0, (num_heads, -1, 2))
+        return pairs.transpose(1, 2).reshape(values.shape)
+
+    def _value(self, field: str) -> Any:
+        found = self._reader.get_field(field)
+        return None if found is None else found.contents()
+
+    def _setting(self, name: str, default: Any = None) -> Any:
+        value = self._value(f"{self.architecture}.{name}")
+        value = default if value is None else value
+        if value is None:
+            raise ModelError(f"model.path: {self.path} lacks {self.architecture}.{name}.")
+        return value
+
+    def _whole(self, name: str, default: int | None = None) -> int:
+        value = self._setting(name, default)
+        if not isinstance(value, int):
+            raise ModelError(
+                f"model.path: {self.path}: {self.architecture}.{name} is {value!r}; one whole "
+                "number for all layers is needed."
+            )
+        return value
+
+
+def _reader_class() -> Any:
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise MissingDependencyError.of(
+            "gguf", extra="gguf", needed_for="Reading a .gguf file (model.path)"
+        ) from None
+    return GGUFReader

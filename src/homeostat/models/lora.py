@@ -1,0 +1,229 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) on any nn.Linear, in peft's file format.
+
+    y = x W^T + b + (alpha / rank) * dropout(x) A^T B^T
+
+Invariants: the base is frozen and keeps its parameter names; the adapter stays unmerged; A and B
+have the base's dtype (fp32 masters belong to the optimizer). B starts at zero, so that an adapter
+that has not been trained changes nothing.
+
+Files: adapter_config.json and adapter_model.safetensors, keys `base_model.model.<name>.lora_A.weight`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from homeostat.config.model import LoraConfig
+from homeostat.errors import ModelError
+from homeostat.models.hf import read_json
+from homeostat.ops.dropout import DropoutKeys, dropout
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ALL_LINEAR = "all-linear"
+
+_PREFIX = "base_model.model."
+# Settings of other adapter kinds that would change the maths.
+_UNSUPPORTED = (
+    "use_dora",
+    "use_rslora",
+    "use_qalora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "layers_to_transform",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+)
+
+
+class LoraLinear(nn.Linear):
+    """A frozen linear map with an adapter beside it. It takes over the parameters of `base`."""
+
+    def __init__(
+        self, base: nn.Linear, config: LoraConfig, *, number: int, keys: DropoutKeys
+    ) -> None:
+        super().__init__(base.in_features, base.out_features, bias=False, device="meta")
+        self.weight, self.bias = base.weight, base.bias
+        place = {"dtype": base.weight.dtype, "device": base.weight.device}
+        self.lora_A = nn.Linear(base.in_features, config.rank, bias=False, **place)
+        self.lora_B = nn.Linear(config.rank, base.out_features, bias=False, **place)
+        self.scaling = config.alpha / config.rank
+        self.rate = config.dropout
+        self.number = number
+        self.keys = keys
+
+    def forward(self, x: Tensor) -> Tensor:
+        update = self.lora_B(self.lora_A(self._drop(x)))
+        return F.linear(x, self.weight, self.bias) + update * self.scaling
+
+    def _drop(self, x: Tensor) -> Tensor:
+        keys_N = self.keys.keys_N
+        if self.rate == 0 or keys_N is None:
+            return x
+        if x.shape[:-1].numel() != keys_N.shape[0]:
+            raise ModelError(
+                f"lora.dropout: a target module sees {x.shape[:-1].numel()} of {keys_N.shape[0]} "
+                "tokens, so that it cannot tell which they are. Set lora.dropout=0 or leave the "
+                "module out of lora.targets."
+            )
+        flat_NC = x.reshape(-1, x.shape[-1])
+        return dropout(flat_NC, keys_N, module=self.number, rate=self.rate).view_as(x)
+
+    @torch.no_grad()
+    def merged_weight(self) -> Tensor:
+        """The weight with the adapter added, summed in fp32 and rounded once."""
+        update = self.lora_B.weight.float() @ self.lora_A.weight.float()
+        return (self.weight.float() + update * self.scaling).to(self.weight.dtype)
+
+
+def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
+    """Freezes the model and puts adapters on its targets. Returns the targets' names."""
+    base = model.causal_lm
+    names = _target_names(base, model.output_weight(), config.targets)
+    base.requires_grad_(False)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    for number, name in enumerate(names):
+        linear = base.get_submodule(name)
+        adapted = LoraLinear(linear, config, number=number, keys=model.dropout_keys)
+        _draw(adapted, generator)
+        parent, _, child = name.rpartition(".")
+        setattr(base.get_submodule(parent), child, adapted)
+    return names
+
+
+def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    for name, module in model.causal_lm.named_modules():
+        if isinstance(module, LoraLinear):
+            yield name, module
+
+
+def adapter_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of the adapter alone."""
+    for name, module in lora_modules(model):
+        yield f"{name}.lora_A.weight", module.lora_A.weight
+        yield f"{name}.lora_B.weight", module.lora_B.weight
+
+
+def merged_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(HF name, tensor) of the whole model, adapters merged in. Tied tensors come once."""
+    adapted = {f"{name}.weight": module for name, module in lora_modules(model)}
+    adapters = {name for name, _ in adapter_state(model)}
+    seen: set[int] = set()
+    for name, tensor in model.causal_lm.state_dict(keep_vars=True).items():
+        if name in adapters or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        yield name, adapted[name].merged_weight() if name in adapted else tensor.detach()
+
+
+def save_adapter(
+    model: nn.Module, folder: Path, config: LoraConfig, *, base_path: str | None = None
+) -> None:
+    """Writes the adapter so that peft reads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        _PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in adapter_state(model)
+    }
+    save_file(state, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_path,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": sorted(name for name, _ in lora_modules(model)),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
+
+
+@torch.no_grad()
+def load_adapter(model: nn.Module, folder: Path, config: LoraConfig) -> None:
+    """Fills the adapters that `apply_lora` made from a peft folder of the same shape."""
+    _check_settings(read_json(folder / ADAPTER_CONFIG), folder, config)
+    path = folder / ADAPTER_WEIGHTS
+    try:
+        stored = load_file(path)
+    except FileNotFoundError:
+        raise ModelError(f"lora.path: {path} does not exist.") from None
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"lora.path: {path} cannot be read; it is corrupt or truncated ({error})."
+        ) from None
+    wanted = {_PREFIX + name: tensor for name, tensor in adapter_state(model)}
+    differing = sorted(stored.keys() ^ wanted.keys())
+    if differing:
+        side = "lacks" if differing[0] in wanted else "has"
+        raise ModelError(
+            f"lora.path: {path} {side} {differing[0]} ({len(differing)} such names in all): its "
+            "targets are not those of lora.targets, or it belongs to another model."
+        )
+    for name, tensor in wanted.items():
+        if stored[name].shape != tensor.shape:
+            raise ModelError(
+                f"lora.path: {path}: {name} has shape {tuple(stored[name].shape)}, and this model "
+                f"with lora.rank={config.rank} needs {tuple(tensor.shape)}."
+            )
+        tensor.copy_(stored[name])
+
+
+def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]) -> list[str]:
+    linears = {
+        name: module
+        for name, module in base.named_modules()
+        if isinstance(module, nn.Linear) and module.weight is not head_weight
+    }
+    if targets == (ALL_LINEAR,):
+        return list(linears)
+    known = sorted({name.rpartition(".")[2] for name in linears})
+    for target in targets:
+        if target not in known:
+            raise ModelError(
+                f"lora.targets: {target!r} matches no linear module of this model. "
+                f"Known are {', '.join(known)}, or all-linear."
+            )
+    return [name for name in linears if name.rpartition(".")[2] in targets]
+
+
+def _draw(adapted: LoraLinear, generator: torch.Generator) -> None:
+    """A: Kaiming-uniform with a = sqrt(5), drawn on the CPU so that devices agree; B: zero."""
+    fresh = torch.empty(adapted.lora_A.weight.shape)
+    nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
+    with torch.no_grad():
+        adapted.lora_A.weight.copy_(fresh)
+        adapted.lora_B.weight.zero_()
+
+
+def _check_settings(settings: dict[str, Any], folder: Path, config: LoraConfig) -> None:
+    where = f"lora.path: {folder / ADAPTER_CONFIG}"
+    if settings.get("peft_type") != "LORA":
+        raise ModelError(f"{where}: peft_type is {settings.get('peft_type')!r}, not LORA.")
+    used = [name for name in _UNSUPPORTED if settings.get(name)]
+    if used or settings.get("bias", "none") != "none":
+        raise ModelError(
+            f"{where} uses {', '.join(used) or 'bias'}, which plain LoRA here does not have."
+        )
+    for key, name, value in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
+        if settings.get(key) != value:
+            raise ModelError(
+                f"{where} has {key}={settings.get(key)!r}, and lora.{name} is {value}. Set "
+                f"lora.{name} to the adapter's value: the update is scaled by alpha / rank."
+            )

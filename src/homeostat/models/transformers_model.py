@@ -1,0 +1,190 @@
+"""Any causal LM that transformers can build, behind the native decoder's interface.
+
+    tokens_N -> [1, N] with positions that restart -> transformers' base model -> hidden_ND
+
+Invariant: what is trained is exactly the model. Two facts are probed at load, on random tokens:
+logits are a plain product of hidden state and output weight (refused otherwise: the log-prob
+function would train another model), and packed documents do not see each other (otherwise rows
+are run one at a time, which is right and slower). No code from the checkpoint is ever run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from homeostat.errors import ModelError
+from homeostat.models.hf import weight_files
+from homeostat.ops.attention import PackedLayout
+from homeostat.ops.dropout import DropoutKeys
+
+_PROBE_LENGTHS = (5, 3, 4)
+# Far above what any soft cap lets through.
+_PROBE_LOGIT = 1000.0
+
+
+class TransformersModel(nn.Module):
+    """`causal_lm` holds transformers' model; its parameter names are the HF names."""
+
+    def __init__(self, causal_lm: nn.Module, *, gradient_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+        self.dropout_keys = DropoutKeys()
+        self.takes_positions = (
+            "position_ids" in inspect.signature(_trunk(causal_lm).forward).parameters
+        )
+        self.packs = False
+        if gradient_checkpointing:
+            self._enable_checkpointing()
+
+    def output_weight(self) -> Tensor:
+        return self.causal_lm.get_output_embeddings().weight
+
+    def hidden(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        layout: PackedLayout,
+        *,
+        dropout_keys_N: Tensor | None = None,
+    ) -> Tensor:
+        """[N, D] after the final norm. Without dropout keys nothing is dropped."""
+        sizes = [tokens_N.shape[0]] if self.packs else list(layout.lengths)
+        keys = [None] * len(sizes) if dropout_keys_N is None else dropout_keys_N.split(sizes)
+        parts = zip(tokens_N.split(sizes), positions_N.split(sizes), keys, strict=True)
+        return torch.cat([self._run(*part) for part in parts])
+
+    def probe(self) -> None:
+        """Refuses a model that cannot be trained exactly; finds out whether it packs."""
+        was_training = self.training
+        self.eval()
+        with torch.no_grad():
+            _probe_logits(self.causal_lm)
+            self.packs = self.takes_positions and self._packs()
+        self.train(was_training)
+
+    def _run(self, tokens_T: Tensor, positions_T: Tensor, keys_T: Tensor | None) -> Tensor:
+        positions = {"position_ids": positions_T[None]} if self.takes_positions else {}
+        with self.dropout_keys.use(keys_T):
+            outputs = _trunk(self.causal_lm)(input_ids=tokens_T[None], use_cache=False, **positions)
+        return outputs.last_hidden_state[0]
+
+    def _packs(self) -> bool:
+        device = self.output_weight().device
+        layout = PackedLayout.of(_PROBE_LENGTHS, device)
+        tokens_N = _probe_tokens(self.causal_lm, layout.num_tokens)
+        positions_N = torch.cat([torch.arange(length) for length in _PROBE_LENGTHS]).to(device)
+        separate = self.hidden(tokens_N, positions_N, layout)
+        together = self._run(tokens_N, positions_N, None)
+        return _close(together, separate)
+
+    def _enable_checkpointing(self) -> None:
+        if not getattr(self.causal_lm, "supports_gradient_checkpointing", False):
+            raise ModelError(
+                f"trainer.gradient_checkpointing: {type(self.causal_lm).__name__} of transformers "
+                "does not support it. Set it to false."
+            )
+        contexts = self.dropout_keys.checkpoint_contexts
+        self.causal_lm.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": contexts}
+        )
+
+
+def load_transformers(
+    folder: Path, *, attention: str, dtype: torch.dtype, init: str, seed: int
+) -> nn.Module:
+    """The causal LM on the CPU, from its safetensors or drawn from the seed."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if attention == "varlen":
+        raise ModelError(
+            "model.attention is varlen, which belongs to the native decoder. Use auto, sdpa or "
+            "eager, or set model.implementation=native."
+        )
+    wanted = {"dtype": dtype, "trust_remote_code": False}
+    wanted["attn_implementation"] = "sdpa" if attention == "auto" else attention
+    try:
+        if init == "random":
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                return AutoModelForCausalLM.from_config(config, **wanted)
+        weight_files(folder)
+        causal_lm, report = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, output_loading_info=True, **wanted
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"model.path: transformers cannot load {folder}: {error}") from error
+    _refuse_gaps(folder, report)
+    return causal_lm
+
+
+def _refuse_gaps(folder: Path, report: dict[str, Any]) -> None:
+    """transformers draws what a checkpoint lacks at random and drops what it does not know."""
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in report.get(key) or ())
+        if names:
+            raise ModelError(
+                f"model.path: {folder}: {key.replace('_', ' ')}: {', '.join(names[:5])} "
+                f"({len(names)} in all). The weights do not belong to this config.json."
+            )
+
+
+def _trunk(causal_lm: nn.Module) -> nn.Module:
+    """The model without its head."""
+    trunk = causal_lm.base_model
+    if trunk is causal_lm or causal_lm.get_output_embeddings() is None:
+        raise ModelError(
+            f"model.path: {type(causal_lm).__name__} of transformers does not part into a trunk "
+            "and an output matrix, and cannot be trained here."
+        )
+    return trunk
+
+
+def _probe_logits(causal_lm: nn.Module) -> None:
+    """Logits must be linear in the hidden state, through the output weight and nothing else.
+
+    The trunk's output is replaced by a multiple of itself: zero shows an added bias, a large one
+    shows a soft cap or a scale that small logits would hide.
+    """
+    tokens = _probe_tokens(causal_lm, sum(_PROBE_LENGTHS))[None]
+    weight_VD = causal_lm.get_output_embeddings().weight
+    hidden = _trunk(causal_lm)(input_ids=tokens, use_cache=False).last_hidden_state
+    plain = hidden @ weight_VD.t()
+    for factor in (0.0, _PROBE_LOGIT / float(plain.abs().max().clamp_min(1e-30))):
+
+        def scale(module: nn.Module, args: Any, outputs: Any, factor: float = factor) -> Any:
+            outputs.last_hidden_state = outputs.last_hidden_state * factor
+            return outputs
+
+        hook = _trunk(causal_lm).register_forward_hook(scale)
+        try:
+            logits = causal_lm(input_ids=tokens, use_cache=False).logits
+        finally:
+            hook.remove()
+        expected = (hidden * factor) @ weight_VD.t()
+        if logits.shape != expected.shape or not _close(logits.to(expected.dtype), expected):
+            raise ModelError(
+                f"model.path: {type(causal_lm).__name__} changes its logits after the output "
+                "matrix (a soft cap, a scale or a bias), which cannot be trained exactly here."
+            )
+
+
+def _probe_tokens(causal_lm: nn.Module, count: int) -> Tensor:
+    vocab_size, _ = causal_lm.get_output_embeddings().weight.shape
+    generator = torch.Generator("cpu").manual_seed(0)
+    tokens_N = torch.randint(0, vocab_size, (count,), generator=generator)
+    return tokens_N.to(causal_lm.get_output_embeddings().weight.device)
+
+
+def _close(actual: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-4 if expected.dtype == torch.float32 else 3e-2
+    limit = tolerance * float(expected.abs().max().clamp_min(1e-6))
+    return bool((actual - expected).abs().max() <= limit)

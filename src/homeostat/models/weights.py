@@ -1,0 +1,80 @@
+"""Parameters filled from a stream of named tensors, or drawn from a seed.
+
+Invariant: after `fill` every parameter holds a value that came from the stream. A tensor that is
+missing, unknown or of another shape is refused by name. Nothing else holds state: the native
+decoder has no buffers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from homeostat.errors import ModelError
+
+_NAMES_SHOWN = 5
+# Old checkpoints store rotary frequencies, which follow from the config.
+_DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+
+
+@torch.no_grad()
+def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], *, source: str) -> int:
+    """Copies the stream into the parameters, cast on the way. Returns the bytes read."""
+    parameters = dict(module.named_parameters())
+    is_tied = "lm_head.weight" not in parameters
+    filled: set[str] = set()
+    unknown: list[str] = []
+    num_bytes = 0
+    for name, tensor in tensors:
+        if name in parameters:
+            _copy(parameters[name], tensor, name=name, source=source)
+            filled.add(name)
+            num_bytes += tensor.nbytes
+        elif not (_DERIVED.search(name) or (is_tied and name == "lm_head.weight")):
+            unknown.append(name)
+    missing = [name for name in parameters if name not in filled]
+    if missing or unknown:
+        raise ModelError(f"{source}: {_mismatch(missing, unknown)}. {_ADVICE}")
+    return num_bytes
+
+
+_ADVICE = "The weights do not belong to this config.json: check model.path."
+
+
+@torch.no_grad()
+def draw(module: nn.Module, *, std: float, seed: int) -> None:
+    """Weights ~ N(0, std), norms 1, biases 0: the same on every device and in every dtype."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.ndim == 1:
+            parameter.fill_(1.0)
+        else:
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+
+
+def _copy(parameter: nn.Parameter, tensor: Tensor, *, name: str, source: str) -> None:
+    if parameter.shape != tensor.shape:
+        raise ModelError(
+            f"{source}: {name} has shape {tuple(tensor.shape)}, and the config asks for "
+            f"{tuple(parameter.shape)}. {_ADVICE}"
+        )
+    if not tensor.is_floating_point():
+        raise ModelError(
+            f"{source}: {name} holds {tensor.dtype}, which is no plain weight; it looks "
+            "quantised. Name an unquantised checkpoint in model.path."
+        )
+    parameter.copy_(tensor)
+
+
+def _mismatch(missing: list[str], unknown: list[str]) -> str:
+    parts = []
+    for what, names in (("lacks", missing), ("has unknown", unknown)):
+        if names:
+            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+            parts.append(f"{what} {', '.join(names[:_NAMES_SHOWN])}{more}")
+    return "; ".join(parts)

@@ -1,0 +1,197 @@
+"""Append-only JSON lines that survive crashes and full disks.
+
+Invariant: the file always holds whole lines, in the order they were appended; a line that a crash
+tore is dropped when the file is opened again. JSON is strict: a float that is not finite is
+written as the string "nan", "inf" or "-inf", and the reader turns exactly those strings back
+into floats.
+
+A write that fails (full disk, quota) does not raise: what was torn off is cut away, the line
+waits in memory and is tried again before the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homeostat.errors import RunDirError
+
+MAX_WAITING_LINES = 10_000
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+log = logging.getLogger(__name__)
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """One line of strict JSON, with its newline."""
+    text = json.dumps(_plain(record), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {name: _restored(item) for name, item in value.items()}
+    return [_restored(item) for item in value] if isinstance(value, list) else value
+
+
+def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file, one at a time. No file: none. A torn last line is passed over."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for number, line in enumerate(file, start=1):
+            record = _decode(line)
+            if record is not None:
+                yield record
+            elif line.endswith(b"\n") and file.read(1):
+                raise RunDirError(
+                    f"{path}:{number} is not a JSON object: the file was damaged from outside. "
+                    "Delete that line to read the rest."
+                )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, with `step`, `time` and the metrics as floats."""
+    return list(iter_jsonl(path))
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return _restored(record) if isinstance(record, dict) and line.endswith(b"\n") else None
+
+
+def drop_torn_lines(path: Path) -> int:
+    """Cut whatever follows the last whole record. Returns the number of bytes cut."""
+    with path.open("r+b") as file:
+        size = good = file.seek(0, os.SEEK_END)
+        while good > 0:
+            start = _line_start(file, good)
+            file.seek(start)
+            if _decode(file.read(good - start)) is not None:
+                break
+            good = start
+        file.truncate(good)
+    return size - good
+
+
+def _line_start(file: Any, end: int, block: int = 65536) -> int:
+    """Where the line that ends just before offset `end` begins."""
+    position = end - 1
+    while position > 0:
+        start = max(0, position - block)
+        file.seek(start)
+        newline = file.read(position - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        position = start
+    return 0
+
+
+class JsonlWriter:
+    """Appends records to one file. `sync` asks the disk to keep each before going on."""
+
+    def __init__(self, path: Path, *, sync: bool = False) -> None:
+        self.path = path
+        self.sync = sync
+        self.num_failed_writes = 0
+        self.num_dropped = 0
+        self._waiting: deque[bytes] = deque()
+        if path.is_file():
+            cut = drop_torn_lines(path)
+            if cut:
+                log.info("%s: dropped %d bytes of a line torn by a crash", path.name, cut)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._good_size = os.fstat(self._fd).st_size
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        self._waiting.append(encode(record))
+        self.flush()
+        if len(self._waiting) > MAX_WAITING_LINES:
+            self._waiting.popleft()
+            self.num_dropped += 1
+
+    def flush(self) -> None:
+        """Write what waits, oldest first, until a write fails."""
+        try:
+            while self._waiting:
+                self._write(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            self.num_failed_writes += 1
+            if self.num_failed_writes == 1:
+                log.warning(
+                    "cannot write %s (%s): records wait in memory and are tried again",
+                    self.path,
+                    error.strerror,
+                )
+
+    def _write(self, line: bytes) -> None:
+        try:
+            left = memoryview(line)
+            while left:
+                left = left[os.write(self._fd, left) :]
+            if self.sync:
+                os.fsync(self._fd)
+        except OSError:
+            # Shrinking needs no space, so the torn part goes even when the disk is full.
+            if os.fstat(self._fd).st_size > self._good_size:
+                os.ftruncate(self._fd, self._good_size)
+            raise
+        self._good_size += len(line)
+
+    def cut_after(self, step: int) -> int:
+        """Cut the records of later steps, which stand together at the end, and count them.
+
+        One ftruncate: it needs no space, and a crash leaves the file as before or as after.
+        """
+        self.flush()
+        offset, cut_at, num_cut = 0, None, 0
+        with self.path.open("rb") as file:
+            for line in file:
+                record = _decode(line)
+                if cut_at is None and record is not None and record["step"] > step:
+                    cut_at = offset
+                num_cut += cut_at is not None
+                offset += len(line)
+        if cut_at is not None:
+            os.ftruncate(self._fd, cut_at)
+            os.fsync(self._fd)
+            self._good_size = cut_at
+        return num_cut
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        self.flush()
+        lost = len(self._waiting) + self.num_dropped
+        if lost:
+            log.error("%s: %d records could not be written and are lost", self.path, lost)
+        os.close(self._fd)
+        self._fd = -1

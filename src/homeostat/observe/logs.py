@@ -1,0 +1,109 @@
+"""Logging of a run: what a person sees, and console.log, which keeps all of it.
+
+    homeostat.*          at the chosen level -> console and console.log
+    other libraries      warnings and errors, Python warnings too -> console and console.log
+    homeostat.progress   the view's lines, which the view itself shows -> console.log alone
+
+Nothing is set up at import; `logging_to` sets it up and takes it down again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from homeostat.errors import ConfigError, Problem
+
+LEVELS = ("debug", "info", "warning", "error")
+PROGRESS_LOGGER = "homeostat.progress"
+
+
+def resolve_level(flag: str | None, *, config: str, environ: Mapping[str, str] = os.environ) -> str:
+    """`--log-level` wins, then HOMEOSTAT_DEBUG=1, then observe.log_level."""
+    if flag is not None:
+        if flag.lower() not in LEVELS:
+            choices = ", ".join(LEVELS)
+            raise ConfigError([Problem("--log-level", f"{flag!r} is not one of {choices}.")])
+        return flag.lower()
+    return "debug" if environ.get("HOMEOSTAT_DEBUG", "") not in ("", "0") else config
+
+
+@contextmanager
+def logging_to(console: Console, *, level: str, console_log: Path | None = None) -> Iterator[None]:
+    """Log to the console (the live view's own, so that lines go above it) and to a file."""
+    root, ours = logging.getLogger(), logging.getLogger("homeostat")
+    progress = logging.getLogger(PROGRESS_LOGGER)
+    before = (root.level, ours.level, progress.level, progress.propagate)
+    handlers = [_console_handler(console)]
+    if console_log is not None:
+        handlers.append(_file_handler(console_log))
+        progress.addHandler(handlers[-1])
+    for handler in handlers:
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    ours.setLevel(level.upper())
+    progress.setLevel(logging.INFO)
+    progress.propagate = False
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        for handler in handlers:
+            root.removeHandler(handler)
+            progress.removeHandler(handler)
+            handler.close()
+        root.setLevel(before[0])
+        ours.setLevel(before[1])
+        progress.setLevel(before[2])
+        progress.propagate = before[3]
+
+
+def tail(path: Path, num_lines: int, *, max_bytes: int = 65536) -> list[str]:
+    """The last lines of a log file; none when it is missing."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - max_bytes))
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    return lines[-num_lines:]
+
+
+def _console_handler(console: Console) -> logging.Handler:
+    if console.is_terminal:
+        handler: logging.Handler = RichHandler(
+            console=console, show_path=False, log_time_format="%H:%M:%S", markup=False
+        )
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        return handler
+    handler = logging.StreamHandler(console.file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    return handler
+
+
+def _file_handler(path: Path) -> logging.Handler:
+    handler = _ConsoleLog(path, encoding="utf-8", errors="backslashreplace")
+    form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    handler.setFormatter(logging.Formatter(form))
+    return handler
+
+
+class _ConsoleLog(logging.FileHandler):
+    """A file whose disk may fill up: it says so once and stays quiet about it."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            print(f"cannot write {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)

@@ -1,0 +1,134 @@
+"""From values of single steps to metric records, events and the view.
+
+    log(step, metrics) -> every step to the view; reduced since the last record (see names.py)
+                          to a record at each multiple of `log_interval`, at steps with a metric
+                          that belongs to one step (eval/loss), on flush() and on close()
+    record             -> metrics.jsonl and the other sinks, then the view
+    event(kind, step)  -> events.jsonl, then the view
+
+Call `flush()` before a checkpoint is written: a record never spans one, so that a resumed run
+writes the records an uninterrupted run writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from homeostat.observe.names import Reduce, describe
+from homeostat.observe.run_dir import RunDir
+from homeostat.observe.sinks import Sink, VendorGuard
+
+
+class View(Protocol):
+    """What shows the run to a person while it goes on."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The values of one step, as they come."""
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A record, reduced over the steps since the one before."""
+
+    def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Recorder:
+    """The one way by which a run says what it did."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        sinks: Sequence[Sink],
+        *,
+        log_interval: int,
+        view: View | None = None,
+    ) -> None:
+        assert log_interval >= 1, log_interval
+        self._run_dir = run_dir
+        self._sinks = list(sinks)
+        self._interval = log_interval
+        self._view = view
+        self._window = _Window()
+        self._step = -1
+        for sink in self._sinks:
+            if isinstance(sink, VendorGuard):
+                sink.on_failure = self._sink_failed
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """All values of one step, its evaluation included: one call per step, steps grow."""
+        assert step > self._step, f"step {step} was logged after step {self._step}"
+        self._step = step
+        own_step = self._window.add(metrics)
+        if self._view is not None:
+            self._view.step(step, metrics)
+        if own_step or step % self._interval == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Close the record at the current step, if anything was logged since the last one."""
+        metrics = self._window.reduced()
+        self._window = _Window()
+        if not metrics:
+            return
+        for sink in self._sinks:
+            sink.log(self._step, metrics)
+        if self._view is not None:
+            self._view.record(self._step, metrics)
+
+    def event(self, kind: str, step: int, **fields: Any) -> None:
+        self._run_dir.append_event(kind, step, **fields)
+        if self._view is not None:
+            self._view.event(kind, step, fields)
+
+    def close(self) -> None:
+        """Write the last record and close sinks and view. The run directory stays open."""
+        self.flush()
+        for sink in self._sinks:
+            sink.close()
+        self._sinks = []
+        if self._view is not None:
+            self._view.close()
+
+    def _sink_failed(self, name: str, reason: str) -> None:
+        self.event("sink_failed", self._step, sink=name, error=reason)
+
+
+class _Window:
+    """The values since the last record, each with its weight."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[tuple[float, float]]] = {}
+
+    def add(self, metrics: Mapping[str, float]) -> bool:
+        """Take in one step's values. True when one of them closes the record."""
+        seconds = float(metrics.get("time/step", 1.0))
+        own_step = False
+        for name, value in metrics.items():
+            info = describe(name)
+            assert info is not None, f"{name!r} is not in the metric catalogue (observe/names.py)"
+            own_step |= info.own_step
+            weight = seconds if info.reduce is Reduce.RATE else 1.0
+            self._values.setdefault(name, []).append((float(value), weight))
+        return own_step
+
+    def reduced(self) -> dict[str, float]:
+        return {name: _reduce(name, values) for name, values in self._values.items()}
+
+
+def _reduce(name: str, pairs: list[tuple[float, float]]) -> float:
+    info = describe(name)
+    assert info is not None, name
+    values = [value for value, _ in pairs]
+    match info.reduce:
+        case Reduce.LAST:
+            return values[-1]
+        case Reduce.SUM:
+            return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+        case Reduce.MAX:
+            return math.nan if any(map(math.isnan, values)) else max(values)
+    weights = [weight for _, weight in pairs]
+    total = sum(value * weight for value, weight in pairs)
+    return total / sum(weights) if sum(weights) > 0 else values[-1]

@@ -1,0 +1,178 @@
+"""The folder a run leaves behind: where each file is, and who may write there.
+
+    config.json, config.yaml   the resolved config, and the recipe as given
+    metrics.jsonl              one record per log interval (names: observe/names.py)
+    events.jsonl               what happened: resumes, checkpoints, skipped steps ...
+    row_losses.jsonl           row ids and losses of each step
+    checkpoints/ trace/ offending_rows/ sinks/
+    console.log traceback.txt report.html
+
+Invariant: one process writes at a time. The lock is the kernel's (flock), so it goes with the
+process that holds it, however that ends. Records of steps that will be computed again are cut on
+resume (`truncate_after`), so that a step never has two records; events are history and stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from homeostat.config import RunConfig
+from homeostat.errors import RunDirError
+from homeostat.observe.jsonl import JsonlWriter, encode
+from homeostat.types import FloatArray, IntArray
+
+
+class RunPaths:
+    """Where the files of a run are. Reading needs no more than this: no lock, no side effects."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_json = path / "config.json"
+        self.config_yaml = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.events = path / "events.jsonl"
+        self.row_losses = path / "row_losses.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.offending_rows = path / "offending_rows"
+        self.sinks = path / "sinks"
+        self.console_log = path / "console.log"
+        self.traceback = path / "traceback.txt"
+        self.report = path / "report.html"
+
+    def inside(self, folder: str) -> Path:
+        """A folder inside the run directory that a setting names, such as the profiler's."""
+        found = (self.path / folder).resolve()
+        if not found.is_relative_to(self.path.resolve()):
+            raise RunDirError(
+                f"the folder {folder!r} lies outside the run directory {self.path}. "
+                "Give a relative path inside it."
+            )
+        return self.path / folder
+
+
+class RunDir(RunPaths):
+    """The run directory, locked and open for writing. Use as a context manager, or close it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock_fd: int | None = _lock(path / ".lock")
+        except OSError as error:
+            if isinstance(error, RunDirError):
+                raise
+            raise RunDirError(
+                f"cannot use the run directory {path}: {error.strerror}. Change runs_dir or name."
+            ) from None
+        _forget_lock_in_children(self)
+        # A run directory is used once anything happened in it.
+        self.was_used = self.events.is_file() and self.events.stat().st_size > 0
+        self._metrics = JsonlWriter(self.metrics)
+        self._events = JsonlWriter(self.events, sync=True)
+        self._row_losses = JsonlWriter(self.row_losses)
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._metrics.append({"step": step, "time": round(time.time(), 3), **metrics})
+
+    def append_event(self, kind: str, step: int, **fields: Any) -> None:
+        self._events.append({"kind": kind, "step": step, "time": round(time.time(), 3), **fields})
+
+    def append_row_losses(
+        self,
+        step: int,
+        *,
+        row_ids: IntArray | Sequence[int],
+        losses: FloatArray | Sequence[float],
+    ) -> None:
+        """Row ids and mean losses of one step, in one order."""
+        assert len(row_ids) == len(losses), (len(row_ids), len(losses))
+        # Four decimals keep a row's loss readable and the file small.
+        rounded = [round(float(loss), 4) for loss in losses]
+        self._row_losses.append({"step": step, "row_ids": list(row_ids), "losses": rounded})
+
+    def truncate_after(self, step: int) -> int:
+        """Cut metric and row-loss records of later steps. Returns how many there were."""
+        return self._metrics.cut_after(step) + self._row_losses.cut_after(step)
+
+    def write_config(self, config: RunConfig, *, recipe: str) -> None:
+        """The resolved config, and the recipe's text as the user gave it."""
+        write_atomically(self.config_json, config.model_dump_json(indent=2) + "\n")
+        write_atomically(self.config_yaml, recipe)
+
+    def write_offending_rows(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
+        """Keep the rows of a step that went wrong, one JSON object per line."""
+        self.offending_rows.mkdir(exist_ok=True)
+        path = self.offending_rows / f"step_{step}.jsonl"
+        write_atomically(path, b"".join(encode(row) for row in rows).decode("utf-8"))
+        return path
+
+    def write_traceback(self, text: str) -> None:
+        write_atomically(self.traceback, text)
+
+    def close(self) -> None:
+        """Write what waits and let the next process in. Closing twice is fine."""
+        for writer in (self._metrics, self._events, self._row_losses):
+            writer.close()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:
+    """The file holds the old text or the new one, never a part, also after a power cut (`sync`)."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _lock(path: Path) -> int:
+    """Take the lock or say who has it. The file holds the number of the process that took it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode("ascii", errors="replace").strip() or "(unknown)"
+        os.close(fd)
+        raise RunDirError(
+            f"the run directory {path.parent} is in use by process {holder}. Wait for it or end "
+            "it, or give this run another name (name=...)."
+        ) from None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _forget_lock_in_children(run_dir: RunDir) -> None:
+    """A forked worker that outlives us must not keep our lock: it closes its copy at once."""
+    reference = weakref.ref(run_dir)
+
+    def forget() -> None:
+        owner = reference()
+        if owner is not None and owner._lock_fd is not None:
+            os.close(owner._lock_fd)
+            owner._lock_fd = None
+
+    os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,106 @@
+"""What a sink is, and the one place where a vendor's failure is caught.
+
+A sink gets one call per metric record. Steps only grow, within a run and over its resumes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from homeostat.observe.run_dir import RunDir, write_atomically
+
+log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where metric records go."""
+
+    name: str
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """The run a sink belongs to. `resumed_from` is the step it continues from, None at a start."""
+
+    run_dir: RunDir
+    run_name: str
+    resumed_from: int | None
+
+
+class VendorGuard:
+    """Runs a vendor's sink; when it fails, the sink is switched off and the run goes on.
+
+    A tracking service can raise anything at all (its own errors, network and protocol errors,
+    errors of its database), so this class is the one border where every Exception is caught. It
+    is reported as it happens and never retried: a sink with holes would be worse than none.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.name = sink.name
+        self.on_failure: Callable[[str, str], None] | None = None
+        self._sink: Sink | None = sink
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._sink is not None:
+            sink = self._sink
+            self._call(lambda: sink.log(step, metrics))
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._call(self._sink.close)
+            self._sink = None
+
+    def _call(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._sink = None
+            reason = f"{type(error).__name__}: {error}"
+            log.warning(
+                "%s failed and is switched off for the rest of this run (%s). "
+                "metrics.jsonl goes on.",
+                self.name,
+                reason,
+            )
+            if self.on_failure is not None:
+                self.on_failure(self.name, reason)
+
+
+class SentMark:
+    """The last step a service was given, kept with the run.
+
+    For services that cannot take a step back: after a resume, steps up to the mark are not sent
+    a second time.
+    """
+
+    def __init__(self, path: Path, *, service: str) -> None:
+        self._path = path
+        self._service = service
+        self.step = int(path.read_text()) if path.is_file() else 0
+        self._told = False
+
+    def is_new(self, step: int) -> bool:
+        if step > self.step:
+            return True
+        if not self._told:
+            self._told = True
+            log.warning(
+                "%s already holds steps up to %d and keeps them: those computed again are not "
+                "sent twice. metrics.jsonl has the new values.",
+                self._service,
+                self.step,
+            )
+        return False
+
+    def move_to(self, step: int) -> None:
+        self.step = step
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path, f"{step}\n", sync=False)

@@ -1,0 +1,44 @@
+"""TensorBoard event files, written without torch or TensorFlow.
+
+A resumed run writes a second file that opens with a session-start event: TensorBoard then drops
+what earlier files hold from that step on, so a step computed twice is shown once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from homeostat.config.observe import TensorboardSink as TensorboardConfig
+from homeostat.errors import MissingDependencyError
+from homeostat.observe.sinks.base import SinkContext
+
+
+class TensorboardSink:
+    name = "TensorBoard"
+
+    def __init__(self, config: TensorboardConfig, context: SinkContext) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise MissingDependencyError.of(
+                "tensorboard", extra="tensorboard", needed_for="observe.sinks: tensorboard"
+            ) from None
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        folder = context.run_dir.inside(config.folder)
+        self._writer = EventFileWriter(str(folder), flush_secs=10)
+        if context.resumed_from is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            step = context.resumed_from + 1
+            self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=start))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = [
+            self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()
+        ]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,42 @@
+"""trackio: a local store (TRACKIO_DIR says where), shown by `trackio show`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from homeostat.config.observe import TrackioSink as TrackioConfig
+from homeostat.errors import MissingDependencyError
+from homeostat.observe.sinks.base import SentMark, SinkContext
+
+
+class TrackioSink:
+    name = "trackio"
+
+    def __init__(self, config: TrackioConfig, context: SinkContext) -> None:
+        try:
+            import trackio
+        except ImportError:
+            raise MissingDependencyError.of(
+                "trackio", extra="trackio", needed_for="observe.sinks: trackio"
+            ) from None
+        mark = context.run_dir.sinks / "trackio.step"
+        if context.resumed_from is None:
+            mark.unlink(missing_ok=True)
+        self._sent = SentMark(mark, service=self.name)
+        self._run = trackio.init(
+            project=config.project,
+            name=config.name or context.run_name,
+            resume="never" if context.resumed_from is None else "allow",
+            embed=False,
+            # The gpu/ metrics are ours already.
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._sent.is_new(step):
+            self._run.log(dict(metrics), step=step)
+            self._sent.move_to(step)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,168 @@
+"""Causal attention over documents laid end to end, without cross-talk.
+
+    lengths -> PackedLayout (once per batch) -> packed_attention (per layer)
+
+Kernels, which all compute the same function:
+    sdpa    torch's SDPA per document; neighbours of equal length go as one batch
+    varlen  one flash-attention call over all documents (CUDA, bf16 or fp16)
+    eager   one dense mask and an fp32 softmax: the reference, quadratic in all tokens
+
+`PackedLayout.by_length` gives the order of tokens in which documents of equal length are
+neighbours: a model reorders its tokens once per forward, and no layer has to copy.
+
+Suffixes: `_N` packed tokens, `_B` documents, `_H` heads (fewer for keys and values: grouped
+queries), `_d` head dim.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import accumulate, groupby
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from homeostat.errors import ModelError
+
+MAX_VARLEN_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Where each document lies in the packed tokens."""
+
+    lengths: tuple[int, ...]
+    offsets: tuple[int, ...]
+    max_length: int
+    cu_seqlens: Tensor
+
+    @classmethod
+    def of(cls, lengths: tuple[int, ...] | list[int], device: torch.device) -> PackedLayout:
+        lengths = tuple(int(length) for length in lengths)
+        assert lengths and min(lengths) > 0, f"document lengths {lengths}"
+        ends = (0, *accumulate(lengths))
+        cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
+        return cls(lengths, ends[:-1], max(lengths), cu_seqlens)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.offsets[-1] + self.lengths[-1]
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(number of neighbours, their common length), in order."""
+        return [(len(list(group)), length) for length, group in groupby(self.lengths)]
+
+    def by_length(self) -> tuple[PackedLayout, Tensor]:
+        """The layout with documents sorted by length, and the token order that leads there."""
+        order = sorted(range(len(self.lengths)), key=lambda document: self.lengths[document])
+        device = self.cu_seqlens.device
+        spans = [
+            torch.arange(self.offsets[document], self.offsets[document] + self.lengths[document])
+            for document in order
+        ]
+        layout = PackedLayout.of([self.lengths[document] for document in order], device)
+        return layout, torch.cat(spans).to(device)
+
+
+def packed_attention(
+    q_NHd: Tensor,
+    k_NHd: Tensor,
+    v_NHd: Tensor,
+    layout: PackedLayout,
+    *,
+    scale: float,
+    kernel: str,
+) -> Tensor:
+    """[N, H, d]: each token attends to itself and to those before it in its document."""
+    return _KERNELS[kernel](q_NHd, k_NHd, v_NHd, layout, scale)
+
+
+def resolve_kernel(choice: str, *, device_type: str, dtype: torch.dtype, head_dim: int) -> str:
+    """The kernel that `model.attention` comes out as here. An impossible choice is refused."""
+    obstacle = _varlen_obstacle(device_type, dtype, head_dim)
+    if choice == "auto":
+        return "sdpa" if obstacle else "varlen"
+    if choice == "varlen" and obstacle:
+        raise ModelError(
+            f"model.attention is varlen, which cannot run here: {obstacle}. "
+            "Set model.attention=auto."
+        )
+    if choice not in _KERNELS:
+        raise ModelError(f"model.attention is {choice!r}: known are auto, {', '.join(_KERNELS)}.")
+    return choice
+
+
+def _varlen_obstacle(device_type: str, dtype: torch.dtype, head_dim: int) -> str:
+    if device_type != "cuda":
+        return f"it needs a CUDA device, and this is {device_type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"it needs bf16 weights (trainer.precision), and these are {dtype}"
+    if head_dim % 8 or head_dim > MAX_VARLEN_HEAD_DIM:
+        return f"heads of {head_dim} are not a multiple of 8 up to {MAX_VARLEN_HEAD_DIM}"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or later"
+    if find_spec("torch.nn.attention.varlen") is None:
+        return "this torch has no torch.nn.attention.varlen"
+    return ""
+
+
+def _sdpa(
+    q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, layout: PackedLayout, scale: float
+) -> Tensor:
+    runs = layout.runs()
+    sizes = [count * length for count, length in runs]
+    outputs = []
+    # split, not slices: the backward of a split is one concatenation, that of each slice a
+    # zero-filled gradient as long as all documents.
+    parts = zip(runs, q_NHd.split(sizes), k_NHd.split(sizes), v_NHd.split(sizes), strict=True)
+    for (count, length), *qkv in parts:
+        q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in qkv)
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)
+
+
+def _varlen(
+    q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, layout: PackedLayout, scale: float
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # torch 2.13 wants grouped queries announced; before the flag came there was no check.
+    flags = {}
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        flags["enable_gqa"] = q_NHd.shape[1] != k_NHd.shape[1]
+    cu_seqlens, longest = layout.cu_seqlens, layout.max_length
+    return varlen_attn(
+        q_NHd,
+        k_NHd,
+        v_NHd,
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1, 0),
+        **flags,
+    )
+
+
+def _eager(
+    q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, layout: PackedLayout, scale: float
+) -> Tensor:
+    queries_per_key = q_NHd.shape[1] // k_NHd.shape[1]
+    k_NHd = k_NHd.repeat_interleave(queries_per_key, dim=1)
+    v_NHd = v_NHd.repeat_interleave(queries_per_key, dim=1)
+    lengths = torch.tensor(layout.lengths, device=q_NHd.device)
+    document_N = torch.arange(len(lengths), device=q_NHd.device).repeat_interleave(lengths)
+    visible_NN = (document_N[:, None] == document_N[None, :]).tril()
+    scores = torch.einsum("nhd,mhd->hnm", q_NHd.float(), k_NHd.float()) * scale
+    scores = scores.masked_fill(~visible_NN, float("-inf"))
+    return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v_NHd.float()).to(q_NHd.dtype)
+
+
+_KERNELS = {"sdpa": _sdpa, "varlen": _varlen, "eager": _eager}

@@ -1,0 +1,13 @@
+"""RMS normalisation: x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+
+The mean and the root are taken in fp32 whatever the input dtype; the result has the input dtype.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
+    return F.rms_norm(x, weight_D.shape, weight_D, eps)

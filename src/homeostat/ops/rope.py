@@ -1,0 +1,106 @@
+"""Rotary position embeddings, with the scalings that checkpoints use.
+
+Invariant: frequencies follow from the config alone. They are never stored in a checkpoint or a
+buffer, so a model that was built without memory cannot come up with stale ones.
+
+    config -> inverse_frequencies (once) -> rope_tables (once per forward) -> apply_rope (per layer)
+
+Scalings: `linear` divides every frequency; `llama3` divides low frequencies and blends the middle
+band; `yarn` (Peng et al. 2023, arXiv:2309.00071) blends by the number of rotations over the
+original context and multiplies cos and sin by an attention factor.
+
+Suffixes: `_N` packed tokens, `_H` heads, `_d` head dim, `_F` frequencies (half the head dim).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """`original_length` is the context of pre-training, before it was stretched."""
+
+    theta: float
+    type: RopeType = "default"
+    factor: float = 1.0
+    original_length: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+def inverse_frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:
+    """fp32 [head_dim / 2] on the CPU."""
+    exponents_F = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    wave_F = rope.theta**exponents_F
+    if rope.type == "linear":
+        return 1.0 / wave_F / rope.factor
+    if rope.type == "llama3":
+        return _llama3(1.0 / wave_F, rope)
+    if rope.type == "yarn":
+        return _yarn(wave_F, rope, head_dim=head_dim)
+    return 1.0 / wave_F
+
+
+def rope_tables(positions_N: Tensor, inv_freq_F: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor]:
+    """cos and sin, fp32 [N, head_dim / 2]."""
+    angles_NF = positions_N[:, None].float() * inv_freq_F
+    return angles_NF.cos() * rope.attention_factor, angles_NF.sin() * rope.attention_factor
+
+
+def apply_rope(x_NHd: Tensor, cos_NF: Tensor, sin_NF: Tensor) -> Tensor:
+    """Rotates (x[i], x[i + d/2]) by the token's angles: in fp32, back in the input dtype."""
+    cos, sin = cos_NF[:, None], sin_NF[:, None]
+    left, right = x_NHd.chunk(2, dim=-1)
+    rotated = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+    return rotated.to(x_NHd.dtype)
+
+
+def yarn_attention_factor(factor: float, *, mscale: float, mscale_all_dim: float) -> float:
+    """What cos and sin are multiplied by where the config does not say."""
+
+    def grow(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if mscale and mscale_all_dim:
+        return grow(mscale) / grow(mscale_all_dim)
+    return grow(1.0)
+
+
+def _llama3(inv_freq_F: Tensor, rope: RopeConfig) -> Tensor:
+    wavelength_F = 2 * math.pi / inv_freq_F
+    longest = rope.original_length / rope.low_freq_factor
+    shortest = rope.original_length / rope.high_freq_factor
+    share_F = (rope.original_length / wavelength_F - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended_F = (1 - share_F) * inv_freq_F / rope.factor + share_F * inv_freq_F
+    scaled_F = torch.where(wavelength_F > longest, inv_freq_F / rope.factor, blended_F)
+    return torch.where(wavelength_F < shortest, inv_freq_F, scaled_F)
+
+
+def _yarn(wave_F: Tensor, rope: RopeConfig, *, head_dim: int) -> Tensor:
+    def dim_of(rotations: float) -> float:
+        turns = rope.original_length / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dim_of(rope.beta_fast), dim_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    # A ramp of no width would divide by zero.
+    width = high - low if high != low else 0.001
+    steps_F = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu")
+    keep_F = 1 - ((steps_F - low) / width).clamp(0, 1)
+    return (1 - keep_F) / (rope.factor * wave_F) + keep_F / wave_F

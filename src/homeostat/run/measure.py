@@ -1,0 +1,59 @@
+"""What is measured of a step, and of the held-out rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from homeostat.algorithms import sft
+from homeostat.config.run import RunConfig
+from homeostat.data.loader import eval_batches
+from homeostat.observe.devices import host_rss
+from homeostat.types import Role, StepPlan, UpdateReport
+
+if TYPE_CHECKING:
+    from homeostat.run.setup import Parts
+
+
+def step_metrics(
+    plan: StepPlan, report: UpdateReport, *, parts: Parts, seconds: float
+) -> dict[str, float]:
+    """The metrics of one update, by their names in observe/names.py."""
+    trained = sum(int(np.count_nonzero(batch.weights_N)) for batch in plan.micro_batches)
+    steps_per_epoch = parts.config.trainer.steps_per_epoch(len(parts.train_ids))
+    memory = parts.trainer.memory_report()
+    metrics = {
+        "train/loss": report.loss,
+        "train/row_loss_max": float(report.row_losses_B.max()),
+        "train/skipped_steps": parts.state.num_skipped,
+        "grad_norm": report.grad_norm,
+        "learning_rate": report.learning_rate,
+        "epoch": plan.step / steps_per_epoch,
+        "num_tokens": parts.state.num_tokens,
+        "time/step": seconds,
+        "throughput/tokens_per_s": plan.num_tokens / seconds,
+        "throughput/trained_tokens_per_s": trained / seconds,
+        "data/trained_share": trained / plan.num_tokens,
+        "data/rows": plan.num_rows,
+        "data/micro_batches": len(plan.micro_batches),
+        "memory/max_alloc": memory.max_alloc,
+        "memory/max_reserved": memory.max_reserved,
+        "memory/host_rss": host_rss(),
+    }
+    if parts.config.trainer.packing:
+        budget = parts.state.token_budget or parts.config.trainer.max_tokens_per_device
+        metrics["data/packing_fill"] = plan.num_tokens / (len(plan.micro_batches) * budget)
+    return metrics | parts.gpus.sample()
+
+
+def evaluate(parts: Parts, config: RunConfig) -> float:
+    """The loss on the held-out rows, normalised as in training over all of them."""
+    rows = [parts.validation[row] for row in parts.validation_ids]
+    spec = sft.loss_spec(config.algorithm, rows)
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in eval_batches(parts.validation, parts.validation_ids, parts.token_budget):
+        scores = parts.trainer.score(Role.POLICY, batch)
+        total += sft.loss(scores.nll_B.double(), scores.weight_B.double(), spec).cpu()
+    return float(total)

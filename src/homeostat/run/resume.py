@@ -1,0 +1,66 @@
+"""Continuing a run directory: is it allowed, and from which checkpoint?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from homeostat.config.resume import Change, compare_configs
+from homeostat.config.run import RunConfig
+from homeostat.errors import ConfigError, Problem, RunDirError
+from homeostat.observe.run_dir import RunDir
+from homeostat.train.checkpoint import CheckpointStore, Found
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Where a used run directory goes on, and which keys differ from before."""
+
+    found: Found | None
+    changes: tuple[Change, ...]
+
+
+def find_resume_point(config: RunConfig, run_dir: RunDir) -> ResumePoint:
+    """Raises where continuing would mix two experiments in one folder."""
+    store = CheckpointStore(run_dir.checkpoints)
+    load_step = config.checkpoint.load_step
+    if not run_dir.was_used:
+        return ResumePoint(None if load_step is None else store.at_step(load_step), ())
+    if config.checkpoint.resume == "never":
+        raise RunDirError(
+            f"the run directory {run_dir.path} was used before and checkpoint.resume=never. "
+            "Give this run another name, or set checkpoint.resume=auto."
+        )
+    changes = compare_configs(_saved_config(run_dir), config)
+    found = store.newest_valid() if load_step is None else store.at_step(load_step)
+    if found is not None:
+        _refuse_other_experiment(changes, run_dir)
+    return ResumePoint(found, tuple(change for change in changes if change.resume != "free"))
+
+
+def _saved_config(run_dir: RunDir) -> RunConfig:
+    try:
+        return RunConfig.model_validate_json(run_dir.config_json.read_text(encoding="utf-8"))
+    except (OSError, ValidationError, ValueError) as error:
+        raise RunDirError(
+            f"{run_dir.config_json} cannot be read ({str(error).splitlines()[0]}), so it is not "
+            "known what the run was. Give this run another name."
+        ) from None
+
+
+def _refuse_other_experiment(changes: list[Change], run_dir: RunDir) -> None:
+    forbidden = [change for change in changes if change.resume == "forbid"]
+    if forbidden:
+        hint = f"Set it back, or give this run another name than {run_dir.path.name!r}."
+        raise ConfigError(
+            [
+                Problem(
+                    change.path,
+                    f"{change.new!r} here, but the run began with {change.old!r}: going on would "
+                    "mix two experiments.",
+                    hint,
+                )
+                for change in forbidden
+            ]
+        )

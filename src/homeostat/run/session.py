@@ -1,0 +1,167 @@
+"""One `train` call on one run directory: lock, logs, recorder, signals, and an end that is told.
+
+However a run ends, its directory says how: `run_finished`, `run_stopped` or `run_failed` in
+events.jsonl, a traceback where there was one, and report.html.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from homeostat.config.run import RunConfig
+from homeostat.errors import HomeostatError
+from homeostat.observe.console import RunLabel, make_view
+from homeostat.observe.jsonl import read_metrics
+from homeostat.observe.logs import logging_to
+from homeostat.observe.recorder import Recorder
+from homeostat.observe.report import write_report
+from homeostat.observe.run_dir import RunDir
+from homeostat.observe.sinks import build_sinks
+from homeostat.run.resume import ResumePoint, find_resume_point
+from homeostat.run.signals import StopRequest
+from homeostat.train.checkpoint import CheckpointStore
+from homeostat.types import UpdateReport
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """What the loop writes to. `begin` opens the recorder once the number of steps is known."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: RunDir,
+        resume: ResumePoint,
+        *,
+        console: Console,
+        stop: StopRequest,
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.resume = resume
+        self.console = console
+        self.stop = stop
+        self.checkpoints = CheckpointStore(run_dir.checkpoints)
+        self._recorder: Recorder | None = None
+
+    @property
+    def recorder(self) -> Recorder:
+        assert self._recorder is not None, "begin() comes first"
+        return self._recorder
+
+    @property
+    def start_step(self) -> int:
+        return self.resume.found.step if self.resume.found is not None else 0
+
+    def begin(self, *, total_steps: int, model_line: str) -> Recorder:
+        """Cut what lies beyond the resume point, open sinks and view."""
+        found = self.resume.found
+        self.run_dir.truncate_after(self.start_step)
+        if found is not None:
+            self.checkpoints.set_aside_after(found.step)
+        sinks = build_sinks(
+            self.config.observe.sinks,
+            self.run_dir,
+            run_name=self.config.name,
+            resumed_from=found.step if found is not None else None,
+        )
+        label = RunLabel(self.config.name, model_line, total_steps, self.start_step)
+        view = make_view(
+            self.config.observe.console,
+            self.console,
+            label=label,
+            history=read_metrics(self.run_dir.metrics),
+        )
+        self._recorder = Recorder(
+            self.run_dir, sinks, log_interval=self.config.observe.log_interval, view=view
+        )
+        return self._recorder
+
+    def event(self, kind: str, step: int, **fields: Any) -> None:
+        """An event at any time, before `begin` too."""
+        if self._recorder is not None:
+            self._recorder.event(kind, step, **fields)
+        else:
+            self.run_dir.append_event(kind, step, **fields)
+
+    def keep_row_losses(self, report: UpdateReport) -> None:
+        if self.config.observe.row_losses:
+            self.run_dir.append_row_losses(
+                report.step, row_ids=report.row_ids_B.tolist(), losses=report.row_losses_B.tolist()
+            )
+
+    def close(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+
+
+@contextmanager
+def open_session(
+    config: RunConfig, *, recipe: str, command: list[str], console: Console, log_level: str
+) -> Iterator[Session]:
+    """The run directory, locked; whatever ends the block is written down before it goes on."""
+    stop = StopRequest()
+    with RunDir(config.run_dir) as run_dir:
+        resume = find_resume_point(config, run_dir)
+        run_dir.write_config(config, recipe=recipe)
+        session = Session(config, run_dir, resume, console=console, stop=stop)
+        with (
+            logging_to(console, level=log_level, console_log=run_dir.console_log),
+            stop.listening(),
+        ):
+            _tell_start(session, command)
+            try:
+                yield session
+            except BaseException as error:
+                _tell_failure(session, error)
+                raise
+            else:
+                _tell_end(session)
+            finally:
+                session.close()
+                if config.observe.report:
+                    write_report(run_dir.path)
+
+
+def _tell_start(session: Session, command: list[str]) -> None:
+    found = session.resume.found
+    text = shlex.join(command)
+    if found is None:
+        session.event("run_started", 0, command=text)
+        return
+    for name, why in found.passed_over:
+        log.warning("passed over the broken checkpoint %s: %s", name, why)
+        session.event("checkpoint_skipped_invalid", found.step, name=name, why=why)
+    for change in session.resume.changes:
+        log.warning("%s was %r, is now %r", change.path, change.old, change.new)
+        session.event("config_changed", found.step, path=change.path, old=change.old, new=change.new)
+    log.info("going on after step %d (%s)", found.step, found.path)
+    session.event("run_resumed", found.step, command=text, checkpoint=str(found.path))
+
+
+def _tell_end(session: Session) -> None:
+    step = session.checkpoints.steps()[-1:]
+    last = step[0] if step else session.start_step
+    if session.stop.requested:
+        assert session.stop.signal is not None
+        session.event("run_stopped", last, signal=session.stop.signal.name)
+        log.warning("stopped by %s after step %d; the same command goes on from there",
+                    session.stop.signal.name, last)  # fmt: skip
+    else:
+        session.event("run_finished", last)
+
+
+def _tell_failure(session: Session, error: BaseException) -> None:
+    last = (session.checkpoints.steps() or [session.start_step])[-1]
+    session.run_dir.write_traceback("".join(traceback.format_exception(error)))
+    session.event("run_failed", last, error=type(error).__name__, message=str(error))
+    if not isinstance(error, HomeostatError):
+        log.error("the run failed: %s: %s", type(error).__name__, error)

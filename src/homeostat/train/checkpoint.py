@@ -1,0 +1,275 @@
+"""Checkpoints that are whole or not there.
+
+A checkpoint is written into a hidden folder beside its place, every file is synced, a manifest
+with sizes and SHA-256 sums is written last, and one rename puts it in place; `latest` is then
+replaced. Whatever interrupts this, a power cut or a full disk, what was saved before stays. Only
+safetensors and JSON are written: reading a checkpoint runs no code of the file's.
+
+    checkpoints/latest                  name of the newest
+    checkpoints/best                    name of the one with the lowest eval/loss
+    checkpoints/step_00000200/          model and optimizer .safetensors, state.json, hf/,
+                                        manifest.json
+    checkpoints/set_aside_*/            checkpoints beyond a step that a run went back to
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from homeostat.errors import CheckpointError
+
+TensorFiles = dict[str, dict[str, Tensor]]
+WriteExtra = Callable[[Path], None]
+
+_NAME = re.compile(r"step_(\d{8})")
+_MANIFEST = "manifest.json"
+_OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A valid checkpoint, and the newer ones that had to be passed over with the reason."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    passed_over: tuple[tuple[str, str], ...]
+
+    def tensors(self) -> TensorFiles:
+        return {file.stem: load_file(file) for file in sorted(self.path.glob("*.safetensors"))}
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def steps(self) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step_{step:08d}"
+
+    def save(
+        self,
+        step: int,
+        tensors: TensorFiles,
+        state: dict[str, Any],
+        *,
+        write_extra: WriteExtra | None = None,
+    ) -> Path:
+        """Write a checkpoint. Raises CheckpointError, leaving no trace, where it cannot."""
+        final = self.path(step)
+        building = self.folder / f".building_{final.name}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            self._require_space(tensors)
+            building.mkdir()
+            for stem, group in tensors.items():
+                whole = {name: tensor.contiguous() for name, tensor in group.items()}
+                save_file(whole, building / f"{stem}.safetensors")
+            (building / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+            if write_extra is not None:
+                write_extra(building)
+            _write_manifest(building)
+            self._put_in_place(building, final)
+            self._point("latest", step)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(building, ignore_errors=True)
+            raise CheckpointError(_why_not_saved(error, final)) from error
+        return final
+
+    def mark_best(self, step: int) -> None:
+        self._point("best", step)
+
+    def best_step(self) -> int | None:
+        return self._pointed("best")
+
+    def newest_valid(self) -> Found | None:
+        """The newest checkpoint that is whole; broken ones are passed over and reported."""
+        passed_over: list[tuple[str, str]] = []
+        for step in reversed(self.steps()):
+            broken = why_broken(self.path(step))
+            if broken is None:
+                return self._found(step, passed_over)
+            passed_over.append((self.path(step).name, broken))
+        if passed_over:
+            name, why = passed_over[0]
+            raise CheckpointError(
+                f"none of the {len(passed_over)} checkpoints in {self.folder} is whole; the "
+                f"newest, {name}: {why}. Move the folder away to start the run afresh."
+            )
+        return None
+
+    def at_step(self, step: int) -> Found:
+        path = self.path(step)
+        if not path.is_dir():
+            known = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(
+                f"checkpoint.load_step={step}: there is no such checkpoint in {self.folder}. "
+                f"Steps there: {known}."
+            )
+        if (broken := why_broken(path)) is not None:
+            raise CheckpointError(f"checkpoint.load_step={step}: {path.name} is broken: {broken}.")
+        return self._found(step, [])
+
+    def prune(self, *, keep_last: int, max_bytes: int | None) -> list[int]:
+        """Remove the oldest beyond the limits; the newest and the best always stay."""
+        steps = self.steps()
+        safe = {*steps[-1:], self.best_step()}
+        removed: list[int] = []
+        for step in steps[:-keep_last]:
+            if step not in safe:
+                self._remove(step)
+                removed.append(step)
+        for step in steps:
+            if max_bytes is None or self.total_bytes() <= max_bytes:
+                break
+            if step not in safe and step not in removed:
+                self._remove(step)
+                removed.append(step)
+        return removed
+
+    def set_aside_after(self, step: int) -> list[int]:
+        """Move away what lies beyond the step a run continues from: it will be made anew."""
+        later = [other for other in self.steps() if other > step]
+        if not later:
+            return []
+        number = 1 + len(list(self.folder.glob("set_aside_*")))
+        aside = self.folder / f"set_aside_{number}_after_step_{step}"
+        aside.mkdir()
+        for other in later:
+            os.rename(self.path(other), aside / self.path(other).name)
+        if (best := self.best_step()) is not None and best > step:
+            (self.folder / "best").unlink()
+        self._point("latest", step)
+        return later
+
+    def total_bytes(self) -> int:
+        files = (file for step in self.steps() for file in self.path(step).rglob("*"))
+        return sum(file.stat().st_size for file in files if file.is_file())
+
+    def _found(self, step: int, passed_over: list[tuple[str, str]]) -> Found:
+        path = self.path(step)
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        return Found(path, step, state, tuple(passed_over))
+
+    def _require_space(self, tensors: TensorFiles) -> None:
+        need = sum(
+            t.numel() * t.element_size() for group in tensors.values() for t in group.values()
+        )
+        free = shutil.disk_usage(self.folder).free
+        if free < need * 1.02 + 2**20:
+            text = f"{need / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free"
+            raise OSError(errno.ENOSPC, text)
+
+    def _remove_leftovers(self) -> None:
+        for leftover in self.folder.glob(".*_step_*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _put_in_place(self, building: Path, final: Path) -> None:
+        if final.exists():
+            self._remove(int(final.name.removeprefix("step_")))
+        os.rename(building, final)
+        _sync_folder(self.folder)
+
+    def _remove(self, step: int) -> None:
+        """Rename first: a removal that is interrupted must not leave half a checkpoint."""
+        doomed = self.folder / f".removing_{self.path(step).name}"
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(self.path(step), doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _point(self, name: str, step: int) -> None:
+        temporary = self.folder / f".{name}.tmp"
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(self.path(step).name + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.folder / name)
+        _sync_folder(self.folder)
+
+    def _pointed(self, name: str) -> int | None:
+        file = self.folder / name
+        match = _NAME.fullmatch(file.read_text(encoding="utf-8").strip()) if file.exists() else None
+        return int(match.group(1)) if match else None
+
+
+def why_broken(path: Path) -> str | None:
+    """None for a checkpoint whose every file is as it was written, else what is wrong."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        for name, entry in manifest.items():
+            file = path / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != entry["bytes"]:
+                return f"{name} has {file.stat().st_size} bytes of {entry['bytes']}"
+            if _sha256(file) != entry["sha256"]:
+                return f"the content of {name} is not what was written"
+        return None if "state.json" in manifest else "state.json is missing"
+    except FileNotFoundError:
+        return f"{_MANIFEST} is missing"
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"{_MANIFEST} cannot be read"
+
+
+def _write_manifest(folder: Path) -> None:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    manifest = {}
+    for file in files:
+        _sync_file(file)
+        name = file.relative_to(folder).as_posix()
+        manifest[name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+    target = folder / _MANIFEST
+    target.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    _sync_file(target)
+    _sync_folder(folder)
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync_file(file: Path) -> None:
+    with open(file, "rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _why_not_saved(error: Exception, final: Path) -> str:
+    full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
+    full = full or "No space left" in str(error) or "File too large" in str(error)
+    if full:
+        return (
+            f"{final.name} was not saved: the disk of {final.parent} is full ({error}). Earlier "
+            "checkpoints are untouched. Free some space, lower checkpoint.keep_last or "
+            "checkpoint.max_bytes, or set runs_dir to another disk."
+        )
+    return f"{final.name} was not saved: {error}. Earlier checkpoints are untouched."

@@ -1,0 +1,112 @@
+"""Where a NaN or an infinity came from.
+
+The update that failed was not applied. It is replayed once, row by row, with every module's
+output and gradient watched and autograd's anomaly detection on, so that the answer names the rows,
+the module, and the direction (forward or backward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from homeostat.train.local import LocalTrainer
+from homeostat.types import Role, StepPlan, TokenRow, TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The first place where a number stopped being finite."""
+
+    direction: str
+    module: str
+    operation: str = ""
+
+    def describe(self) -> str:
+        tail = f" ({self.operation})" if self.operation else ""
+        return f"{self.direction} pass, {self.module}{tail}"
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What the hooks saw, in order."""
+
+    forward: list[str] = field(default_factory=list)
+    backward: list[str] = field(default_factory=list)
+
+
+def find_bad_rows(trainer: LocalTrainer, rows: list[TokenRow], plan: StepPlan) -> list[TokenRow]:
+    """Rows that alone give a loss or gradient that is not finite."""
+    bad = []
+    for row in rows:
+        trainer.accumulate(Role.POLICY, TrainBatch.of([row]), plan.loss, step=plan.step)
+        loss = trainer.pending_loss()
+        if not bool(torch.isfinite(loss)) or not bool(torch.isfinite(trainer.pending_norm())):
+            bad.append(row)
+        trainer.discard(Role.POLICY)
+    return bad
+
+
+def trace_origin(trainer: LocalTrainer, rows: list[TokenRow], plan: StepPlan) -> Origin:
+    """Replay these rows with everything watched."""
+    weights = bad_weights(trainer.model)
+    if weights:
+        return Origin("stored weights", weights[0], f"{len(weights)} tensors are not finite")
+    operation = ""
+    with _watched(trainer.model) as watch:
+        try:
+            with torch.autograd.detect_anomaly(check_nan=True):
+                trainer.accumulate(Role.POLICY, TrainBatch.of(rows), plan.loss, step=plan.step)
+        except RuntimeError as error:
+            if "returned nan values" not in str(error):
+                raise
+            operation = str(error).split("'")[1]
+        loss_finite = not watch.forward and bool(torch.isfinite(trainer.pending_loss()))
+    trainer.discard(Role.POLICY)
+    if watch.forward:
+        return Origin("forward", watch.forward[0], operation)
+    if not loss_finite and not operation:
+        return Origin("forward", "the loss itself", "log-probabilities of the trained tokens")
+    where = watch.backward[0] if watch.backward else "the loss itself"
+    return Origin("backward", where, operation)
+
+
+def bad_weights(model: nn.Module) -> list[str]:
+    named = model.named_parameters()
+    return [name for name, param in named if not bool(torch.isfinite(param).all())]
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[_Watch]:
+    watch = _Watch()
+    handles = []
+    for name, module in model.named_modules():
+        if name and not list(module.children()):
+            handles.append(module.register_forward_hook(_forward_hook(watch, name)))
+            handles.append(module.register_full_backward_hook(_backward_hook(watch, name)))
+    try:
+        yield watch
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _forward_hook(watch: _Watch, name: str):
+    def hook(module: nn.Module, args: tuple, output: object) -> None:
+        if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
+            watch.forward.append(name)
+
+    return hook
+
+
+def _backward_hook(watch: _Watch, name: str):
+    def hook(module: nn.Module, grad_input: tuple, grad_output: tuple) -> None:
+        grads = [g for g in (*grad_output, *grad_input) if isinstance(g, Tensor)]
+        if any(not bool(torch.isfinite(grad).all()) for grad in grads):
+            watch.backward.append(name)
+
+    return hook

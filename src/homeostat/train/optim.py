@@ -1,0 +1,116 @@
+"""AdamW over fp32 masters, with exact gradient accumulation.
+
+Parameters live in the compute dtype at fixed addresses. Where that is fp32, a parameter is its own
+master. Where it is bf16, the optimizer owns an fp32 master and an fp32 gradient: each micro-batch's
+bf16 gradient is added to the fp32 one as soon as autograd has made it and then freed, so nothing
+is summed in bf16; after a step the masters are written back into the parameters in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from homeostat.config.trainer import AdamWConfig
+from homeostat.errors import CheckpointError
+
+# torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
+CLIP_EPS = 1e-6
+
+
+class MasterAdamW:
+    """The optimizer of one model. Moments are allocated at once: memory is known from the start."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: AdamWConfig) -> None:
+        self.params = {name: param for name, param in named if param.requires_grad}
+        assert self.params, "nothing is trainable"
+        self.masters = {name: self._master_of(param) for name, param in self.params.items()}
+        matrices = [m for m in self.masters.values() if m.ndim >= 2]
+        vectors = [m for m in self.masters.values() if m.ndim < 2]
+        groups = [
+            {"params": group, "weight_decay": decay}
+            for group, decay in ((matrices, config.weight_decay), (vectors, 0.0))
+            if group
+        ]
+        betas = (config.beta1, config.beta2)
+        self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
+        for master in self.masters.values():
+            self.adamw.state[master] = {
+                "step": torch.zeros((), dtype=torch.float32, device=master.device),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
+
+    def _master_of(self, param: nn.Parameter) -> Tensor:
+        if param.dtype == torch.float32:
+            return param
+        master = param.detach().float().clone()
+        master.grad = torch.zeros_like(master)
+
+        def move_grad(source: Tensor) -> None:
+            assert master.grad is not None
+            assert source.grad is not None
+            master.grad.add_(source.grad)
+            source.grad = None
+
+        param.register_post_accumulate_grad_hook(move_grad)
+        return master
+
+    def zero_grad(self) -> None:
+        for name, master in self.masters.items():
+            self.params[name].grad = None
+            if master is not self.params[name]:
+                assert master.grad is not None
+                master.grad.zero_()
+
+    def grads(self) -> list[Tensor]:
+        return [m.grad for m in self.masters.values() if m.grad is not None]
+
+    def grad_norm(self) -> Tensor:
+        """Norm over all gradients, before clipping, as a device scalar."""
+        norms = torch._foreach_norm(self.grads())
+        return torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+
+    @torch.no_grad()
+    def step(self, *, learning_rate: float, grad_norm: float, max_grad_norm: float | None) -> None:
+        if max_grad_norm is not None:
+            scale = max_grad_norm / (grad_norm + CLIP_EPS)
+            if scale < 1.0:
+                torch._foreach_mul_(self.grads(), scale)
+        for group in self.adamw.param_groups:
+            group["lr"] = learning_rate
+        self.adamw.step()
+        self._write_back()
+
+    def _write_back(self) -> None:
+        for name, master in self.masters.items():
+            param = self.params[name]
+            if master is not param:
+                param.data.copy_(master)
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and, where they are not the parameters themselves, masters."""
+        tensors: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            moments = self.adamw.state[master]
+            tensors[f"step.{name}"] = moments["step"]
+            tensors[f"exp_avg.{name}"] = moments["exp_avg"]
+            tensors[f"exp_avg_sq.{name}"] = moments["exp_avg_sq"]
+            if master is not self.params[name]:
+                tensors[f"master.{name}"] = master
+        return tensors
+
+    @torch.no_grad()
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        own = self.state()
+        if own.keys() != tensors.keys():
+            odd = sorted(own.keys() ^ tensors.keys())
+            raise CheckpointError(
+                f"the optimizer state in the checkpoint belongs to another model or precision: "
+                f"{len(odd)} tensors do not match, {odd[0]!r} first."
+            )
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+        self._write_back()

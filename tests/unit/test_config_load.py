@@ -1,0 +1,231 @@
+"""Recipes: strict, all problems at once, each with its place and the way out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homeostat.config import RunConfig, load_config
+from homeostat.config.load import build_config
+from homeostat.config.resume import compare_configs
+from homeostat.config.schema import json_schema, known_keys, walk_keys
+from homeostat.config.yaml_file import parse_yaml
+from homeostat.errors import ConfigError
+
+MINIMAL = {
+    "name": "a",
+    "model": {"path": "m"},
+    "data": {"train": [{"type": "text", "path": "x.jsonl"}]},
+}
+
+
+def build(*overrides: str, **changes: object) -> RunConfig:
+    return build_config({**MINIMAL, **changes}, list(overrides), file=None)
+
+
+def problems(*overrides: str, **changes: object) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        build(*overrides, **changes)
+    return {problem.place: problem.render() for problem in caught.value.problems}
+
+
+def test_defaults_make_a_whole_recipe() -> None:
+    config = build()
+    assert config.trainer.batch_rows == 32
+    assert config.run_dir == Path("runs/a")
+
+
+def test_numbers_words_and_truth_values_mean_what_they_look_like() -> None:
+    text = "a: 1e-5\nb: on\nc: 2024-01-01\nd: 010\ne: true\nf: ~\ng: 1_000\nh: '3'"
+    value, lines = parse_yaml(text, name="x")
+    assert value == {
+        "a": 1e-5, "b": "on", "c": "2024-01-01", "d": 10, "e": True, "f": None, "g": "1_000",
+        "h": "3",
+    }  # fmt: skip
+    assert lines[("c",)] == 3
+
+
+def test_values_are_never_coerced() -> None:
+    found = problems("trainer.batch_rows='3'", "data.shuffle=1", "trainer.lr='x'")
+    assert set(found) == {"trainer.batch_rows", "data.shuffle", "trainer.lr"}
+
+
+def test_all_problems_of_a_file_are_reported_at_once_with_lines(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(
+        "name: a\nmodel:\n  path: m\n  pth: n\ndata:\n  train:\n    - {type: messages, path: x, "
+        "turn: all}\ntrainer:\n  lr: abc\n  epochs: 2\n  max_steps: 3\n  schedule: {type: cosin}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    text = str(caught.value)
+    assert "r.yaml:4: model.pth: unknown key. Did you mean model.path?" in text
+    assert "r.yaml:7: data.train.0.turn: unknown key. Did you mean data.train.0.turns?" in text
+    assert "r.yaml:9: trainer.lr:" in text
+    assert "no type is 'cosin'. Did you mean cosine?" in text
+    assert "trainer.epochs: trainer.max_steps is set too" in text
+
+
+def test_a_key_in_the_wrong_place_is_pointed_to_the_right_one() -> None:
+    assert "Did you mean trainer.lr?" in problems("lr=1e-4")["lr"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place"),
+    [
+        (["trainer.epochs=1", "trainer.max_steps=1"], "trainer.epochs"),
+        (["trainer.micro_batch_rows=2"], "trainer.micro_batch_rows"),
+        (
+            ["trainer.packing=false", "trainer.max_tokens_per_device=4096"],
+            "trainer.max_tokens_per_device",
+        ),
+        (["data.max_length=9000"], "trainer.max_tokens_per_device"),
+        (
+            ["trainer.packing=false", "trainer.batch_rows=2", "trainer.micro_batch_rows=3"],
+            "trainer.micro_batch_rows",
+        ),
+        (["trainer.max_steps=2", "observe.profiler={steps: [3]}"], "observe.profiler.steps"),
+        (
+            ["trainer.schedule={type: linear, warmup_steps: 1, warmup_share: 0.1}"],
+            "trainer.schedule.warmup_share",
+        ),
+        (
+            ["trainer.max_steps=2", "trainer.schedule={type: wsd, warmup_steps: 3}"],
+            "trainer.schedule.warmup_steps",
+        ),
+        (
+            ["data.validation_share=0.1", "data.validation=[{type: text, path: y}]"],
+            "data.validation_share",
+        ),
+        (
+            ["data.train=[{type: prompt_completion, path: y, chat: false, system: s}]"],
+            "data.train.0.system",
+        ),
+        (["model.init=random", "model.path=x.gguf"], "model.init"),
+        (["model.init=random", "lora={}"], "lora"),
+        (["model.implementation=transformers", "model.attention=varlen"], "model.attention"),
+        (["model.implementation=transformers", "model.path=x.gguf"], "model.implementation"),
+        (["lora={targets: [all-linear, q_proj]}"], "lora.targets"),
+        (["eval.patience=2"], "eval.patience"),
+        (["checkpoint.load_step=2", "checkpoint.resume=never"], "checkpoint.load_step"),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused(overrides: list[str], place: str) -> None:
+    assert place in problems(*overrides)
+
+
+def test_presets_fill_in_and_give_way() -> None:
+    config = build(preset="low_memory")
+    assert config.trainer.gradient_checkpointing
+    assert config.trainer.max_tokens_per_device == 2048
+    assert build("preset=[low_memory]", "trainer.gradient_checkpointing=false").preset == (
+        "low_memory",
+    )
+    longer = build("preset=low_memory", "data.max_length=4096")
+    assert longer.trainer.max_tokens_per_device == 8192
+    unpacked = build("preset=low_memory", "trainer.packing=false")
+    assert "max_tokens_per_device" not in unpacked.trainer.model_fields_set
+    assert "Did you mean low_memory?" in problems("preset=low_memry")["preset"]
+
+
+@pytest.mark.parametrize("text", ["x", "=3", "a.b", "trainer.lr.x=1", "data.train.5.path=z"])
+def test_bad_overrides_are_explained(text: str) -> None:
+    assert problems(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [1", "a: &x [*x]", "a: !!python/object:os.system {}", "a: !!binary aGk=",
+        "a: 1\na: 2", "? [1]\n: 2", "a: " + "[" * 60 + "]" * 60, "\x00", "- 1", "3",
+        "a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\n"
+        "c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\n"
+        "e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]",
+    ],
+)  # fmt: skip
+def test_hostile_yaml_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"r\.yaml"):
+        load_config(file)
+
+
+def test_missing_binary_and_huge_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "h.yaml").write_bytes(b"#" * 2_000_000)
+    for name in ("none.yaml", "b.yaml", "h.yaml", "."):
+        with pytest.raises(ConfigError):
+            load_config(tmp_path / name)
+
+
+def test_sizes_may_be_written_with_units() -> None:
+    assert build("checkpoint.max_bytes=20GB").checkpoint.max_bytes == 20 * 10**9
+    assert build("trainer.logits_chunk_bytes=16MiB").trainer.logits_chunk_bytes == 16 * 2**20
+    assert "checkpoint.max_bytes" in problems("checkpoint.max_bytes=lots")
+
+
+def test_every_key_has_help_and_a_resume_class() -> None:
+    for path, _, name, info in walk_keys(RunConfig):
+        if name == "type":
+            continue
+        assert info.description, path
+        assert isinstance(info.json_schema_extra, dict), path
+        assert info.json_schema_extra["resume"] in ("free", "warn", "forbid"), path
+
+
+def test_the_schema_describes_every_key() -> None:
+    text = json.dumps(json_schema())
+    for path in known_keys(RunConfig):
+        assert f'"{path.split(".")[-1]}"' in text
+
+
+def test_changes_are_classed_for_resume() -> None:
+    old = build()
+    new = build("trainer.batch_rows=8", "trainer.lr=1e-4", "observe.log_interval=5")
+    classes = {change.path: change.resume for change in compare_configs(old, new)}
+    assert classes == {
+        "trainer.batch_rows": "forbid",
+        "trainer.lr": "warn",
+        "observe.log_interval": "free",
+    }
+
+
+def test_a_resolved_config_reads_back_equal() -> None:
+    config = build("lora={rank: 4}", "observe.sinks=[{type: wandb}]", "trainer.max_steps=3")
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.sampled_from(["linear", "cosine", "wsd"]))
+def test_schedules_rise_to_the_peak_and_never_leave_their_range(
+    total: int, warmup: int, kind: str
+) -> None:
+    config = build(f"trainer.schedule={{type: {kind}, warmup_steps: {warmup}}}")
+    schedule = config.trainer.schedule
+    factors = [schedule.factor(step, total) for step in range(1, total + 1)]
+    assert all(0 <= factor <= 1 for factor in factors)
+    peak = min(warmup, total)
+    assert factors[peak - 1] == 1.0
+    assert all(a >= b - 1e-12 for a, b in zip(factors[peak:], factors[peak + 1 :], strict=False))
+
+
+def test_config_needs_no_torch() -> None:
+    code = (
+        "import sys, homeostat.config, homeostat.config.schema, homeostat.config.resume;"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_recipe_parses() -> None:
+    recipes = sorted(Path("recipes").glob("*.yaml"))
+    assert recipes
+    for recipe in recipes:
+        load_config(recipe)
+        assert yaml.safe_load(recipe.read_text())["name"] == recipe.stem
