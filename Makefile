@@ -15,8 +15,8 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: setup
-	$(BIN)/homeostat train recipes/tiny_echo_cpu.yaml
-	@echo "Look at runs/tiny_echo_cpu/report.html"
+	$(BIN)/homeostat train recipes/tiny_wordplay_cpu.yaml
+	@echo "Look at runs/tiny_wordplay_cpu/report.html"
 
 test: lint types layers unit
 

@@ -85,10 +85,16 @@ def tokenize(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[T
 
 
 def rows_of_step(settings: Settings, *, step: int, num_rows: int) -> list[int]:
-    """Which rows update `step` (from 1) trains on: each epoch has its own order."""
+    """Which rows update `step` (from 1) trains on.
+
+    Each epoch (from 0) has its own order: the rows sorted by random 64-bit numbers, the n-th of
+    which is the n-th output of a Philox generator seeded with (seed, epoch). An update never
+    crosses the end of an epoch; the last one of an epoch may be smaller.
+    """
     steps_per_epoch = math.ceil(num_rows / settings.batch_rows)
     epoch, index = divmod(step - 1, steps_per_epoch)
-    order = np.random.default_rng([settings.seed, epoch]).permutation(num_rows)
+    generator = np.random.Philox(np.random.SeedSequence((settings.seed, epoch)))
+    order = np.argsort(generator.random_raw(num_rows), kind="stable")
     first = index * settings.batch_rows
     return order[first : first + settings.batch_rows].tolist()
 

@@ -159,5 +159,8 @@ class TrainerConfig(Settings):
             return self.max_steps
         return self.steps_per_epoch(num_rows) * (self.epochs or 1)
 
+    def learning_rate(self, step: int, total_steps: int) -> float:
+        return self.lr * self.schedule.factor(step, total_steps)
+
     def rows_per_micro_batch(self) -> int:
         return self.micro_batch_rows or 1

@@ -1,0 +1,1 @@
+"""Rows to step plans: sources -> chat, rows -> prepare, store -> packing, loader."""

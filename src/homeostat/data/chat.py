@@ -12,7 +12,6 @@ turn's last stop token is trained, the white space a template puts after it is n
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -114,8 +113,7 @@ def _own_weight(number: int, item: dict[str, Any]) -> float | None:
         return None if train is None else float(train)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):
         raise BadRowError(BAD_MESSAGE, f"message {number}: weight must be a number")
-    sound = weight == 0 or (math.isfinite(weight) and MIN_WEIGHT <= weight <= MAX_WEIGHT)
-    if not sound:
+    if not (weight == 0 or MIN_WEIGHT <= weight <= MAX_WEIGHT):
         limits = f"0, or from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
         raise BadRowError(BAD_MESSAGE, f"message {number}: weight must be {limits}")
     if train is not None and train != (weight > 0):

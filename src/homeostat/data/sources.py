@@ -58,16 +58,20 @@ class BadRowError(DataError):
 
 
 class RowSource(Protocol):
-    """Rows of one file or folder, by number from 0."""
+    """Rows of one file or folder, by index from 0.
+
+    A person finds a row by its number between the two halves of `brackets`: `file:line`, or
+    `file[row]` counted from 0.
+    """
+
+    brackets: tuple[str, str]
 
     def __len__(self) -> int: ...
 
+    def number(self, index: int) -> int: ...
+
     def row(self, index: int) -> dict[str, Any]:
         """The row's columns. Raises BadRowError."""
-        ...
-
-    def place(self, index: int) -> str:
-        """Where a person finds the row: `file:line`, or `file[row]` counted from 0."""
         ...
 
 
@@ -124,10 +128,10 @@ class _JsonLines:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.brackets = (f"{path}:", "")
         self.starts, self.sizes, self.lines = array("q"), array("q"), array("q")
-        with _as_data_error(path, "cannot be read"):
-            with open(path, "rb") as file:
-                self._scan(file)
+        with _as_data_error(path, "cannot be read"), open(path, "rb") as file:
+            self._scan(file)
         if not self.starts:
             raise DataError(f"{path}: the file is empty.")
 
@@ -138,7 +142,7 @@ class _JsonLines:
                 self._check_head(line)
                 bom = len(codecs.BOM_UTF8) if line.startswith(codecs.BOM_UTF8) else 0
                 start, line = start + bom, line[bom:]
-            if not line.isspace() and line:
+            if line and not line.isspace():
                 self.starts.append(start)
                 self.sizes.append(len(line))
                 self.lines.append(number)
@@ -155,14 +159,13 @@ class _JsonLines:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def place(self, index: int) -> str:
-        return f"{self.path}:{self.lines[index]}"
+    def number(self, index: int) -> int:
+        return self.lines[index]
 
     def row(self, index: int) -> dict[str, Any]:
-        with _as_data_error(self.path, "cannot be read"):
-            with open(self.path, "rb", buffering=0) as file:
-                file.seek(self.starts[index])
-                line = file.read(self.sizes[index])
+        with _as_data_error(self.path, "cannot be read"), open(self.path, "rb") as file:
+            file.seek(self.starts[index])
+            line = file.read(self.sizes[index])
         try:
             value = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
@@ -181,19 +184,20 @@ class _Batches:
 
     def __init__(self, path: str, columns: Sequence[str]) -> None:
         self.path = path
+        self.brackets = (f"{path}[", "]")
         self.columns = list(columns)
         self.batch_ends: list[int] = []
 
     def __len__(self) -> int:
         return self.batch_ends[-1] if self.batch_ends else 0
 
-    def place(self, index: int) -> str:
-        return f"{self.path}[{index}]"
+    def number(self, index: int) -> int:
+        return index
 
     def row(self, index: int) -> dict[str, Any]:
         number = bisect.bisect_right(self.batch_ends, index)
         first = self.batch_ends[number - 1] if number else 0
-        with _as_data_error(self.place(index), "the file is damaged"):
+        with _as_data_error(f"{self.path}[{index}]", "the file is damaged"):
             table = self._batch(number)
             cells = {name: table.column(name)[index - first].as_py() for name in self.columns}
             return {name: _without_nulls(cell) for name, cell in cells.items()}
@@ -337,9 +341,8 @@ def _read_indices(folder: Path, state: dict[str, Any], *, num_rows: int) -> np.n
 
 def _read_stream(file: Path) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     with _as_data_error(file, "not a whole Arrow stream file"):
-        with pa.ipc.open_stream(pa.memory_map(str(file))) as reader:
-            schema = reader.schema
-            return schema, [batch for batch in reader if len(batch)]
+        reader = pa.ipc.open_stream(pa.memory_map(str(file)))
+        return reader.schema, [batch for batch in reader if len(batch)]
 
 
 def _without_nulls(value: Any) -> Any:

@@ -135,9 +135,9 @@ def _empty_decoder(
             module = Decoder(shape, **flags)
         return module.to(dtype).to_empty(device=device)
     # torch's own initialisation draws from the global generators, which belong to the run.
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        with torch.device(device):
-            return Decoder(shape, **flags).to(dtype)
+    drawn_from = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=drawn_from), torch.device(device):
+        return Decoder(shape, **flags).to(dtype)
 
 
 def _transformers(

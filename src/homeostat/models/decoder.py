@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from homeostat.models.families import DecoderConfig
@@ -88,7 +88,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(*reversed(sizes), bias=config.mlp_bias)
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))
+        return self.down_proj(functional.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))
 
 
 class Layer(nn.Module):

@@ -20,6 +20,9 @@ Json = Mapping[str, Any]
 
 WAY_OUT = "Set model.implementation=transformers."
 
+# Rotary settings that older configs keep beside `rope_scaling`.
+_ROPE_OUTSIDE = ("rope_theta", "partial_rotary_factor")
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
@@ -204,9 +207,6 @@ def _rope(config: Json) -> RopeConfig:
     if original is not None:
         merged["original_max_position_embeddings"] = original
     return _ROPES[kind](_Fields(merged), theta, config)
-
-
-_ROPE_OUTSIDE = ("rope_theta", "partial_rotary_factor")
 
 
 def _default_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:

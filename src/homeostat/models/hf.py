@@ -24,23 +24,24 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DEFAULT_SHARD_BYTES = 5 * 10**9
 
+_SUFFIX = ".safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a model folder."""
+def read_json(path: Path, *, setting: str = "model.path") -> dict[str, Any]:
+    """A JSON object from the folder that `setting` names."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
-            f"model.path: {path} does not exist. A model folder holds config.json and safetensors."
+            f"{setting}: {path} does not exist. Is this the folder of an HF checkpoint?"
         ) from None
     except OSError as error:
-        raise ModelError(f"model.path: cannot read {path}: {error.strerror}.") from None
+        raise ModelError(f"{setting}: cannot read {path}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"model.path: {path} is not valid JSON: {error}.") from None
+        raise ModelError(f"{setting}: {path} is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
-        raise ModelError(f"model.path: {path} must hold a JSON object.")
+        raise ModelError(f"{setting}: {path} must hold a JSON object.")
     return value
 
 
@@ -124,9 +125,6 @@ def _indexed_files(folder: Path) -> list[Path]:
                 "of its folder."
             )
     return [folder / name for name in sorted(files)]
-
-
-_SUFFIX = ".safetensors"
 
 
 def _shards(

@@ -6,7 +6,8 @@ Invariants: the base is frozen and keeps its parameter names; the adapter stays 
 have the base's dtype (fp32 masters belong to the optimizer). B starts at zero, so that an adapter
 that has not been trained changes nothing.
 
-Files: adapter_config.json and adapter_model.safetensors, keys `base_model.model.<name>.lora_A.weight`.
+Files: adapter_config.json, and adapter_model.safetensors with keys
+`base_model.model.<name>.lora_A.weight`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
@@ -69,7 +70,7 @@ class LoraLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         update = self.lora_B(self.lora_A(self._drop(x)))
-        return F.linear(x, self.weight, self.bias) + update * self.scaling
+        return functional.linear(x, self.weight, self.bias) + update * self.scaling
 
     def _drop(self, x: Tensor) -> Tensor:
         keys_N = self.keys.keys_N
@@ -158,7 +159,8 @@ def save_adapter(
 @torch.no_grad()
 def load_adapter(model: nn.Module, folder: Path, config: LoraConfig) -> None:
     """Fills the adapters that `apply_lora` made from a peft folder of the same shape."""
-    _check_settings(read_json(folder / ADAPTER_CONFIG), folder, config)
+    settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
+    _check_settings(settings, folder, config)
     path = folder / ADAPTER_WEIGHTS
     try:
         stored = load_file(path)

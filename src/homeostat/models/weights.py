@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from homeostat.errors import ModelError
 
 _NAMES_SHOWN = 5
+_ADVICE = "The weights do not belong to this config.json: check model.path."
 # Old checkpoints store rotary frequencies, which follow from the config.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
@@ -39,9 +40,6 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], *, source: st
     if missing or unknown:
         raise ModelError(f"{source}: {_mismatch(missing, unknown)}. {_ADVICE}")
     return num_bytes
-
-
-_ADVICE = "The weights do not belong to this config.json: check model.path."
 
 
 @torch.no_grad()

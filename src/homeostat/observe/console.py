@@ -46,7 +46,7 @@ def make_view(
 ) -> View:
     """The view that `observe.console` asks for. `history`: metric records before a resume."""
     if choice == "auto":
-        choice = "live" if console.is_terminal else "plain"
+        choice = "live" if _can_show_live(console) else "plain"
     progress = Progress(label.run_name, label.total_steps, label.start_step, step=label.start_step)
     progress.remember(history)
     if choice == "live":
@@ -56,6 +56,11 @@ def make_view(
     if choice == "plain":
         return PlainView(console, label, progress)
     return QuietView(progress)
+
+
+def _can_show_live(console: Console) -> bool:
+    speaks_unicode = console.encoding.lower().startswith("utf")
+    return console.is_terminal and not console.is_dumb_terminal and speaks_unicode
 
 
 class Transcript:

@@ -22,8 +22,8 @@ from importlib.util import find_spec
 from itertools import accumulate, groupby
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from homeostat.errors import ModelError
 
@@ -42,7 +42,7 @@ class PackedLayout:
     @classmethod
     def of(cls, lengths: tuple[int, ...] | list[int], device: torch.device) -> PackedLayout:
         lengths = tuple(int(length) for length in lengths)
-        assert lengths and min(lengths) > 0, f"document lengths {lengths}"
+        assert min(lengths, default=0) > 0, f"document lengths {lengths}"
         ends = (0, *accumulate(lengths))
         cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
         return cls(lengths, ends[:-1], max(lengths), cu_seqlens)
@@ -120,7 +120,7 @@ def _sdpa(
     parts = zip(runs, q_NHd.split(sizes), k_NHd.split(sizes), v_NHd.split(sizes), strict=True)
     for (count, length), *qkv in parts:
         q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in qkv)
-        out = F.scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         outputs.append(out.transpose(1, 2).flatten(0, 1))

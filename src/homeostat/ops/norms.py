@@ -5,9 +5,9 @@ The mean and the root are taken in fp32 whatever the input dtype; the result has
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
-    return F.rms_norm(x, weight_D.shape, weight_D, eps)
+    return functional.rms_norm(x, weight_D.shape, weight_D, eps)

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 
 from homeostat.algorithms import sft
-from homeostat.config.run import RunConfig
 from homeostat.data.loader import eval_batches
 from homeostat.observe.devices import host_rss
 from homeostat.types import Role, StepPlan, UpdateReport
 
 if TYPE_CHECKING:
-    from homeostat.run.setup import Parts
+    from homeostat.run.setup import Parts, RowSet
 
 
 def step_metrics(
@@ -22,7 +21,7 @@ def step_metrics(
 ) -> dict[str, float]:
     """The metrics of one update, by their names in observe/names.py."""
     trained = sum(int(np.count_nonzero(batch.weights_N)) for batch in plan.micro_batches)
-    steps_per_epoch = parts.config.trainer.steps_per_epoch(len(parts.train_ids))
+    steps_per_epoch = parts.config.trainer.steps_per_epoch(len(parts.train_rows.ids))
     memory = parts.trainer.memory_report()
     metrics = {
         "train/loss": report.loss,
@@ -48,12 +47,12 @@ def step_metrics(
     return metrics | parts.gpus.sample()
 
 
-def evaluate(parts: Parts, config: RunConfig) -> float:
-    """The loss on the held-out rows, normalised as in training over all of them."""
-    rows = [parts.validation[row] for row in parts.validation_ids]
-    spec = sft.loss_spec(config.algorithm, rows)
+def evaluate(parts: Parts, rows: RowSet) -> float:
+    """The loss on the held-out rows, normalised as in training, over all of them."""
+    config = parts.config
+    spec = sft.loss_spec(config.algorithm, [rows.store[int(row)] for row in rows.ids])
     total = torch.zeros((), dtype=torch.float64)
-    for batch in eval_batches(parts.validation, parts.validation_ids, parts.token_budget):
+    for batch in eval_batches(rows.store, rows.ids, trainer=config.trainer):
         scores = parts.trainer.score(Role.POLICY, batch)
         total += sft.loss(scores.nll_B.double(), scores.weight_B.double(), spec).cpu()
     return float(total)

@@ -2,84 +2,80 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
 
 from homeostat.config.run import RunConfig
-from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import CheckpointError
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import save_adapter
-from homeostat.observe.recorder import Recorder
-from homeostat.train.checkpoint import CheckpointStore
-from homeostat.train.local import LocalTrainer
-from homeostat.train.run_state import RunState
+from homeostat.run.session import Session
+from homeostat.run.setup import Parts
 from homeostat.types import Role
+
+log = logging.getLogger(__name__)
 
 
 class Saver:
     """Writes, prunes and reports checkpoints. A failed save never ends a run that can go on."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        store: CheckpointStore,
-        *,
-        trainer: LocalTrainer,
-        tokenizer: ChatTokenizer,
-        recorder: Recorder,
-    ) -> None:
+    def __init__(self, config: RunConfig, parts: Parts, session: Session) -> None:
         self.config = config
-        self.store = store
-        self.trainer = trainer
-        self.tokenizer = tokenizer
-        self.recorder = recorder
+        self.parts = parts
+        self.session = session
+        self.store = session.checkpoints
+        self._seconds = 0.0
 
-    def save(self, state: RunState, data_state: dict[str, Any], *, final: bool) -> bool:
-        """True when it is on disk. The last save of a run must succeed; others may be missed."""
-        self.recorder.flush()
-        start = time.perf_counter()
+    def take_seconds(self) -> float:
+        """Seconds spent saving since this was last asked."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def save(self, data_state: dict[str, Any], *, is_best: bool, at_end: bool, must: bool) -> None:
+        """`must`: nothing comes after this save, so that a failure ends the run with an error."""
+        recorder, step = self.session.recorder, self.parts.state.step
+        recorder.flush()
+        started = time.perf_counter()
         export = self.config.checkpoint.export
-        with_export = export == "every" or (export == "final" and final)
-        record = {"run": state.as_json(), "data": data_state}
+        with_export = export == "every" or (export == "final" and at_end)
+        record = {"run": self.parts.state.as_json(), "data": data_state}
+        extra = self._export if with_export else None
         try:
-            path = self.store.save(
-                state.step,
-                self.trainer.state(),
-                record,
-                write_extra=self._export if with_export else None,
-            )
+            tensors = self.parts.trainer.state()
+            path = self.store.save(step, tensors, record, write_extra=extra)
+            if is_best and self.config.eval.keep_best:
+                self.store.mark_best(step)
         except CheckpointError as error:
-            self.recorder.event("checkpoint_failed", state.step, error=str(error))
-            if final:
+            recorder.event("checkpoint_failed", step, error=str(error))
+            if must:
                 raise
-            return False
-        seconds = time.perf_counter() - start
-        self.recorder.log(state.step, {"time/checkpoint": seconds})
-        self.recorder.event("checkpoint_saved", state.step, path=str(path), seconds=seconds)
+            log.error("%s Training goes on.", error)
+            return
+        seconds = time.perf_counter() - started
+        self._seconds += seconds
+        recorder.event("checkpoint_saved", step, path=str(path), seconds=seconds, best=is_best)
         if with_export:
-            self.recorder.event("export_written", state.step, path=str(path / "hf"))
-        self._prune(state.step)
-        return True
+            recorder.event("export_written", step, path=str(path / "hf"))
+        self._prune(step)
 
     def _prune(self, step: int) -> None:
         limits = self.config.checkpoint
         removed = self.store.prune(keep_last=limits.keep_last, max_bytes=limits.max_bytes)
         if removed:
-            self.recorder.event("checkpoint_pruned", step, removed=removed)
+            self.session.recorder.event("checkpoint_pruned", step, removed=removed)
 
     def _export(self, building: Path) -> None:
-        folder = building / "hf"
-        folder.mkdir()
-        lora = self.config.lora
+        folder, lora, trainer = building / "hf", self.config.lora, self.parts.trainer
         if lora is not None and lora.export == "adapter":
-            save_adapter(self.trainer.model, folder, lora, base=self.config.model.path)
+            save_adapter(trainer.model, folder, lora, base_path=self.config.model.path)
         else:
             save_hf(
-                self.trainer.weights(Role.POLICY),
+                trainer.weights(Role.POLICY),
                 folder,
-                source_config=self.trainer.loaded.source_config,
+                source_config=trainer.loaded.source_config,
+                generation_config=trainer.loaded.generation_config,
                 max_shard_bytes=self.config.checkpoint.max_shard_bytes,
             )
-        self.tokenizer.save(folder)
+        self.parts.tokenizer.save(folder)

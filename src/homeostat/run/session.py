@@ -142,7 +142,8 @@ def _tell_start(session: Session, command: list[str]) -> None:
         session.event("checkpoint_skipped_invalid", found.step, name=name, why=why)
     for change in session.resume.changes:
         log.warning("%s was %r, is now %r", change.path, change.old, change.new)
-        session.event("config_changed", found.step, path=change.path, old=change.old, new=change.new)
+        fields = {"path": change.path, "old": change.old, "new": change.new}
+        session.event("config_changed", found.step, **fields)
     log.info("going on after step %d (%s)", found.step, found.path)
     session.event("run_resumed", found.step, command=text, checkpoint=str(found.path))
 

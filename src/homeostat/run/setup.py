@@ -5,58 +5,65 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import PlanLoader
-from homeostat.data.store import RowStore, prepare_rows, split_rows
+from homeostat.data.prepare import prepare_rows, split_rows
+from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.models.build import LoadedModel, load_model
+from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuSampler
-from homeostat.run.prepare_view import preparing
 from homeostat.run.session import Session
+from homeostat.run.waiting import progress_of
 from homeostat.train.local import LocalTrainer
 from homeostat.train.memory import record_allocations
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import Runtime, resolve_runtime
+from homeostat.types import IntArray
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Tokenised rows, and which of them are trained on or held out."""
+class RowSet:
+    """Tokenised rows, and the ones of them that are meant."""
 
-    train: RowStore
-    train_ids: np.ndarray
-    validation: RowStore
-    validation_ids: np.ndarray
+    store: RowStore
+    ids: IntArray
+
+    @classmethod
+    def whole(cls, store: RowStore) -> RowSet:
+        return cls(store, np.arange(len(store), dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
+    """All that the loop works with."""
+
     config: RunConfig
     tokenizer: ChatTokenizer
-    rows: Rows
+    train_rows: RowSet
+    eval_rows: RowSet | None
     trainer: LocalTrainer
     profiler: StepProfiler
     gpus: GpuSampler
     state: RunState
+    data_state: dict[str, Any] | None
     total_steps: int
-    data_state: dict | None
 
     def open_plans(self) -> PlanLoader:
         return PlanLoader(
-            self.rows.train,
-            self.rows.train_ids,
+            self.train_rows.store,
+            row_ids=self.train_rows.ids,
             trainer=self.config.trainer,
+            data=self.config.data,
             algorithm=self.config.algorithm,
-            shuffle=self.config.data.shuffle,
-            prefetch_updates=self.config.data.prefetch_updates,
             seed=self.config.seed,
-            total_steps=self.total_steps,
             state=self.data_state,
         )
 
@@ -68,20 +75,90 @@ def set_up(config: RunConfig, session: Session) -> Parts:
     state.threads = runtime.threads
     log.info("training on %s", runtime.describe())
     tokenizer = load_tokenizer(config.model)
-    rows = open_rows(config, tokenizer, session)
-    total_steps = config.trainer.total_steps(len(rows.train_ids))
+    train_rows, eval_rows = open_rows(config, tokenizer, session)
     trainer = build_trainer(config, runtime, session)
     if found is not None:
         trainer.load_state(found.tensors())
+    total_steps = config.trainer.total_steps(len(train_rows.ids))
     session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.loaded))
     return Parts(
         config=config,
         tokenizer=tokenizer,
-        rows=rows,
+        train_rows=train_rows,
+        eval_rows=eval_rows,
         trainer=trainer,
         profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
         gpus=GpuSampler(),
         state=state,
-        total_steps=total_steps,
         data_state=found.state["data"] if found is not None else None,
+        total_steps=total_steps,
     )
+
+
+def open_rows(
+    config: RunConfig, tokenizer: ChatTokenizer, session: Session
+) -> tuple[RowSet, RowSet | None]:
+    """The rows to train on and, where there are any, the held-out ones."""
+    data = config.data
+    store = _prepare(config, tokenizer, session, "train")
+    if data.validation:
+        held_out = _prepare(config, tokenizer, session, "validation")
+        train, evaluation = RowSet.whole(store), RowSet.whole(held_out)
+    elif data.validation_share > 0:
+        train_ids, held_out_ids = split_rows(len(store), data.validation_share, config.seed)
+        train, evaluation = RowSet(store, train_ids), RowSet(store, held_out_ids)
+    else:
+        return RowSet.whole(store), None
+    return train, RowSet(evaluation.store, evaluation.ids[: config.eval.max_rows])
+
+
+def _prepare(config: RunConfig, tokenizer: ChatTokenizer, session: Session, which: str) -> RowStore:
+    sources = config.data.train if which == "train" else config.data.validation
+    cache = config.data.cache_dir
+    with progress_of(f"tokenising {which} rows", session.console) as progress:
+        store = prepare_rows(
+            sources,
+            tokenizer,
+            config.data,
+            cache_dir=session.run_dir.path / "data" if cache is None else Path(cache),
+            num_processes=config.data.num_processes,
+            progress=progress,
+        )
+    report = store.report
+    log.info(
+        "%s rows: %d of %d kept (%d overlong dropped, %d cut, %d unusable), %s tokens, %.0f %% of "
+        "them trained",
+        which,
+        report.kept,
+        report.seen,
+        report.dropped_overlong,
+        report.truncated,
+        report.num_bad,
+        fmt.count(report.tokens),
+        100 * report.trained_tokens / report.tokens,
+    )
+    counts = {name: value for name, value in report.to_json().items() if "examples" not in name}
+    session.event("data_prepared", session.start_step, which=which, **counts)
+    return store
+
+
+def build_trainer(config: RunConfig, runtime: Runtime, session: Session) -> LocalTrainer:
+    record_allocations(runtime.device)
+    loaded = load_model(
+        config.model,
+        config.lora,
+        dtype=runtime.dtype,
+        device=runtime.device,
+        seed=config.seed,
+        gradient_checkpointing=config.trainer.gradient_checkpointing,
+    )
+    session.event("model_loaded", session.start_step, **loaded.facts)
+    return LocalTrainer(loaded, config.trainer, runtime=runtime, seed=config.seed)
+
+
+def describe_model(config: RunConfig, loaded: LoadedModel) -> str:
+    kind = loaded.source_config.get("model_type", "model")
+    text = f"{kind}, {fmt.count(loaded.num_params)} parameters"
+    if config.lora is not None:
+        text += f", {fmt.count(loaded.num_trainable)} trained (LoRA rank {config.lora.rank})"
+    return text

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 from homeostat.config.run import RunConfig
 from homeostat.run.measure import evaluate, step_metrics
@@ -22,17 +24,49 @@ from homeostat.train.step import GuardedStep
 log = logging.getLogger(__name__)
 
 
-def train_sft(config: RunConfig, session: Session) -> None:
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run came to, for a person or a program."""
+
+    run_dir: Path
+    step: int
+    total_steps: int
+    best_eval_loss: float | None
+    checkpoint: Path | None
+    export: Path | None
+    report: Path | None
+
+    def as_json(self) -> dict[str, str | int | float | None]:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {n: str(value) if isinstance(value, Path) else value for n, value in fields.items()}
+
+    def lines(self) -> list[tuple[str, str]]:
+        shown = {
+            "steps": f"{self.step} of {self.total_steps}",
+            "best eval": None if self.best_eval_loss is None else f"{self.best_eval_loss:.4f}",
+            "checkpoint": self.checkpoint,
+            "weights": self.export,
+            "report": self.report,
+        }
+        return [(name, str(value)) for name, value in shown.items() if value is not None]
+
+
+def train_sft(config: RunConfig, session: Session) -> RunResult:
     """Train until the last step, an early stop, or a request to stop."""
     parts = set_up(config, session)
+    if parts.state.step >= parts.total_steps or parts.state.stopped_early:
+        log.info("the run is complete at step %d: nothing is left to do", parts.state.step)
+    else:
+        _loop(config, parts, session)
+    return _result(config, parts, session)
+
+
+def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
     state, recorder = parts.state, session.recorder
-    if state.step >= parts.total_steps or state.stopped_early:
-        log.info("the run is complete at step %d: nothing is left to do", state.step)
-        return
     guarded = GuardedStep(
         parts.trainer,
         config,
-        store=parts.rows,
+        store=parts.train_rows.store,
         run_dir=session.run_dir,
         emit=recorder.event,
         decode=parts.tokenizer.decode,
@@ -49,33 +83,51 @@ def train_sft(config: RunConfig, session: Session) -> None:
             state.num_tokens += plan.num_tokens
             seconds = plans.last_wait_s + time.perf_counter() - started
             metrics = step_metrics(plan, report, parts=parts, seconds=seconds)
-            recorder.log(plan.step, metrics | {"time/data_wait": plans.last_wait_s})
-            session.keep_row_losses(report)
-
+            metrics["time/data_wait"] = plans.last_wait_s
+            metrics["time/checkpoint"] = saver.take_seconds()
             at_end = plan.step == parts.total_steps
             is_best = False
-            if config.has_validation and (at_end or plan.step % config.eval.interval_steps == 0):
-                is_best = _evaluate(config, parts, session)
+            if parts.eval_rows and (at_end or plan.step % config.eval.interval_steps == 0):
+                is_best = _evaluate(config, parts, session, metrics)
+            recorder.log(plan.step, metrics)
+            session.keep_row_losses(report)
+
             at_end = at_end or state.stopped_early
-            stopping = session.stop.requested
-            due = plan.step % config.checkpoint.interval_steps == 0
-            if at_end or stopping or due or (is_best and config.eval.keep_best):
-                saver.save(plans.state(), is_best=is_best, at_end=at_end, must=at_end or stopping)
-            if at_end or stopping:
+            last = at_end or session.stop.requested
+            save_due = plan.step % config.checkpoint.interval_steps == 0
+            if last or save_due or (is_best and config.eval.keep_best):
+                saver.save(plans.state(), is_best=is_best, at_end=at_end, must=last)
+            if last:
                 break
 
 
-def _evaluate(config: RunConfig, parts: Parts, session: Session) -> bool:
-    """Score the held-out rows; True when they never scored better."""
+def _evaluate(config: RunConfig, parts: Parts, session: Session, metrics: dict[str, float]) -> bool:
+    """Score the held-out rows into the step's metrics; True when they never scored better."""
+    assert parts.eval_rows is not None
     started = time.perf_counter()
-    loss = evaluate(parts, config)
-    seconds = time.perf_counter() - started
-    step, state = parts.state.step, parts.state
+    loss = evaluate(parts, parts.eval_rows)
+    metrics |= {"eval/loss": loss, "time/eval": time.perf_counter() - started}
+    state = parts.state
     is_best = state.judge(loss, min_delta=config.eval.min_delta)
-    session.recorder.log(step, {"eval/loss": loss, "time/eval": seconds})
-    session.recorder.event("eval_done", step, loss=loss, best=is_best)
+    session.recorder.event("new_best" if is_best else "eval_done", state.step, loss=loss)
     patience = config.eval.patience
     if patience is not None and state.evals_without_better >= patience:
         state.stopped_early = True
-        session.recorder.event("early_stop", step, best_loss=state.best_loss, patience=patience)
+        fields = {"best_loss": state.best_loss, "patience": patience}
+        session.recorder.event("early_stop", state.step, **fields)
     return is_best
+
+
+def _result(config: RunConfig, parts: Parts, session: Session) -> RunResult:
+    steps = session.checkpoints.steps()
+    checkpoint = session.checkpoints.path(steps[-1]) if steps else None
+    export = checkpoint / "hf" if checkpoint is not None else None
+    return RunResult(
+        run_dir=session.run_dir.path,
+        step=parts.state.step,
+        total_steps=parts.total_steps,
+        best_eval_loss=parts.state.best_loss,
+        checkpoint=checkpoint,
+        export=export if export is not None and export.is_dir() else None,
+        report=session.run_dir.report if config.observe.report else None,
+    )

@@ -19,6 +19,10 @@ class StopRequest:
         self.signal: signal.Signals | None = None
 
     @property
+    def requested(self) -> bool:
+        return self.signal is not None
+
+    @property
     def exit_code(self) -> int:
         return 128 + self.signal if self.signal is not None else 0
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from homeostat.algorithms import sft
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import LoadedModel
-from homeostat.models.lora import merged_state
+from homeostat.models.lora import lora_modules, merged_state
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs
@@ -39,7 +39,8 @@ class LocalTrainer:
         self.config = config
         self.runtime = runtime
         self.seed = seed
-        self.optimizer = MasterAdamW(self.model.named_parameters(), config.optimizer)
+        self.optimizer = MasterAdamW(self.model.causal_lm.named_parameters(), config.optimizer)
+        self.has_dropout = any(module.rate > 0 for _, module in lora_modules(self.model))
         self._pending: list[tuple[Tensor, RowScores, np.ndarray]] = []
 
     def score(self, role: Role, batch: TrainBatch) -> RowScores:
@@ -53,6 +54,9 @@ class LocalTrainer:
     def accumulate(self, role: Role, batch: TrainBatch, spec: LossSpec, *, step: int) -> None:
         self._own(role)
         self.model.train()
+        # Only models of transformers draw from torch's generator (their own dropout): keyed by
+        # step and rows, so that a resumed run draws the same.
+        torch.manual_seed(hash((self.seed, step, int(batch.row_ids_B[0]))) % 2**63)
         scores = self._row_scores(batch, dropout_step=step)
         loss = sft.loss(scores.nll_B, scores.weight_B, spec)
         loss.backward()
@@ -153,7 +157,7 @@ class LocalTrainer:
     def _dropout_keys(
         self, batch: TrainBatch, positions_N: Tensor, step: int | None
     ) -> Tensor | None:
-        if step is None or not self.loaded.has_dropout:
+        if step is None or not self.has_dropout:
             return None
         row_ids_N = self._send(np.repeat(batch.row_ids_B, batch.lengths_B))
         return dropout_keys(row_ids_N, positions_N, seed=self.seed, step=step)

@@ -11,24 +11,20 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
 from homeostat.config.run import RunConfig
-from homeostat.data.loader import repack
+from homeostat.data.loader import can_shrink, repack
 from homeostat.data.store import RowStore
 from homeostat.errors import OutOfMemoryHaltError, TrainingHaltedError
 from homeostat.observe.run_dir import RunDir
+from homeostat.train.events import EmitEvent
 from homeostat.train.local import LocalTrainer
 from homeostat.train.memory import is_out_of_memory, memory_ladder, write_snapshot
 from homeostat.train.nonfinite import find_bad_rows, trace_origin
 from homeostat.train.run_state import RunState
 from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
-
-
-class EmitEvent(Protocol):
-    def __call__(self, kind: str, *, step: int, **fields: Any) -> None: ...
 
 
 class GuardedStep:
@@ -57,7 +53,7 @@ class GuardedStep:
 
     def run(self, plan: StepPlan, *, learning_rate: float) -> UpdateReport:
         if self.state.token_budget is not None:
-            plan = repack(plan, self.store, max_tokens=self.state.token_budget)
+            plan = repack(plan, max_tokens=self.state.token_budget)
         report = self._attempt(plan, learning_rate)
         while report is None:
             plan = self._smaller(plan)
@@ -91,19 +87,19 @@ class GuardedStep:
     def _smaller(self, plan: StepPlan) -> StepPlan:
         largest = max(batch.num_tokens for batch in plan.micro_batches)
         longest_row = max(int(batch.lengths_B.max()) for batch in plan.micro_batches)
-        only_single_rows = all(batch.num_rows == 1 for batch in plan.micro_batches)
+        only_single_rows = not can_shrink(plan)
         if self.config.trainer.on_oom == "halt" or only_single_rows:
             raise OutOfMemoryHaltError(self._why_halted(plan, longest_row, only_single_rows))
         self.state.token_budget = max(longest_row, largest // 2)
         self.emit(
             "oom_retry",
-            step=plan.step,
+            plan.step,
             tokens_before=largest,
             tokens_now=self.state.token_budget,
             error=self._oom_message,
             snapshot=f"trace/oom_step_{plan.step:08d}.json",
         )
-        return repack(plan, self.store, max_tokens=self.state.token_budget)
+        return repack(plan, max_tokens=self.state.token_budget)
 
     def _why_halted(self, plan: StepPlan, longest_row: int, only_single_rows: bool) -> str:
         why = (
@@ -130,7 +126,7 @@ class GuardedStep:
         self._skipped_in_a_row += 1
         self.emit(
             "step_skipped",
-            step=plan.step,
+            plan.step,
             loss=report.loss,
             grad_norm=report.grad_norm,
             origin=origin.describe(),

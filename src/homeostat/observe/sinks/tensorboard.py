@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any, cast
 
 from homeostat.config.observe import TensorboardSink as TensorboardConfig
 from homeostat.errors import MissingDependencyError
@@ -25,11 +26,12 @@ class TensorboardSink:
             raise MissingDependencyError.of(
                 "tensorboard", extra="tensorboard", needed_for="observe.sinks: tensorboard"
             ) from None
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        events, summaries = cast(Any, event_pb2), cast(Any, summary_pb2)  # generated, untyped
+        self._event, self._summary = events.Event, summaries.Summary
         folder = context.run_dir.inside(config.folder)
         self._writer = EventFileWriter(str(folder), flush_secs=10)
         if context.resumed_from is not None:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            start = events.SessionLog(status=events.SessionLog.START)
             step = context.resumed_from + 1
             self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=start))
 

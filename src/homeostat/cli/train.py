@@ -1,0 +1,51 @@
+"""`homeostat train`: run a recipe, or go on with one that was interrupted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from homeostat.cli.options import Format, LogLevel, OutputFormat, Overrides, Recipe
+from homeostat.config import load_config
+from homeostat.observe.logs import resolve_level
+
+if TYPE_CHECKING:
+    from homeostat.run.sft import RunResult
+
+
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    format: OutputFormat = Format.TEXT,
+    log_level: LogLevel = None,
+) -> None:
+    """Train a model as a recipe says.
+
+    The same command on the same run directory goes on where it stopped. Ctrl-C or SIGTERM
+    finishes the step, saves, and ends.
+    """
+    config = load_config(recipe, overrides)
+    level = resolve_level(log_level, config=config.observe.log_level)
+    from homeostat.run.session import open_session
+    from homeostat.run.sft import train_sft
+
+    console = Console(stderr=format is Format.JSON)
+    text = recipe.read_text(encoding="utf-8")
+    with open_session(
+        config, recipe=text, command=sys.argv, console=console, log_level=level
+    ) as session:
+        result = train_sft(config, session)
+    if format is Format.JSON:
+        typer.echo(json.dumps(result.as_json(), indent=2))
+    else:
+        _summarise(result, console)
+    raise typer.Exit(session.stop.exit_code)
+
+
+def _summarise(result: RunResult, console: Console) -> None:
+    for name, value in result.lines():
+        console.print(f"[bold]{name:<12}[/bold] {value}", highlight=False, soft_wrap=True)

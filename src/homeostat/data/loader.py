@@ -1,0 +1,180 @@
+"""Step plans in order, packed ahead in the background.
+
+    step -> (epoch, place in the epoch) -> row ids -> rows -> loss spec -> micro-batches
+
+A plan is a pure function of the step: the order of an epoch is drawn from (seed, epoch) alone, so
+the loader's state is the number of the last plan handed out, and a resumed run continues exactly.
+An update never crosses the border of two epochs; the last one of an epoch may be smaller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from homeostat.algorithms.sft import loss_spec
+from homeostat.config.data import DataConfig
+from homeostat.config.run import SftConfig
+from homeostat.config.trainer import TrainerConfig
+from homeostat.data.packing import Bins, group, pack
+from homeostat.data.prepare import shuffled
+from homeostat.data.store import RowStore
+from homeostat.errors import DataError
+from homeostat.types import IntArray, StepPlan, TokenRow, TrainBatch
+
+
+class PlanLoader:
+    """Iterates over the plans of steps start + 1 .. total_steps. Close it, or use it in `with`."""
+
+    def __init__(
+        self,
+        store: RowStore,
+        *,
+        row_ids: IntArray,
+        trainer: TrainerConfig,
+        data: DataConfig,
+        algorithm: SftConfig,
+        seed: int,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        assert len(row_ids) > 0, "no rows to train on"
+        self._store, self._row_ids = store, np.asarray(row_ids, dtype=np.int64)
+        self._trainer, self._data, self._algorithm = trainer, data, algorithm
+        self._seed = seed
+        self.total_steps = trainer.total_steps(len(row_ids))
+        self._fingerprint = self._hash()
+        self._last_step = 0 if state is None else self._resume_from(state)
+        self.last_wait_s = 0.0
+        self._order: tuple[int, IntArray] | None = None
+        self._next_step = self._last_step + 1
+        self._waiting: deque[Future[StepPlan]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="homeostat-plans")
+        self._fill()
+
+    def __iter__(self) -> Iterator[StepPlan]:
+        return self
+
+    def __next__(self) -> StepPlan:
+        """The next plan. What went wrong while it was made is raised here."""
+        if not self._waiting:
+            raise StopIteration
+        started = time.perf_counter()
+        plan = self._waiting.popleft().result()
+        self.last_wait_s = time.perf_counter() - started
+        self._last_step = plan.step
+        self._fill()
+        return plan
+
+    def __enter__(self) -> PlanLoader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the background thread. May be called twice."""
+        self._waiting.clear()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def state(self) -> dict[str, Any]:
+        """Where the loader stands after the last plan handed out."""
+        return {"step": self._last_step, "data": self._fingerprint}
+
+    def plan(self, step: int) -> StepPlan:
+        """The plan of any step, counted from 1. Epochs count from 0."""
+        per_epoch = self._trainer.steps_per_epoch(len(self._row_ids))
+        epoch, place = divmod(step - 1, per_epoch)
+        first = place * self._trainer.batch_rows
+        chosen = self._epoch_order(epoch)[first : first + self._trainer.batch_rows]
+        rows = [self._store[int(row_id)] for row_id in chosen]
+        return StepPlan(
+            step=step,
+            epoch=epoch,
+            micro_batches=_batches(rows, _split([len(row) for row in rows], self._trainer)),
+            loss=loss_spec(self._algorithm, rows),
+        )
+
+    def _fill(self) -> None:
+        ahead = self._data.prefetch_updates
+        while len(self._waiting) < ahead and self._next_step <= self.total_steps:
+            self._waiting.append(self._thread.submit(self.plan, self._next_step))
+            self._next_step += 1
+
+    def _epoch_order(self, epoch: int) -> IntArray:
+        if not self._data.shuffle:
+            return self._row_ids
+        if self._order is None or self._order[0] != epoch:
+            order = self._row_ids[shuffled(len(self._row_ids), (self._seed, epoch))]
+            self._order = (epoch, order)
+        return self._order[1]
+
+    def _hash(self) -> str:
+        """Names all that decides which rows a step has."""
+        sizes = (self._seed, self._data.shuffle, self._trainer.batch_rows)
+        digest = hashlib.sha256(f"{self._store.fingerprint} {sizes}".encode())
+        digest.update(self._row_ids.tobytes())
+        return digest.hexdigest()
+
+    def _resume_from(self, state: Mapping[str, Any]) -> int:
+        step, data = state.get("step"), state.get("data")
+        if type(step) is not int or step < 0 or not isinstance(data, str):
+            raise DataError(f"the saved state of the data is damaged: {dict(state)!r:.200}")
+        if data != self._fingerprint:
+            raise DataError(
+                "the rows are not those this run was started on (or data.shuffle, seed or "
+                "trainer.batch_rows changed), so it cannot be continued where it stopped. Restore "
+                "the data files and settings, or start a new run with another `name`."
+            )
+        return step
+
+
+def can_shrink(plan: StepPlan) -> bool:
+    """Would a smaller token budget make the plan's largest micro-batch smaller?"""
+    return max(plan.micro_batches, key=lambda batch: batch.num_tokens).num_rows > 1
+
+
+def repack(plan: StepPlan, *, max_tokens: int) -> StepPlan:
+    """The same rows and the same loss under another token budget.
+
+    A row longer than the budget stands alone: ask `can_shrink` first.
+    """
+    rows = [row for batch in plan.micro_batches for row in _rows_of(batch)]
+    bins = pack([len(row) for row in rows], max_tokens)
+    return StepPlan(plan.step, plan.epoch, _batches(rows, bins), plan.loss)
+
+
+def eval_batches(
+    store: RowStore, row_ids: IntArray, *, trainer: TrainerConfig
+) -> Iterator[TrainBatch]:
+    """Every row once, in an order that depends on the rows alone, read as they are needed."""
+    for chosen in _split(store.lengths[row_ids].tolist(), trainer):
+        yield TrainBatch.of([store[int(row_ids[index])] for index in chosen])
+
+
+def _split(lengths: list[int], trainer: TrainerConfig) -> Bins:
+    if trainer.packing:
+        return pack(lengths, trainer.max_tokens_per_device)
+    return group(len(lengths), trainer.rows_per_micro_batch())
+
+
+def _batches(rows: Sequence[TokenRow], bins: Bins) -> tuple[TrainBatch, ...]:
+    return tuple(TrainBatch.of([rows[index] for index in chosen]) for chosen in bins)
+
+
+def _rows_of(batch: TrainBatch) -> list[TokenRow]:
+    cuts = np.cumsum(batch.lengths_B)[:-1]
+    tokens, weights = np.split(batch.tokens_N, cuts), np.split(batch.weights_N, cuts)
+    ids = batch.row_ids_B.tolist()
+    return [TokenRow(*parts) for parts in zip(ids, tokens, weights, strict=True)]

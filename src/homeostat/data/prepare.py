@@ -1,0 +1,343 @@
+"""All rows tokenised once, before the first step, by as many processes as asked for.
+
+    sources -> chunks of rows -> workers: encode_row -> parts, in order -> StoreWriter -> RowStore
+
+The result does not depend on the number of processes. It is kept under a name made of everything
+that could change it (files, source settings, tokenizer, length rules), so a second run of the
+same recipe starts at once. What must be refused is refused after all rows were seen, so that the
+message can say how many there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from homeostat.config.data import AnySource, DataConfig
+from homeostat.data.rows import Encoded, columns_of, encode_row, needs_chat_template, truncate
+from homeostat.data.sources import BadRowError, RowSource, open_rows, source_files
+from homeostat.data.store import (
+    FORMAT_VERSION,
+    BadRow,
+    PrepareReport,
+    RowStore,
+    StoreWriter,
+    open_store,
+)
+from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.errors import DataError
+from homeostat.types import IntArray
+
+NUM_EXAMPLES = 5
+MAX_CHUNK_ROWS = 512
+
+Progress = Callable[[int, int], None]
+Chunk = tuple[int, int, int]  # source, first row, row after the last
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a chunk came to."""
+
+    seen: int = 0
+    dropped_overlong: int = 0
+    truncated: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    examples: list[BadRow] = field(default_factory=list)
+    overlong_examples: list[BadRow] = field(default_factory=list)
+    rows: list[Encoded] = field(default_factory=list)
+    origins: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Encoder:
+    """Turns chunks into parts, in this process or in a worker. Sources are opened on first use."""
+
+    sources: tuple[AnySource, ...]
+    tokenizer: ChatTokenizer
+    max_length: int
+    overlong: str
+    opened: dict[int, RowSource] = field(default_factory=dict)
+
+    def open(self, number: int) -> RowSource:
+        if number not in self.opened:
+            source = self.sources[number]
+            self.opened[number] = open_rows(source.path, columns=columns_of(source))
+        return self.opened[number]
+
+    def encode(self, chunk: Chunk) -> _Part:
+        number, start, stop = chunk
+        rows, part = self.open(number), _Part(seen=stop - start)
+        for index in range(start, stop):
+            place = (number, rows.number(index))
+            try:
+                encoded = encode_row(
+                    rows.row(index), source=self.sources[number], tokenizer=self.tokenizer
+                )
+                if len(encoded[0]) > self.max_length:
+                    self._shorten(encoded, place, part)
+                else:
+                    _keep(encoded, place, part)
+            except BadRowError as error:
+                part.bad[error.reason] += 1
+                part.examples.append(BadRow(self._name(place), error.reason, str(error)))
+                del part.examples[NUM_EXAMPLES:]
+        return part
+
+    def _shorten(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
+        if self.overlong == "truncate":
+            _keep(truncate(encoded, self.max_length), place, part)
+            part.truncated += 1
+            return
+        part.dropped_overlong += 1
+        message = f"{len(encoded[0])} tokens, data.max_length is {self.max_length}"
+        part.overlong_examples.append(BadRow(self._name(place), "overlong", message))
+        del part.overlong_examples[NUM_EXAMPLES:]
+
+    def _name(self, place: tuple[int, int]) -> str:
+        before, after = self.open(place[0]).brackets
+        return f"{before}{place[1]}{after}"
+
+
+def _keep(encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
+    part.rows.append((encoded[0].astype(np.int32), encoded[1]))
+    part.origins.append(place)
+
+
+def prepare_rows(
+    sources: Sequence[AnySource],
+    tokenizer: ChatTokenizer,
+    data: DataConfig,
+    *,
+    cache_dir: Path,
+    num_processes: int = 1,
+    progress: Progress | None = None,
+) -> RowStore:
+    """Tokenise the rows of the sources, or find them done. Raises DataError."""
+    for source in sources:
+        if needs_chat_template(source):
+            tokenizer.require_chat_template(wanted_by=f"{source.type} source {source.path}")
+    folder = cache_dir / cache_key(sources, tokenizer, data)
+    store = open_store(folder)
+    if store is None:
+        store = _build(sources, tokenizer, data, folder, num_processes, progress)
+    _judge(store.report, data)
+    return store
+
+
+def cache_key(sources: Sequence[AnySource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
+    """Names everything that could change a token or a weight."""
+    files = [_identity(file) for source in sources for file in source_files(source.path)]
+    parts = {
+        "format": FORMAT_VERSION,
+        "sources": [source.model_dump(mode="json") for source in sources],
+        "files": files,
+        "tokenizer": tokenizer.fingerprint,
+        "max_length": data.max_length,
+        "truncate": data.overlong == "truncate",
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _identity(file: Path) -> list[str | int]:
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}.") from None
+    return [str(file.absolute()), stat.st_size, stat.st_mtime_ns]
+
+
+def split_rows(num_rows: int, share: float, seed: int) -> tuple[IntArray, IntArray]:
+    """Row ids to train on and to hold out, both ascending, at least one of each."""
+    if num_rows < 2:
+        raise DataError(
+            f"data.validation_share: {num_rows} row(s) cannot be split into two parts. Add rows, "
+            "or set data.validation_share=0."
+        )
+    num_held_out = min(max(1, round(num_rows * share)), num_rows - 1)
+    order = shuffled(num_rows, (seed, 0, 1))
+    return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
+
+
+def shuffled(num_rows: int, counter: tuple[int, ...]) -> IntArray:
+    """0..num_rows in an order drawn from the counter alone.
+
+    Only numpy's seed sequence and raw generator are used: their values are fixed for good, those
+    of `Generator.permutation` may change with a release.
+    """
+    raw = np.random.Philox(np.random.SeedSequence(counter)).random_raw(num_rows)
+    return np.argsort(raw, kind="stable")
+
+
+def _build(
+    sources: Sequence[AnySource],
+    tokenizer: ChatTokenizer,
+    data: DataConfig,
+    folder: Path,
+    num_processes: int,
+    progress: Progress | None,
+) -> RowStore:
+    encoder = _Encoder(tuple(sources), tokenizer, data.max_length, data.overlong)
+    opened = [encoder.open(number) for number in range(len(sources))]
+    sizes = [
+        min(len(rows), source.limit or len(rows))
+        for rows, source in zip(opened, sources, strict=True)
+    ]
+    parts = _encode_all(encoder, sizes, num_processes)
+    try:
+        with StoreWriter(folder) as writer:
+            report = _write_all(parts, writer, sum(sizes), progress)
+            _judge(report, data)
+            return writer.commit(report, [rows.brackets for rows in opened])
+    except OSError as error:
+        raise DataError(
+            f"{folder.parent}: tokenised rows cannot be written: {error.strerror}. Free some "
+            "room, or set data.cache_dir to another folder."
+        ) from None
+
+
+def _write_all(
+    parts: Iterator[_Part], writer: StoreWriter, num_rows: int, progress: Progress | None
+) -> PrepareReport:
+    total, kept, trained = _Part(), 0, 0
+    if progress is not None:
+        progress(0, num_rows)
+    for part in parts:
+        kept += len(part.rows)
+        trained += sum(int(np.count_nonzero(weights_T)) for _, weights_T in part.rows)
+        _add_counts(total, part)
+        if part.rows:
+            writer.add(
+                np.concatenate([tokens_T for tokens_T, _ in part.rows]),
+                np.concatenate([weights_T for _, weights_T in part.rows]),
+                lengths_B=np.array([len(tokens_T) for tokens_T, _ in part.rows]),
+                origins_B2=np.array(part.origins),
+            )
+        if progress is not None:
+            progress(total.seen, num_rows)
+    return PrepareReport(
+        seen=total.seen,
+        kept=kept,
+        dropped_overlong=total.dropped_overlong,
+        truncated=total.truncated,
+        bad=dict(sorted(total.bad.items())),
+        examples=tuple(total.examples),
+        overlong_examples=tuple(total.overlong_examples),
+        tokens=writer.num_tokens,
+        trained_tokens=trained,
+    )
+
+
+def _add_counts(total: _Part, part: _Part) -> None:
+    total.seen += part.seen
+    total.dropped_overlong += part.dropped_overlong
+    total.truncated += part.truncated
+    total.bad.update(part.bad)
+    total.examples = (total.examples + part.examples)[:NUM_EXAMPLES]
+    total.overlong_examples = (total.overlong_examples + part.overlong_examples)[:NUM_EXAMPLES]
+
+
+def _chunks(sizes: list[int], num_processes: int) -> Iterator[Chunk]:
+    """Lazily: a damaged file may claim any number of rows."""
+    step = max(1, min(MAX_CHUNK_ROWS, sum(sizes) // (4 * num_processes)))
+    for number, size in enumerate(sizes):
+        for start in range(0, size, step):
+            yield number, start, min(start + step, size)
+
+
+def _encode_all(encoder: _Encoder, sizes: list[int], num_processes: int) -> Iterator[_Part]:
+    """Parts in the order of the rows, a few of them in flight."""
+    chunks = _chunks(sizes, num_processes)
+    if num_processes == 1:
+        yield from map(encoder.encode, chunks)
+        return
+    job = _Encoder(encoder.sources, encoder.tokenizer, encoder.max_length, encoder.overlong)
+    # spawn: the parent may hold threads and a GPU, which a forked child must not inherit.
+    pool = ProcessPoolExecutor(
+        num_processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(job,),
+    )
+    try:
+        waiting: deque[Future[_Part]] = deque()
+        for chunk in chunks:
+            waiting.append(pool.submit(_encode_in_worker, chunk))
+            if len(waiting) >= 3 * num_processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise DataError(
+            "a process that tokenises rows ended without a word, most likely killed for want of "
+            f"memory. Set data.num_processes below {num_processes}, or free memory."
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+# A worker's own encoder, set once by the pool before its first chunk: sending it with each chunk
+# would unpickle the vocabulary again and again.
+_worker: list[_Encoder] = []
+
+
+def _start_worker(encoder: _Encoder) -> None:
+    # Ctrl-C reaches the whole process group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _worker[:] = [encoder]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot tell its workers, and they would wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only a worker calls this"
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _encode_in_worker(chunk: Chunk) -> _Part:
+    return _worker[0].encode(chunk)
+
+
+def _judge(report: PrepareReport, data: DataConfig) -> None:
+    """Refuse what the settings say must be refused."""
+    if report.num_bad and data.bad_rows == "refuse":
+        raise DataError(
+            f"{report.num_bad} of {report.seen} rows cannot be used:\n"
+            f"{_listing(report.examples, report.num_bad)}\n"
+            "Mend them, or set data.bad_rows=drop to train without them."
+        )
+    if report.dropped_overlong and data.overlong == "refuse":
+        raise DataError(
+            f"{report.dropped_overlong} of {report.seen} rows are longer than "
+            f"data.max_length={data.max_length}:\n"
+            f"{_listing(report.overlong_examples, report.dropped_overlong)}\n"
+            "Raise data.max_length, or set data.overlong to drop or truncate."
+        )
+    if not report.kept:
+        raise DataError(
+            f"no rows are left to train on: of {report.seen}, {report.num_bad} cannot be used and "
+            f"{report.dropped_overlong} are longer than data.max_length={data.max_length}.\n"
+            + _listing((*report.examples, *report.overlong_examples)[:NUM_EXAMPLES], report.seen)
+        )
+
+
+def _listing(examples: Sequence[BadRow], total: int) -> str:
+    lines = [f"  {example.place}: {example.message}" for example in examples]
+    if total > len(examples):
+        lines.append(f"  ... and {total - len(examples)} more")
+    return "\n".join(lines)

@@ -1,0 +1,263 @@
+"""Tokenised rows on disk: flat memory-mapped files that many processes may read at once.
+
+    tokens.bin   int32 [N]       all rows end to end
+    weights.bin  float32 [N]     weight of predicting each token
+    offsets.bin  int64 [B + 1]   row b is tokens[offsets[b]:offsets[b + 1]]
+    origins.bin  int64 [B, 2]    source, and the line or row number in it
+    meta.json    the report, the sources, and a checksum of each file
+
+Invariant: a folder with its final name is whole. It is written under another name, flushed to the
+disk and renamed; a reader that finds a checksum wrong has it built again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from homeostat.types import IntArray, TokenRow
+
+FORMAT_VERSION = 1
+# A builder writes all the time; a hidden folder that nobody wrote to for so long was abandoned.
+ABANDONED_AFTER_S = 3600.0
+_DTYPES = {"tokens": np.int32, "weights": np.float32, "offsets": np.int64, "origins": np.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that could not be used: where it stands, the kind of defect, the whole message."""
+
+    place: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareReport:
+    """What became of the rows of the sources."""
+
+    seen: int
+    kept: int
+    dropped_overlong: int
+    truncated: int
+    bad: dict[str, int]
+    examples: tuple[BadRow, ...]
+    overlong_examples: tuple[BadRow, ...]
+    tokens: int
+    trained_tokens: int
+
+    @property
+    def num_bad(self) -> int:
+        return sum(self.bad.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> PrepareReport:
+        examples = tuple(BadRow(**item) for item in value["examples"])
+        overlong = tuple(BadRow(**item) for item in value["overlong_examples"])
+        return cls(**{**value, "examples": examples, "overlong_examples": overlong})
+
+
+class RowStore:
+    """Rows by number, read from the disk when asked for."""
+
+    def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
+        maps = {name: _map(folder, name) for name in _DTYPES}
+        self._tokens_N, self._weights_N = maps["tokens"], maps["weights"]
+        self._offsets_B = np.array(maps["offsets"])
+        self._origins_B2 = maps["origins"].reshape(-1, 2)
+        self._brackets: list[tuple[str, str]] = [tuple(pair) for pair in meta["brackets"]]
+        self.report = PrepareReport.from_json(meta["report"])
+        self.lengths: IntArray = np.diff(self._offsets_B)
+        # Of the content, not of the files: a copy of the data on another disk is the same data.
+        self.fingerprint: str = _content_digest(meta["sha256"])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row_id: int) -> TokenRow:
+        if not 0 <= row_id < len(self):
+            raise IndexError(f"row {row_id} of {len(self)}")
+        span = slice(int(self._offsets_B[row_id]), int(self._offsets_B[row_id + 1]))
+        tokens_T = self._tokens_N[span].astype(np.int64)
+        return TokenRow(int(row_id), tokens_T, np.array(self._weights_N[span]))
+
+    def origin(self, row_id: int) -> str:
+        """Where the row stands: `file:line`, or `file[row]` counted from 0."""
+        source, number = (int(part) for part in self._origins_B2[row_id])
+        before, after = self._brackets[source]
+        return f"{before}{number}{after}"
+
+
+def open_store(folder: Path) -> RowStore | None:
+    """The store in a folder, or None where it is not there or not whole."""
+    try:
+        meta = json.loads((folder / "meta.json").read_bytes())
+        if meta["version"] != FORMAT_VERSION:
+            return None
+        for name in _DTYPES:
+            if _digest_of(folder / f"{name}.bin") != meta["sha256"][name]:
+                return None
+        return RowStore(folder, meta)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+@dataclass(slots=True)
+class _Column:
+    """A file being written, and the checksum of what went into it."""
+
+    file: BinaryIO
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def write(self, values: np.ndarray, dtype: type) -> None:
+        data = np.ascontiguousarray(values, dtype=dtype).tobytes()
+        self.file.write(data)
+        self.digest.update(data)
+
+
+class StoreWriter:
+    """Collects rows under a hidden name; `commit` makes them a store, leaving does not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        self.hidden = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:12]}"
+        self.hidden.mkdir()
+        self.columns = {name: self._open(name) for name in _DTYPES}
+        self.num_tokens = 0
+        self._write("offsets", np.zeros(1))
+
+    def _open(self, name: str) -> _Column:
+        return _Column(open(self.hidden / f"{name}.bin", "wb"))
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        for column in self.columns.values():
+            column.file.close()
+        shutil.rmtree(self.hidden, ignore_errors=True)
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        self.columns[name].write(values, _DTYPES[name])
+
+    def add(
+        self,
+        tokens_N: np.ndarray,
+        weights_N: np.ndarray,
+        *,
+        lengths_B: np.ndarray,
+        origins_B2: np.ndarray,
+    ) -> None:
+        """Append rows laid end to end."""
+        self._write("tokens", tokens_N)
+        self._write("weights", weights_N)
+        self._write("offsets", self.num_tokens + np.cumsum(lengths_B))
+        self._write("origins", origins_B2)
+        self.num_tokens += int(lengths_B.sum())
+
+    def commit(self, report: PrepareReport, brackets: Sequence[tuple[str, str]]) -> RowStore:
+        """Flush everything, give the folder its name, and open it."""
+        digests = {name: column.digest.hexdigest() for name, column in self.columns.items()}
+        for column in self.columns.values():
+            _flush(column.file)
+        meta = {
+            "version": FORMAT_VERSION,
+            "sha256": digests,
+            "brackets": list(brackets),
+            "report": report.to_json(),
+        }
+        with open(self.hidden / "meta.json", "wb") as file:
+            file.write(json.dumps(meta).encode())
+            _flush(file)
+        _flush_folder(self.hidden)
+        # Opened before it is renamed: the maps stay good whatever another builder does.
+        store = RowStore(self.hidden, meta)
+        _publish(self.hidden, self.folder)
+        return store
+
+
+def _publish(hidden: Path, folder: Path) -> None:
+    """Rename into place, unless another process was first. A damaged folder is moved away."""
+    for _ in range(10):
+        try:
+            os.rename(hidden, folder)
+            _flush_folder(folder.parent)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        if open_store(folder) is not None:
+            return
+        aside = hidden.with_name(f"{hidden.name}.damaged")
+        try:
+            os.rename(folder, aside)
+        except FileNotFoundError:
+            continue
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed builder of this store left behind."""
+    for hidden in folder.parent.glob(f".{folder.name}.*"):
+        try:
+            newest = max(path.stat().st_mtime for path in (hidden, *hidden.glob("*")))
+        except OSError:
+            continue  # its builder is renaming it just now
+        if time.time() - newest > ABANDONED_AFTER_S:
+            _remove(hidden)
+
+
+def _map(folder: Path, name: str) -> np.ndarray:
+    return np.memmap(folder / f"{name}.bin", dtype=_DTYPES[name], mode="r")
+
+
+def _digest_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _content_digest(digests: dict[str, str]) -> str:
+    joined = "".join(digests[name] for name in ("tokens", "weights", "offsets"))
+    return hashlib.sha256(joined.encode()).hexdigest()
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

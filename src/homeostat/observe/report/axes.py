@@ -1,0 +1,77 @@
+"""Axes: ranges, ticks at round numbers and their labels. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Maps values to pixels. `start` and `end` are the pixels of `low` and `high`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool = False
+
+    def pixel(self, value: float) -> float:
+        low, high, value = self.low, self.high, min(max(value, self.low), self.high)
+        if self.is_log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self, count: int) -> list[float]:
+        return log_ticks(self.low, self.high) if self.is_log else ticks(self.low, self.high, count)
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round numbers inside [low, high]."""
+    step = nice_step((high - low) / max(1, count))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, with 2 and 5 between them where there are few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    every = max(1, math.ceil((last - first) / 7))
+    factors = (1, 2, 5) if last - first <= 3 else (1,)
+    values = [f * 10.0**power for power in range(first, last + 1, every) for f in factors]
+    return [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+
+
+def nice_step(rough: float) -> float:
+    """The smallest of 1, 2, 2.5, 5 times a power of ten that is not below `rough`."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= rough * (1 - 1e-9))
+
+
+def padded(low: float, high: float, *, floor_at_zero: bool = False) -> tuple[float, float]:
+    """A range with air around it that is never empty."""
+    span = high - low
+    if span <= 1e-12 * max(abs(low), abs(high), 1e-300):
+        span = abs(high) or 1.0
+    bottom = low - 0.06 * span
+    if low >= 0 and (floor_at_zero or bottom < 0):
+        bottom = 0.0
+    return bottom, high + 0.06 * span
+
+
+def padded_log(low: float, high: float) -> tuple[float, float]:
+    return low / 1.15, max(high * 1.15, low * 2)
+
+
+def tick_label(value: float, step: float) -> str:
+    """As many digits as tell neighbouring ticks apart, and no more."""
+    if value == 0 or abs(value) < 1e-9 * step:
+        return "0"
+    if abs(value) >= 1e5 or abs(value) < 1e-3:
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        text = mantissa.rstrip("0").rstrip(".")
+        return f"{text}e{int(power)}"
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
+    text = f"{value:,.{min(decimals + 1, 8)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

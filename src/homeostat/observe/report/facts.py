@@ -1,0 +1,158 @@
+"""What the files of a run say, gathered for the page: status, times, worst rows.
+
+Every file may be missing, empty or of a run that is still going on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.observe.report.series import Series, read_columns
+from homeostat.observe.run_dir import RunPaths
+
+_STARTS = ("run_started", "run_resumed")
+NUM_WORST_ROWS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class WorstRow:
+    """A row whose loss stood out from the other rows of its step."""
+
+    row_id: int
+    step: int
+    loss: float
+    step_median: float
+
+    @property
+    def excess(self) -> float:
+        return self.loss - self.step_median if math.isfinite(self.loss) else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """All that the page shows, read once."""
+
+    paths: RunPaths
+    config: dict[str, Any]
+    columns: dict[str, Series]
+    events: list[dict[str, Any]]
+    worst_rows: list[WorstRow]
+    last_step: int
+    started_at: float | None
+    duration_s: float
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("name") or self.paths.path.resolve().name)
+
+    @property
+    def status(self) -> tuple[str, str]:
+        """A word for how the run stands, and its mood: good, warn, bad or none."""
+        for event in reversed(self.events):
+            match event["kind"]:
+                case "run_failed":
+                    return "failed", "bad"
+                case "run_finished":
+                    early = any(other["kind"] == "early_stop" for other in self.events)
+                    return ("finished early", "good") if early else ("finished", "good")
+                case "signal_received":
+                    return "stopped", "warn"
+                case "run_started" | "run_resumed":
+                    break
+        return "not finished", ""
+
+    def field_of_start(self, name: str) -> Any:
+        """What the newest start of the run said, such as `command` or `environment`."""
+        starts = [event for event in self.events if event["kind"] in _STARTS and name in event]
+        return starts[-1][name] if starts else None
+
+    def config_value(self, *path: str) -> Any:
+        here: Any = self.config
+        for part in path:
+            here = here.get(part) if isinstance(here, dict) else None
+        return here
+
+    @property
+    def best_eval(self) -> tuple[float, float] | None:
+        """Step and value of the lowest eval/loss."""
+        series = self.columns.get("eval/loss")
+        if series is None or not series.finite.size:
+            return None
+        pairs = zip(series.y.tolist(), series.x.tolist(), strict=True)
+        value, step = min((y, x) for y, x in pairs if math.isfinite(y))
+        return step, value
+
+
+def read_facts(path: Path) -> RunFacts:
+    paths = RunPaths(path)
+    metrics = read_metrics(paths.metrics)
+    events = list(iter_jsonl(paths.events))
+    started_at, duration_s = _times(metrics, events)
+    return RunFacts(
+        paths=paths,
+        config=read_config(paths),
+        columns=read_columns(metrics),
+        events=events,
+        worst_rows=find_worst_rows(iter_jsonl(paths.row_losses)),
+        last_step=max((int(record["step"]) for record in metrics), default=0),
+        started_at=started_at,
+        duration_s=duration_s,
+    )
+
+
+def read_config(paths: RunPaths) -> dict[str, Any]:
+    """The resolved config as plain values; empty when it is missing or unreadable."""
+    try:
+        config = json.loads(paths.config_json.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _times(
+    metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
+) -> tuple[float | None, float]:
+    """When the run began, and the time it ran: its sessions, without the gaps between them."""
+    moments = sorted(
+        (float(record["time"]), record.get("kind") in _STARTS) for record in [*metrics, *events]
+    )
+    duration, previous = 0.0, None
+    for moment, is_start in moments:
+        if previous is not None and not is_start:
+            duration += moment - previous
+        previous = moment
+    return (moments[0][0] if moments else None), duration
+
+
+def find_worst_rows(
+    records: Iterable[dict[str, Any]], *, count: int = NUM_WORST_ROWS
+) -> list[WorstRow]:
+    """Rows by how far their loss stood above the median of their step, each row once.
+
+    The median is taken out because all rows of an early step have a high loss.
+    """
+    worst: dict[int, WorstRow] = {}
+    for record in records:
+        losses = [float(loss) for loss in record["losses"]]
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        middle = median(finite) if finite else math.nan
+        for row_id, loss in zip(record["row_ids"], losses, strict=True):
+            row = WorstRow(int(row_id), int(record["step"]), loss, middle)
+            known = worst.get(row.row_id)
+            if known is None or row.excess > known.excess:
+                worst[row.row_id] = row
+        if len(worst) > 20_000:
+            worst = {row.row_id: row for row in _top(worst, count)}
+    return [row for row in _top(worst, count) if row.excess > 0]
+
+
+def _top(worst: dict[int, WorstRow], count: int) -> list[WorstRow]:
+    return heapq.nlargest(count, worst.values(), key=lambda row: (row.excess, -row.step))

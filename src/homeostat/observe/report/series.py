@@ -1,0 +1,102 @@
+"""Columns of metric values: read from records, smoothed, and thinned for drawing.
+
+Thinning keeps the smallest and the largest value of each stretch, and one that is not finite, so
+that a spike or a hole of a single step is still seen among a hundred thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+MAX_POINTS = 700
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values over steps. `y` may hold values that are not finite: the line breaks there."""
+
+    x: Array
+    y: Array
+
+    def scaled(self, factor: float) -> Series:
+        return Series(self.x, self.y * factor)
+
+    @property
+    def finite(self) -> Array:
+        return self.y[np.isfinite(self.y)]
+
+
+def read_columns(records: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
+    """One series per metric name. A step that has two records shows its later values."""
+    columns: dict[str, dict[int, float]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name not in ("step", "time") and isinstance(value, (int, float)):
+                columns.setdefault(name, {})[int(record["step"])] = float(value)
+    return {name: _series(values) for name, values in columns.items()}
+
+
+def _series(values: Mapping[int, float]) -> Series:
+    steps = sorted(values)
+    return Series(np.array(steps, dtype=np.float64), np.array([values[step] for step in steps]))
+
+
+def smooth(series: Series, *, half_life_share: float = 0.015) -> Series:
+    """A mean weighted by 2^-(distance / half-life) to both sides, so that it does not lag.
+
+    Values that are not finite are passed over.
+    """
+    decay = 0.5 ** (1.0 / max(1.0, half_life_share * len(series.y)))
+    known = np.isfinite(series.y)
+    values = np.where(known, series.y, 0.0)
+    totals, weights = _both_ways(values, decay), _both_ways(known.astype(np.float64), decay)
+    with np.errstate(invalid="ignore"):
+        return Series(series.x, np.where(weights > 0, totals / weights, np.nan))
+
+
+def _both_ways(values: Array, decay: float) -> Array:
+    """Sum over all j of decay^|i - j| * values[j]."""
+    forward = _decaying_sum(values, decay)
+    backward = _decaying_sum(values[::-1], decay)[::-1]
+    return forward + backward - values
+
+
+def _decaying_sum(values: Array, decay: float) -> Array:
+    result, total = np.empty_like(values), 0.0
+    for index, value in enumerate(values.tolist()):
+        total = decay * total + value
+        result[index] = total
+    return result
+
+
+def thin(series: Series, *, max_points: int = MAX_POINTS) -> Series:
+    """At most about `max_points` values, with every extreme kept and both ends."""
+    length = len(series.y)
+    if length <= max_points:
+        return series
+    keep = {0, length - 1}
+    for bucket in np.array_split(np.arange(length), max(1, max_points // 3)):
+        values = series.y[bucket]
+        finite = np.isfinite(values)
+        if finite.any():
+            keep.add(int(bucket[np.where(finite, values, np.inf).argmin()]))
+            keep.add(int(bucket[np.where(finite, values, -np.inf).argmax()]))
+        if not finite.all():
+            keep.add(int(bucket[finite.argmin()]))
+    order = np.array(sorted(keep))
+    return Series(series.x[order], series.y[order])
+
+
+def spans_decades(series: list[Series], *, ratio: float = 30.0) -> bool:
+    """Whether a logarithmic axis shows these values better: all positive, range wide."""
+    finite = np.concatenate([one.finite for one in series]) if series else np.array([])
+    if finite.size < 2 or finite.min() <= 0:
+        return False
+    return bool(finite.max() / finite.min() > ratio)

@@ -1,0 +1,43 @@
+"""Work that comes before the first step shows how far it is, too."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+# Without a terminal a line now and then is enough.
+SECONDS_BETWEEN_LINES = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def progress_of(what: str, console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with (done, total): a bar on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        yield _Lines(what)
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Lines:
+    """Logs how far the work is, not more often than a person would read."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.started = self.told = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.told >= SECONDS_BETWEEN_LINES and done:
+            self.told = now
+            left = (now - self.started) / done * (total - done)
+            log.info("%s: %d of %d, about %.0f s left", self.what, done, total, left)

@@ -1,0 +1,9 @@
+"""How the parts of a trainer say what happened, without knowing who listens."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class EmitEvent(Protocol):
+    def __call__(self, kind: str, step: int, **fields: Any) -> None: ...

@@ -1,0 +1,92 @@
+"""Adapters travel between homeostat and peft, both ways, with equal outputs."""
+
+import pytest
+import torch
+from peft import LoraConfig as PeftConfig
+from peft import PeftModel, get_peft_model
+from tiny_models import FAMILIES, random_model, save
+from transformers import AutoModelForCausalLM
+
+from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.models.build import load_model
+from homeostat.models.hf import save_hf
+from homeostat.models.lora import adapter_state, merged_state, save_adapter
+from homeostat.ops.attention import PackedLayout
+
+CPU = torch.device("cpu")
+TARGETS = ("q_proj", "v_proj", "down_proj")
+
+
+def load(folder, adapter, **settings):
+    return load_model(
+        ModelConfig(path=str(folder), **settings),
+        adapter,
+        dtype=torch.float32,
+        device=CPU,
+        seed=3,
+        gradient_checkpointing=False,
+    )
+
+
+def logits(module, tokens):
+    layout = PackedLayout.of([len(tokens)], CPU)
+    with torch.no_grad():
+        hidden = module.hidden(tokens, torch.arange(len(tokens)), layout)
+        return hidden @ module.output_weight().t()
+
+
+def tokens(seed=0):
+    return torch.randint(0, 97, (11,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
+def test_peft_reads_what_we_write(implementation, tmp_path):
+    base = save(random_model(FAMILIES["qwen2"], seed=1), tmp_path / "base")
+    adapter = LoraConfig(rank=3, alpha=5.0, dropout=0.1, targets=TARGETS)
+    loaded = load(base, adapter, implementation=implementation)
+    with torch.no_grad():
+        for name, tensor in adapter_state(loaded.module):
+            if "lora_B" in name:
+                tensor.normal_(0, 0.5)
+    save_adapter(loaded.module, tmp_path / "adapter", adapter, base_path=str(base))
+    reference = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    plain = reference(tokens()[None]).logits[0].detach()
+    theirs = PeftModel.from_pretrained(reference, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        want = theirs(tokens()[None]).logits[0]
+    ours = logits(loaded.module.eval(), tokens())
+    assert (want - plain).abs().max() > 0.1
+    torch.testing.assert_close(ours, want, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("targets", [TARGETS, ("all-linear",)])
+def test_we_read_what_peft_writes(targets, tmp_path):
+    base = save(random_model(FAMILIES["llama"], seed=2), tmp_path / "base")
+    modules = list(targets) if len(targets) > 1 else "all-linear"
+    settings = PeftConfig(r=2, lora_alpha=7, target_modules=modules, task_type="CAUSAL_LM")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    theirs = get_peft_model(model, settings).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.5)
+        want = theirs(tokens()[None]).logits[0]
+    theirs.save_pretrained(tmp_path / "adapter")
+    adapter = LoraConfig(rank=2, alpha=7.0, targets=targets, path=str(tmp_path / "adapter"))
+    ours = logits(load(base, adapter).module, tokens())
+    torch.testing.assert_close(ours, want, atol=1e-5, rtol=1e-6)
+
+
+def test_the_merged_export_is_the_adapted_model(tmp_path):
+    base = save(random_model(FAMILIES["qwen3"], seed=4), tmp_path / "base")
+    loaded = load(base, LoraConfig(rank=2, alpha=3.0, targets=TARGETS))
+    with torch.no_grad():
+        for name, tensor in adapter_state(loaded.module):
+            if "lora_B" in name:
+                tensor.normal_(0, 0.5)
+    out = tmp_path / "merged"
+    save_hf(merged_state(loaded.module), out, source_config=loaded.source_config)
+    merged = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    with torch.no_grad():
+        want = merged(tokens()[None]).logits[0]
+    torch.testing.assert_close(logits(loaded.module, tokens()), want, atol=1e-5, rtol=1e-6)

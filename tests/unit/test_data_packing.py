@@ -1,0 +1,76 @@
+"""Packing: every row once, never over the budget, as few bins as can be, evenly filled."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homeostat.data.packing import fill, group, pack
+
+lengths_and_budgets = st.tuples(
+    st.lists(st.integers(1, 120), max_size=60), st.integers(min_value=1, max_value=100)
+)
+
+
+def first_fit(lengths: list[int], max_tokens: int) -> int:
+    """Bins that plain first fit needs, written the obvious way."""
+    loads: list[int] = []
+    for length in lengths:
+        for number, load in enumerate(loads):
+            if load + length <= max_tokens:
+                loads[number] += length
+                break
+        else:
+            loads.append(length)
+    return len(loads)
+
+
+def realistic_lengths(noise: np.random.Generator, num_rows: int) -> np.ndarray:
+    """Log-normal with a mean of about 250 tokens, as chat data have."""
+    return np.clip(noise.lognormal(5.25, 0.75, num_rows), 8, 4096).astype(int)
+
+
+@settings(max_examples=300, deadline=None)
+@given(lengths_and_budgets)
+def test_every_row_once_within_the_budget_and_no_more_bins_than_first_fit(case):
+    lengths, max_tokens = case
+    bins = pack(lengths, max_tokens)
+    assert sorted(row for rows in bins for row in rows) == list(range(len(lengths)))
+    for rows in bins:
+        assert sum(lengths[row] for row in rows) <= max_tokens or len(rows) == 1
+    assert len(bins) <= first_fit(lengths, max_tokens)
+    loads = [sum(lengths[row] for row in rows) for rows in bins]
+    assert loads == sorted(loads, reverse=True)
+    assert bins == pack(np.array(lengths, dtype=np.int64), max_tokens)
+
+
+def test_realistic_updates_need_the_fewest_bins_that_could_hold_them():
+    """fill = tokens / (bins * max_tokens), rounding up to whole bins included."""
+    noise = np.random.default_rng()
+    tokens, num_bins = 0, 0
+    for _ in range(40):
+        lengths = realistic_lengths(noise, 256)
+        bins = pack(lengths, 4096)
+        assert len(bins) == math.ceil(lengths.sum() / 4096)
+        lengths = realistic_lengths(noise, 1024)
+        tokens, num_bins = tokens + lengths.sum(), num_bins + len(pack(lengths, 4096))
+    assert fill([tokens], num_bins=num_bins, max_tokens=4096) >= 0.97
+
+
+def test_the_rows_are_spread_evenly_where_they_fit():
+    lengths = realistic_lengths(np.random.default_rng(3), 256)
+    loads = [lengths[rows].sum() for rows in pack(lengths, 8192)]
+    assert max(loads) - min(loads) <= lengths.max()
+    assert pack([5, 5, 5, 5], 15) == [[0, 2], [1, 3]]
+
+
+def test_a_row_over_the_budget_is_alone():
+    assert pack([3, 50, 4], 10) == [[1], [0, 2]]
+
+
+def test_grouping_keeps_the_order():
+    assert group(5, 2) == [[0, 1], [2, 3], [4]]
+    assert group(0, 2) == []

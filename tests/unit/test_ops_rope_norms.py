@@ -1,0 +1,55 @@
+"""Rotations preserve length and relative position; norms equal their formula."""
+
+import pytest
+import torch
+
+from homeostat.ops.norms import rms_norm
+from homeostat.ops.rope import RopeConfig, apply_rope, inverse_frequencies, rope_tables
+
+ROPE = RopeConfig(theta=10_000.0)
+
+
+def rotated(x, positions, rope=ROPE):
+    inv_freq = inverse_frequencies(rope, head_dim=x.shape[-1])
+    return apply_rope(x, *rope_tables(positions, inv_freq, rope))
+
+
+def test_scores_depend_on_the_distance_only():
+    q, k = torch.randn(1, 1, 16, dtype=torch.float64), torch.randn(1, 1, 16, dtype=torch.float64)
+
+    def score(at_q, at_k):
+        turned_q, turned_k = rotated(q, torch.tensor([at_q])), rotated(k, torch.tensor([at_k]))
+        return float((turned_q * turned_k).sum())
+
+    assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)
+    assert score(7, 3) != pytest.approx(score(7, 4), abs=1e-3)
+    torch.testing.assert_close(rotated(q, torch.tensor([9])).norm(), q.norm())
+
+
+def test_the_attention_factor_multiplies_the_rotation():
+    x = torch.randn(3, 2, 8)
+    positions = torch.arange(3)
+    plain = rotated(x, positions)
+    doubled = rotated(x, positions, RopeConfig(theta=10_000.0, attention_factor=2.0))
+    torch.testing.assert_close(doubled, 2 * plain)
+
+
+def test_frequencies_are_real_even_when_built_on_meta():
+    with torch.device("meta"):
+        inv_freq = inverse_frequencies(ROPE, head_dim=8)
+    assert inv_freq.device.type == "cpu"
+    torch.testing.assert_close(inv_freq, 10_000.0 ** (-torch.arange(0, 8, 2) / 8))
+
+
+def test_bf16_is_rotated_in_fp32_and_rounded_once():
+    x = torch.randn(64, 2, 32).bfloat16()
+    positions = torch.arange(64) * 31
+    exact = rotated(x.float(), positions)
+    assert torch.equal(rotated(x, positions), exact.bfloat16())
+
+
+def test_rms_norm_equals_its_formula():
+    x, weight = torch.randn(5, 3, 16), torch.randn(16)
+    wide = x.double()
+    want = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
+    torch.testing.assert_close(rms_norm(x, weight, eps=1e-3).double(), want, atol=1e-6, rtol=1e-6)
