@@ -155,9 +155,7 @@ def test_saved_dtype_is_written_under_the_key_the_source_used(tmp_path):
     folder = save(reference, tmp_path / "in")
     edit_config(folder, dtype=None, torch_dtype="bfloat16")
     loaded = load(folder)
-    save_hf(
-        merged_state(loaded.module), tmp_path / "out", source_config=loaded.source_config
-    )
+    save_hf(merged_state(loaded.module), tmp_path / "out", source_config=loaded.source_config)
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written["torch_dtype"] == "float32"
     assert "dtype" not in written

@@ -1,6 +1,8 @@
-"""The one-file oracle is right by itself: against transformers and torch, on fresh random models.
+"""The one-file oracle is right by itself, and the library follows it.
 
-Tolerances: logits 1e-5 and losses 1e-5 (relative) in fp32.
+By itself: against transformers and torch, on fresh random models. The library: the same rows, model
+and settings through `train_sft`, packed, over 20 steps. Tolerances: logits 1e-5 and losses 1e-5
+(relative) in fp32.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -26,7 +29,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from homeostat.config import load_config
 from homeostat.config.trainer import CosineSchedule
+from homeostat.run.session import open_session
+from homeostat.run.sft import train_sft
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sft_one_file.py"
 CHATML = (
@@ -169,6 +175,64 @@ def test_losses_equal_a_padded_transformers_loop(
     expected = padded_losses(oracle, settings, model, [oracle.tokenize(r, tokenizer) for r in rows])
     assert [record["loss"] for record in printed] == pytest.approx(expected, rel=1e-5)
     assert printed[-1]["loss"] < printed[0]["loss"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_the_library_follows_the_oracle_for_20_steps(
+    oracle: ModuleType, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, family: str
+) -> None:
+    save_model(tmp_path, tokenizer, family=family, tied=family != "qwen2")
+    file = tmp_path / "rows.jsonl"
+    # 30 rows in updates of 8: epochs end in a smaller update, and 20 steps cross four of them.
+    rows = write_rows(file, count=30)
+    messages = [row.get("messages") or as_messages(row) for row in rows]
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in messages))
+
+    shared = {"max_steps": 20, "batch_rows": 8, "lr": 3e-3}
+    settings = oracle.Settings(model=str(tmp_path), data=str(file), seed=11, **shared)
+    expected = oracle.train(settings)
+    records = library_records(tmp_path, file, seed=11, trainer=shared)
+
+    assert len(records) == 20
+    for name, theirs in (("train/loss", "loss"), ("learning_rate", "learning_rate")):
+        want = [record[theirs] for record in expected]
+        assert [record[name] for record in records] == pytest.approx(want, rel=1e-5)
+    want = [record["grad_norm"] for record in expected]
+    assert [record["grad_norm"] for record in records] == pytest.approx(want, rel=1e-4)
+    assert expected[-1]["loss"] < 0.8 * expected[0]["loss"]
+
+
+def as_messages(row: dict[str, str]) -> list[dict[str, str]]:
+    return [
+        {"role": "user", "content": row["prompt"]},
+        {"role": "assistant", "content": row["completion"]},
+    ]
+
+
+def library_records(
+    folder: Path, file: Path, *, seed: int, trainer: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """What the library's own loop writes to metrics.jsonl."""
+    text = json.dumps(
+        {
+            "name": "parity",
+            "runs_dir": str(folder / "runs"),
+            "seed": seed,
+            "model": {"path": str(folder)},
+            "data": {"train": [{"type": "messages", "path": str(file)}], "max_length": 512},
+            "trainer": {**trainer, "max_tokens_per_device": 512, "device": "cpu", "threads": 1},
+            "checkpoint": {"export": "off"},
+            "observe": {"console": "quiet", "report": False},
+        }
+    )
+    (folder / "recipe.yaml").write_text(text)
+    config = load_config(folder / "recipe.yaml")
+    with open_session(
+        config, recipe=text, command=[], console=Console(quiet=True), log_level="warning"
+    ) as session:
+        train_sft(config, session)
+    lines = (folder / "runs" / "parity" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def padded_losses(oracle: ModuleType, settings: Any, model: Any, rows: list[Any]) -> list[float]:

@@ -44,7 +44,8 @@ STYLES = {
     "llama3": Style(
         "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
         "{{ m.content | trim }}<|eot_id|>{% endfor %}"
-        "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+        "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+        "{% endif %}",
         ("<|begin|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         eos="<|eot_id|>",
         end="<|eot_id|>",
@@ -168,10 +169,8 @@ def test_tokens_equal_those_of_transformers(tokenizers):
 
 
 def test_history_rewritten_by_the_template_is_refused(thinker):
-    row = chat(
-        ("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "d")
-    )
-    with pytest.raises(BadRowError, match="rewrites earlier turns.*turns: last") as caught:
+    row = chat(("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "d"))
+    with pytest.raises(BadRowError, match=r"rewrites earlier turns.*turns: last") as caught:
         encode(row, thinker)
     assert caught.value.reason == "the chat template rewrites earlier turns"
     encoded = encode(row, thinker, turns="last")
@@ -188,7 +187,7 @@ def test_history_that_happens_not_to_change_is_trained(thinker):
 def test_a_generation_prompt_unlike_the_turn_is_refused(tmp_path):
     template = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
     tokenizer = make_tokenizer(tmp_path, Style(template, (), eos="<|im_end|>", end=""))
-    with pytest.raises(BadRowError, match="generation prompt is not how.*<think>"):
+    with pytest.raises(BadRowError, match=r"generation prompt is not how.*<think>"):
         encode(chat(("user", "a"), ("assistant", "b")), tokenizer)
     row = chat(("user", "a"), ("assistant", "<think>\nx</think>b"))
     assert trained_text(encode(row, tokenizer), tokenizer) == "x</think>b<|im_end|>"

@@ -96,6 +96,11 @@ class RowStore:
         tokens_T = self._tokens_N[span].astype(np.int64)
         return TokenRow(int(row_id), tokens_T, np.array(self._weights_N[span]))
 
+    @property
+    def max_token_id(self) -> int:
+        """The largest id in the store: the model's vocabulary must reach it."""
+        return int(self._tokens_N.max())
+
     def origin(self, row_id: int) -> str:
         """Where the row stands: `file:line`, or `file[row]` counted from 0."""
         source, number = (int(part) for part in self._origins_B2[row_id])

@@ -90,6 +90,9 @@ class ChatTokenizer:
         self.chat_template = chat_template
         self.notes = notes
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._special_ids = frozenset(
+            number for number, token in backend.get_added_tokens_decoder().items() if token.special
+        )
         self.fingerprint = self._hash()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,6 +127,9 @@ class ChatTokenizer:
             raise BadRowError("not valid Unicode", "the text holds half a surrogate pair") from None
         ids = np.array(encoding.ids, dtype=np.int64)
         return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special_ids
 
     def decode(self, ids: Sequence[int] | IntArray) -> str:
         """The text of the tokens, special ones included."""

@@ -63,7 +63,7 @@ class _Fields:
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
             raise ModelError(f"config.json: {name} is {value!r}, and must be a number above 0.")
         return float(value)
 
@@ -198,7 +198,7 @@ def _rope(config: Json) -> RopeConfig:
         )
     kind = merged.get("rope_type") or merged.get("type") or "default"
     theta = fields.number("rope_theta", 10_000.0)
-    if kind not in _ROPES:
+    if not isinstance(kind, str) or kind not in _ROPES:
         raise ModelError(
             f"config.json: rope_type is {kind!r}; the native decoder knows {', '.join(_ROPES)}. "
             f"{WAY_OUT}"
@@ -244,8 +244,10 @@ def _yarn_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
     factor = fields.number("factor", longest / original if isinstance(longest, int) else None)
     inferred = yarn_attention_factor(
         factor,
-        mscale=float(fields.values.get("mscale") or 0),
-        mscale_all_dim=float(fields.values.get("mscale_all_dim") or 0),
+        mscale=fields.number("mscale") if fields.values.get("mscale") else 0.0,
+        mscale_all_dim=(
+            fields.number("mscale_all_dim") if fields.values.get("mscale_all_dim") else 0.0
+        ),
     )
     return RopeConfig(
         theta,

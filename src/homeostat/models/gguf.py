@@ -113,7 +113,8 @@ class GgufFile:
                     f"model.path: {self.path}: cannot de-quantise {tensor.name} "
                     f"({tensor.tensor_type.name}: {error})."
                 ) from None
-            values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+            # A copy: unquantised values are a read-only view of the file.
+            values = torch.from_numpy(np.array(values, dtype=np.float32))
             values = values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
             yield self._hf_name(tensor.name), self._unpermute(tensor.name, values)
 

@@ -107,7 +107,8 @@ def load_transformers(
             "eager, or set model.implementation=native."
         )
     wanted = {"dtype": dtype, "trust_remote_code": False}
-    wanted["attn_implementation"] = "sdpa" if attention == "auto" else attention
+    if attention != "auto":
+        wanted["attn_implementation"] = attention
     try:
         if init == "random":
             config = AutoConfig.from_pretrained(folder, local_files_only=True)

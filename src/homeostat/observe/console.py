@@ -133,7 +133,8 @@ def record_line(step: int, metrics: Mapping[str, float], progress: Progress, *, 
     """One record in columns that line up with the lines above and below."""
     cells = [_step_text(step, progress)]
     for name, label, width, show in _COLUMNS:
-        if name in metrics:
+        # On a CPU there is no device memory to show.
+        if name in metrics and not (name == "memory/max_alloc" and metrics[name] == 0):
             cells.append(f"{label} {show(metrics[name]):>{width}}".strip())
     remaining = progress.remaining_s(now)
     if remaining is not None and step < progress.total_steps:

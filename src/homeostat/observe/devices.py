@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from homeostat.observe import format as fmt
+
 log = logging.getLogger(__name__)
 
 
@@ -25,6 +27,12 @@ class GpuFacts:
     name: str
     memory_bytes: int
     capability: tuple[int, int] | None
+
+    def describe(self) -> str:
+        text = f"{self.name}, {fmt.byte_size(self.memory_bytes)}"
+        if self.capability is not None:
+            text += f", compute capability {self.capability[0]}.{self.capability[1]}"
+        return text
 
 
 class GpuSampler:

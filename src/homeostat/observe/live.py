@@ -25,6 +25,7 @@ _EVENT_STYLES = {
     "checkpoint_skipped_invalid": "yellow",
     "sink_failed": "yellow",
     "signal_received": "yellow",
+    "run_stopped": "yellow",
     "config_changed": "yellow",
     "run_failed": "bold red",
     "new_best": "green",
@@ -127,7 +128,7 @@ class LiveView:
         shown = {
             "throughput/tokens_per_s": lambda value: _pair("tokens/s", fmt.count(value)),
             "num_tokens": lambda value: _pair("tokens", fmt.count(value)),
-            "memory/max_alloc": lambda value: _pair("GPU", fmt.byte_size(value)),
+            "memory/max_alloc": lambda value: _pair("GPU", fmt.byte_size(value)) if value else None,
             "memory/host_rss": lambda value: _pair("host", fmt.byte_size(value)),
         }
         return self._cells(shown)

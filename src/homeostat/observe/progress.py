@@ -79,10 +79,14 @@ def event_line(kind: str, fields: Mapping[str, Any], *, max_length: int = 100) -
 
 
 def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return 0 < len(value) <= 8 and not any(isinstance(item, (dict, list)) for item in value)
     return isinstance(value, (str, int, float, bool))
 
 
 def _short(name: str, value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(_short(name, item) for item in value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if name.split("_")[-1] == "bytes":
             return fmt.byte_size(value).replace(" ", "")

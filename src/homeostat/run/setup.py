@@ -14,6 +14,7 @@ from homeostat.data.loader import PlanLoader
 from homeostat.data.prepare import prepare_rows, split_rows
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.errors import ModelError
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuSampler
@@ -77,6 +78,9 @@ def set_up(config: RunConfig, session: Session) -> Parts:
     tokenizer = load_tokenizer(config.model)
     train_rows, eval_rows = open_rows(config, tokenizer, session)
     trainer = build_trainer(config, runtime, session)
+    for rows in (train_rows, eval_rows):
+        if rows is not None:
+            require_vocabulary(rows.store, trainer.loaded)
     if found is not None:
         trainer.load_state(found.tensors())
     total_steps = config.trainer.total_steps(len(train_rows.ids))
@@ -154,6 +158,16 @@ def build_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Loca
     )
     session.event("model_loaded", session.start_step, **loaded.facts)
     return LocalTrainer(loaded, config.trainer, runtime=runtime, seed=config.seed)
+
+
+def require_vocabulary(store: RowStore, loaded: LoadedModel) -> None:
+    size = loaded.module.output_weight().shape[0]
+    if store.max_token_id >= size:
+        raise ModelError(
+            f"the tokenizer gives token {store.max_token_id}, and the model knows tokens below "
+            f"{size} (vocab_size). They do not belong together: check model.tokenizer and "
+            "model.path, or add the new tokens' rows to the checkpoint's embeddings."
+        )
 
 
 def describe_model(config: RunConfig, loaded: LoadedModel) -> str:

@@ -23,6 +23,7 @@ _MARKERS: dict[str, Literal["trouble", "break", "notch"]] = {
     "run_resumed": "break",
     "config_changed": "break",
     "early_stop": "break",
+    "run_stopped": "break",
     "checkpoint_saved": "notch",
 }
 MAX_MARKERS = 150
@@ -82,7 +83,9 @@ def _memory_plot(columns: dict[str, Series], markers: list[Marker]) -> Plot:
         "memory/max_reserved": "reserved",
         "memory/host_rss": "host",
     }
-    lines = _many(columns, names, factor=2.0**-30)
+    # On a CPU torch counts no device memory: a line of zeros says nothing.
+    used = {name: one for name, one in columns.items() if one.finite.any()}
+    lines = _many(used, names, factor=2.0**-30)
     lines += _gpu_lines(columns, "memory_used", 2.0**-30, first_colour=len(lines) + 1)
     unit, factor = "GiB", 1.0
     peaks = [float(line.series.finite.max()) for line in lines if line.series.finite.size]

@@ -63,16 +63,15 @@ class RunFacts:
                 case "run_finished":
                     early = any(other["kind"] == "early_stop" for other in self.events)
                     return ("finished early", "good") if early else ("finished", "good")
-                case "signal_received":
+                case "run_stopped" | "signal_received":
                     return "stopped", "warn"
                 case "run_started" | "run_resumed":
                     break
         return "not finished", ""
 
-    def field_of_start(self, name: str) -> Any:
-        """What the newest start of the run said, such as `command` or `environment`."""
-        starts = [event for event in self.events if event["kind"] in _STARTS and name in event]
-        return starts[-1][name] if starts else None
+    def told(self, name: str) -> Any:
+        """The newest event's field of this name: `command`, `environment`, `total_steps`."""
+        return next((event[name] for event in reversed(self.events) if name in event), None)
 
     def config_value(self, *path: str) -> Any:
         here: Any = self.config

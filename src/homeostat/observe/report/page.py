@@ -28,6 +28,7 @@ MOODS = {
     "step_skipped": "warn",
     "oom_retry": "warn",
     "signal_received": "warn",
+    "run_stopped": "warn",
     "config_changed": "warn",
     "checkpoint_skipped_invalid": "warn",
     "sink_failed": "warn",
@@ -75,7 +76,7 @@ def _header(facts: RunFacts) -> str:
     if facts.started_at is not None:
         started = datetime.fromtimestamp(facts.started_at, tz=UTC)
         parts.append(f"started {started:%Y-%m-%d %H:%M} UTC")
-    sub = " · ".join(escape(str(part)) for part in parts if part)  # noqa: RUF001
+    sub = " · ".join(escape(str(part)) for part in parts if part)
     return (
         f'<header><h1>{escape(facts.name)}</h1><span class="badge {mood}">{status}</span>'
         f'<div class="sub">{sub}</div></header>'
@@ -83,7 +84,7 @@ def _header(facts: RunFacts) -> str:
 
 
 def _tiles(facts: RunFacts) -> Iterable[str]:
-    total = facts.field_of_start("total_steps")
+    total = facts.told("total_steps")
     yield _tile("Steps", f"{facts.last_step:,}", f"of {total:,}" if isinstance(total, int) else "")
     yield _tile("Time", fmt.duration(facts.duration_s), "")
     train = facts.columns.get("train/loss")
@@ -103,14 +104,14 @@ def _tiles(facts: RunFacts) -> Iterable[str]:
     speed = facts.columns.get("throughput/tokens_per_s")
     if speed is not None and speed.finite.size:
         middle = sorted(speed.finite.tolist())[speed.finite.size // 2]
-        yield _tile("Tokens per second", fmt.count(middle), "median")
+        yield _tile("Tokens/s", fmt.count(middle), "median")
     for name, label in (
-        ("memory/max_alloc", "Peak GPU memory"),
+        ("memory/max_alloc", "GPU memory"),
         ("memory/host_rss", "Host memory"),
     ):
         series = facts.columns.get(name)
-        if series is not None and series.finite.size:
-            yield _tile(label, fmt.byte_size(float(series.finite.max())), "")
+        if series is not None and series.finite.any():
+            yield _tile(label, fmt.byte_size(float(series.finite.max())), "peak")
             break
 
 
@@ -125,8 +126,8 @@ def _failure_notice(facts: RunFacts) -> str:
     if facts.status[0] != "failed":
         return ""
     event = next(event for event in reversed(facts.events) if event["kind"] == "run_failed")
-    message = event.get("error") or event.get("message") or "The run failed."
-    return f'<div class="notice">{escape(str(message))}</div>'
+    parts = [str(event[name]) for name in ("error", "message") if event.get(name)]
+    return f'<div class="notice">{escape(": ".join(parts) or "The run failed.")}</div>'
 
 
 def _events(facts: RunFacts) -> str:
@@ -164,7 +165,7 @@ def _worst_rows(facts: RunFacts) -> str:
         f'<tr><td class="num">{row.row_id:,}</td><td class="num">{row.step:,}</td>'
         f'<td class="num">{fmt.loss(row.loss)}</td><td class="num">{fmt.loss(row.step_median)}</td>'
         f'<td class="num">{"" if math.isinf(row.excess) else f"+{fmt.loss(row.excess)}"}</td>'
-        "<td></td></tr>"
+        '<td class="wrap"></td></tr>'
         for row in facts.worst_rows
     ]
     heads = ["num:Row", "num:Step", "num:Loss", "num:Median of its step", "num:Above it", ""]
@@ -182,9 +183,9 @@ def _failure_logs(facts: RunFacts) -> str:
 
 
 def _environment(facts: RunFacts) -> str:
-    environment = facts.field_of_start("environment")
+    environment = facts.told("environment")
     lines = [f"{name}: {value}" for name, value in environment.items()] if environment else []
-    command = facts.field_of_start("command")
+    command = facts.told("command")
     if command:
         lines.insert(0, f"command: {command}")
     return _block("Environment", "versions and hardware at the last start", "\n".join(lines))
@@ -212,6 +213,6 @@ def _table(title: str, note: str, heads: list[str], rows: list[str]) -> str:
         for head in heads
     )
     return (
-        f'<h2>{title}<small>{note}</small></h2><div class="card scroll"><table><thead><tr>{cells}</tr>'
-        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<h2>{title}<small>{note}</small></h2><div class="card scroll"><table>'
+        f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -165,7 +165,7 @@ def _path(line: Line, series: Series, x_axis: Axis, y_axis: Axis) -> str:
     known = [point for point in points if point is not None]
     kind = f"c{line.colour} {line.style}"
     dots = ""
-    if line.style == "dots" and len(known) <= 120 or len(known) == 1:
+    if len(known) == 1 or (line.style == "dots" and len(known) <= 120):
         dots = "".join(
             f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in known
         )

@@ -48,7 +48,7 @@ def _series(values: Mapping[int, float]) -> Series:
     return Series(np.array(steps, dtype=np.float64), np.array([values[step] for step in steps]))
 
 
-def smooth(series: Series, *, half_life_share: float = 0.015) -> Series:
+def smooth(series: Series, *, half_life_share: float = 0.008) -> Series:
     """A mean weighted by 2^-(distance / half-life) to both sides, so that it does not lag.
 
     Values that are not finite are passed over.

@@ -1,7 +1,7 @@
 """TensorBoard event files, written without torch or TensorFlow.
 
-A resumed run writes a second file that opens with a session-start event: TensorBoard then drops
-what earlier files hold from that step on, so a step computed twice is shown once.
+Each file opens with a session-start event: TensorBoard then drops what earlier files of the run
+hold from that step on, so a step computed twice is shown once.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ class TensorboardSink:
         self._event, self._summary = events.Event, summaries.Summary
         folder = context.run_dir.inside(config.folder)
         self._writer = EventFileWriter(str(folder), flush_secs=10)
-        if context.resumed_from is not None:
-            start = events.SessionLog(status=events.SessionLog.START)
-            step = context.resumed_from + 1
-            self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=start))
+        step = 0 if context.resumed_from is None else context.resumed_from + 1
+        start = events.SessionLog(status=events.SessionLog.START)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=start))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         values = [

@@ -1,0 +1,58 @@
+"""`homeostat check`: every mistake that can be known before the first step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
+from homeostat.config import load_config
+
+if TYPE_CHECKING:
+    from homeostat.run.preflight import Item
+
+
+def check(
+    recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT
+) -> None:
+    """Check a recipe without training: keys, model, rows, sizes, disk.
+
+    Exits with 0 when a run could start, 2 when the recipe or its files are at fault.
+    """
+    config = load_config(recipe, overrides)
+    from homeostat.run.preflight import Preflight
+    from homeostat.run.waiting import progress_of
+
+    console = Console(stderr=format is Format.JSON)
+    with progress_of("tokenising rows", console) as progress:
+        preflight = Preflight(config, progress=progress)
+        items = list(preflight.run())
+    if format is Format.JSON:
+        found = {"ok": preflight.exit_code == 0, "items": [asdict(item) for item in items]}
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        console.print(_table(items))
+        good = preflight.exit_code == 0
+        verdict = "[green]ready to train[/green]" if good else "[red]not yet[/red]"
+        console.print(f"{recipe}: {verdict}", highlight=False)
+    raise typer.Exit(preflight.exit_code)
+
+
+def _table(items: list[Item]) -> Table:
+    marks = {
+        "ok": "[green]ok[/green]",
+        "warning": "[yellow]look[/yellow]",
+        "error": "[red]no[/red]",
+    }
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for item in items:
+        table.add_row(marks[item.level], item.name, item.text)
+    return table

@@ -1,0 +1,225 @@
+"""What `homeostat inspect` knows about a recipe's rows, as plain values.
+
+Rows that training would refuse are dropped here and told as warnings, so that the sound ones can
+still be looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from homeostat.config.data import DataConfig
+from homeostat.config.run import RunConfig
+from homeostat.data.loader import PlanLoader
+from homeostat.data.packing import fill
+from homeostat.data.prepare import Progress, prepare_rows, split_rows
+from homeostat.data.store import PrepareReport, RowStore
+from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.errors import DataError
+from homeostat.types import IntArray, TokenRow
+
+NUM_UPDATES = 3
+MAX_DROPPED_SHARE = 0.1
+MIN_TRAINED_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token, the text it shows, and its loss weight. Of a character that is spelt by several
+    tokens, the last one shows it."""
+
+    id: int
+    text: str
+    weight: float
+    special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedRow:
+    row_id: int
+    origin: str
+    num_tokens: int
+    num_trained: int
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBin:
+    """How many rows have from `low` to `high` tokens."""
+
+    low: int
+    high: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedUpdate:
+    """One update: its rows and tokens, the tokens of each micro-batch, and how full those are."""
+
+    step: int
+    rows: int
+    tokens: int
+    micro_batch_tokens: tuple[int, ...]
+    fill: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Something to know before training. An error is what `train` would refuse."""
+
+    level: Literal["error", "warning"]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    vocab_size: int
+    stops: tuple[str, ...]
+    notes: tuple[str, ...]
+    report: PrepareReport
+    train_rows: int
+    total_steps: int
+    lengths: tuple[LengthBin, ...]
+    rows: tuple[InspectedRow, ...]
+    updates: tuple[InspectedUpdate, ...]
+    warnings: tuple[Warned, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def inspect_rows(
+    config: RunConfig,
+    *,
+    cache_dir: Path,
+    num_rows: int,
+    row_ids: list[int],
+    progress: Progress | None = None,
+) -> Inspection:
+    """Tokenise the training rows and look at `row_ids`, or at the first `num_rows`."""
+    tokenizer = load_tokenizer(config.model)
+    lenient = config.data.model_copy(
+        update={"bad_rows": "drop", "overlong": _kept_overlong(config)}
+    )
+    store = prepare_rows(
+        config.data.train,
+        tokenizer,
+        lenient,
+        cache_dir=cache_dir,
+        num_processes=config.data.num_processes,
+        progress=progress,
+    )
+    train_ids = np.arange(len(store))
+    if config.data.validation_share > 0:
+        train_ids, _ = split_rows(len(store), config.data.validation_share, config.seed)
+    chosen = row_ids or list(range(min(num_rows, len(store))))
+    return Inspection(
+        vocab_size=tokenizer.vocab_size,
+        stops=tuple(sorted(tokenizer.decode([token]) for token in tokenizer.stop_ids)),
+        notes=tokenizer.notes,
+        report=store.report,
+        train_rows=len(train_ids),
+        total_steps=config.trainer.total_steps(len(train_ids)),
+        lengths=length_bins(store.lengths),
+        rows=tuple(_look_at(store, row_id, tokenizer) for row_id in chosen),
+        updates=_first_updates(config, store, train_ids),
+        warnings=tuple(find_warnings(store.report, config.data)),
+    )
+
+
+def _kept_overlong(config: RunConfig) -> str:
+    return "drop" if config.data.overlong == "refuse" else config.data.overlong
+
+
+def _look_at(store: RowStore, row_id: int, tokenizer: ChatTokenizer) -> InspectedRow:
+    if not 0 <= row_id < len(store):
+        raise DataError(f"--row-id {row_id}: the rows are numbered from 0 to {len(store) - 1}.")
+    row = store[row_id]
+    return InspectedRow(
+        row_id=row_id,
+        origin=store.origin(row_id),
+        num_tokens=len(row),
+        num_trained=int(np.count_nonzero(row.weights_T)),
+        tokens=tuple(spell(row, tokenizer)),
+    )
+
+
+def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:
+    """Each token with the text that it adds after the one before it."""
+    found: list[Token] = []
+    before: list[int] = []
+    pending: list[int] = []
+    last = len(row) - 1
+    for place, (token, weight) in enumerate(zip(row.tokens_T, row.weights_T, strict=True)):
+        pending.append(int(token))
+        text = tokenizer.decode(before + pending)[len(tokenizer.decode(before)) :]
+        # A character outside ASCII takes up to four bytes, and so up to four tokens.
+        if text.endswith("\ufffd") and len(pending) < 4 and place < last:
+            text = ""
+        else:
+            before, pending = pending, []
+        special = tokenizer.is_special(int(token))
+        found.append(Token(int(token), text, float(weight), special))
+    return found
+
+
+def length_bins(lengths: IntArray) -> tuple[LengthBin, ...]:
+    """Powers of two, from the shortest row to the longest."""
+    powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(int)
+    bins = []
+    for power in range(int(powers.min()), int(powers.max()) + 1):
+        rows = int(np.count_nonzero(powers == power))
+        bins.append(LengthBin(2**power, 2 ** (power + 1) - 1, rows))
+    return tuple(bins)
+
+
+def _first_updates(
+    config: RunConfig, store: RowStore, train_ids: IntArray
+) -> tuple[InspectedUpdate, ...]:
+    budget = config.trainer.max_tokens_per_device if config.trainer.packing else None
+    found = []
+    with PlanLoader(
+        store,
+        row_ids=train_ids,
+        trainer=config.trainer,
+        data=config.data,
+        algorithm=config.algorithm,
+        seed=config.seed,
+    ) as loader:
+        for plan in loader:
+            sizes = tuple(batch.num_tokens for batch in plan.micro_batches)
+            share = fill(sizes, num_bins=len(sizes), max_tokens=budget) if budget else None
+            found.append(InspectedUpdate(plan.step, plan.num_rows, plan.num_tokens, sizes, share))
+            if len(found) == NUM_UPDATES:
+                break
+    return tuple(found)
+
+
+def find_warnings(report: PrepareReport, data: DataConfig) -> list[Warned]:
+    found: list[Warned] = []
+    if report.num_bad:
+        level = "error" if data.bad_rows == "refuse" else "warning"
+        kinds = ", ".join(f"{count} {reason}" for reason, count in report.bad.items())
+        found.append(Warned(level, f"{report.num_bad} rows cannot be used ({kinds})."))
+    overlong = report.dropped_overlong
+    if overlong and data.overlong == "refuse":
+        found.append(
+            Warned("error", f"{overlong} rows are longer than data.max_length={data.max_length}.")
+        )
+    lost = report.seen - report.kept
+    if lost > MAX_DROPPED_SHARE * report.seen:
+        share = lost / report.seen
+        hint = " Raise data.max_length or set data.overlong=truncate." if overlong else ""
+        message = f"only {report.kept} of {report.seen} rows are left ({share:.0%} dropped).{hint}"
+        found.append(Warned("warning", message))
+    if report.truncated:
+        message = f"{report.truncated} rows are cut, and do not teach the model to stop."
+        found.append(Warned("warning", message))
+    if report.trained_tokens < MIN_TRAINED_SHARE * report.tokens:
+        share = report.trained_tokens / report.tokens
+        found.append(Warned("warning", f"only {share:.2%} of all tokens are trained."))
+    return found

@@ -1,0 +1,90 @@
+"""A model's shape, checked against its files without loading a weight.
+
+The module is built on the meta device and "filled" with tensors that have only a shape, so that
+the same code refuses missing, unknown and misshapen weights here as when they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.errors import ModelError
+from homeostat.models import hf, weights
+from homeostat.models.build import open_source, read_configs
+from homeostat.models.decoder import Decoder
+from homeostat.models.families import decoder_config
+from homeostat.models.gguf import GgufFile
+from homeostat.models.lora import apply_lora
+from homeostat.models.transformers_model import TransformersModel, meta_transformers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPreview:
+    """What a model will be."""
+
+    family: str
+    vocab_size: int
+    max_positions: int | None
+    num_params: int
+    num_trainable: int
+    bytes_per_param: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_params * self.bytes_per_param
+
+
+def preview_model(
+    model: ModelConfig, lora: LoraConfig | None, *, dtype: torch.dtype
+) -> ModelPreview:
+    """Raises ModelError as loading the model would, in a moment and without its memory."""
+    source = open_source(model)
+    config, _ = read_configs(source)
+    module: nn.Module
+    if model.implementation == "transformers":
+        assert isinstance(source, Path)
+        module = TransformersModel(meta_transformers(source))
+    else:
+        with torch.device("meta"):
+            module = Decoder(decoder_config(config), kernel="sdpa")
+        if model.init == "pretrained":
+            weights.fill(module, _shapes(source), source=f"model.path: {model.path}")
+    if lora is not None:
+        apply_lora(module, lora, seed=0)
+    return _preview(module, config, dtype)
+
+
+def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPreview:
+    parameters = list(module.parameters())
+    longest = config.get("max_position_embeddings")
+    return ModelPreview(
+        family=str(config.get("model_type", "model")),
+        vocab_size=module.output_weight().shape[0],
+        max_positions=longest if isinstance(longest, int) else None,
+        num_params=sum(parameter.numel() for parameter in parameters),
+        num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        bytes_per_param=dtype.itemsize,
+    )
+
+
+def _shapes(source: GgufFile | Path) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(source, GgufFile):
+        yield from source.shapes()
+        return
+    for path in hf.weight_files(source):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 (not a mapping: it has no __iter__)
+                    yield name, torch.empty(file.get_slice(name).get_shape(), device="meta")
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"model.path: {path} cannot be read; it is missing, corrupt or truncated ({error})."
+            ) from None

@@ -1,0 +1,245 @@
+"""What can be known before the first step, each fact with a verdict.
+
+A check that fails does not keep the others from running: `homeostat check` shows them all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from homeostat.config.run import RunConfig
+from homeostat.data.loader import PlanLoader
+from homeostat.data.prepare import prepare_rows, split_rows
+from homeostat.data.store import RowStore
+from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.errors import HomeostatError, MissingDependencyError, ModelError
+from homeostat.models.preview import ModelPreview, preview_model
+from homeostat.observe import format as fmt
+from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.runtime import resolve_device, resolve_dtype
+
+Level = Literal["ok", "warning", "error"]
+# Steps whose plans are made to show how rows fall into micro-batches.
+NUM_PLANS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One line of the sheet. `facts` is the same for a program to read."""
+
+    name: str
+    level: Level
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Preflight:
+    """Runs the checks in order; what an earlier one found out, a later one uses."""
+
+    def __init__(self, config: RunConfig, *, progress: Callable[[int, int], None]) -> None:
+        self.config = config
+        self.progress = progress
+        self.tokenizer: ChatTokenizer | None = None
+        self.store: RowStore | None = None
+        self.preview: ModelPreview | None = None
+        self.exit_code = 0
+
+    def run(self) -> Iterator[Item]:
+        checks: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
+            ("device", self._device),
+            ("tokenizer", self._tokenizer),
+            ("model", self._model),
+            ("data", self._data),
+            ("sizes", self._sizes),
+            ("disk", self._disk),
+            ("sinks", self._sinks),
+            ("run folder", self._run_folder),
+        )
+        for name, check in checks:
+            try:
+                yield from check()
+            except HomeostatError as error:
+                self.exit_code = max(self.exit_code, error.exit_code)
+                yield Item(name, "error", str(error))
+
+    def _device(self) -> Iterator[Item]:
+        device = resolve_device(self.config)
+        dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
+        text = f"{device}, {dtype}"
+        slow = device.type == "cpu" and dtype == "bfloat16"
+        if slow:
+            text += ": many CPUs compute bf16 far slower than fp32 (trainer.precision=fp32)"
+        yield Item("device", "warning" if slow else "ok", text, {"device": str(device)})
+
+    def _tokenizer(self) -> Iterator[Item]:
+        self.tokenizer = load_tokenizer(self.config.model)
+        stops = sorted(self.tokenizer.stop_ids)
+        shown = ", ".join(repr(self.tokenizer.decode([stop])) for stop in stops)
+        yield Item(
+            "tokenizer",
+            "ok",
+            f"{self.tokenizer.vocab_size} tokens; a turn ends with {shown}",
+            {"vocab_size": self.tokenizer.vocab_size, "stop_ids": stops},
+        )
+        for note in self.tokenizer.notes:
+            yield Item("tokenizer", "warning", note)
+
+    def _model(self) -> Iterator[Item]:
+        device = resolve_device(self.config)
+        dtype = resolve_dtype(self.config, device)
+        self.preview = preview_model(self.config.model, self.config.lora, dtype=dtype)
+        facts = {
+            "num_params": self.preview.num_params,
+            "num_trainable": self.preview.num_trainable,
+            "bytes": self.preview.num_bytes,
+        }
+        text = (
+            f"{self.preview.family}, {fmt.count(self.preview.num_params)} parameters, "
+            f"{fmt.count(self.preview.num_trainable)} trained, {fmt.byte_size(facts['bytes'])}"
+        )
+        yield Item("model", "ok", text, facts)
+        longest = self.preview.max_positions
+        if longest is not None and self.config.data.max_length > longest:
+            yield Item(
+                "model",
+                "warning",
+                f"data.max_length={self.config.data.max_length} is beyond the {longest} positions "
+                "the model was made for",
+            )
+
+    def _data(self) -> Iterator[Item]:
+        if self.tokenizer is None:
+            return
+        data = self.config.data
+        for which, sources in (("train", data.train), ("validation", data.validation)):
+            if not sources:
+                continue
+            store = self._prepare(sources)
+            if which == "train":
+                self.store = store
+            yield _data_item(which, store)
+            if self.preview is not None and store.max_token_id >= self.preview.vocab_size:
+                raise ModelError(
+                    f"token {store.max_token_id} of the {which} rows is beyond the model's "
+                    f"vocab_size of {self.preview.vocab_size}: check model.tokenizer."
+                )
+
+    def _prepare(self, sources: tuple[Any, ...]) -> RowStore:
+        assert self.tokenizer is not None
+        cache = self.config.data.cache_dir
+        folder = Path(cache) if cache is not None else self.config.run_dir / "data"
+        # A check leaves nothing behind: mapped rows stay readable after their files are gone.
+        with tempfile.TemporaryDirectory(prefix="homeostat-check-") as temporary:
+            return prepare_rows(
+                sources,
+                self.tokenizer,
+                self.config.data,
+                cache_dir=folder if folder.is_dir() else Path(temporary),
+                num_processes=self.config.data.num_processes,
+                progress=self.progress,
+            )
+
+    def _sizes(self) -> Iterator[Item]:
+        if self.store is None:
+            return
+        config, trainer = self.config, self.config.trainer
+        ids = np.arange(len(self.store), dtype=np.int64)
+        if config.data.validation_share > 0:
+            ids, _ = split_rows(len(self.store), config.data.validation_share, config.seed)
+        with PlanLoader(
+            self.store, row_ids=ids, trainer=trainer, data=config.data,
+            algorithm=config.algorithm, seed=config.seed,
+        ) as plans:  # fmt: skip
+            total = plans.total_steps
+            shown = [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)]
+        tokens = sum(plan.num_tokens for plan in shown) / len(shown)
+        batches = sum(len(plan.micro_batches) for plan in shown) / len(shown)
+        largest = max(batch.num_tokens for plan in shown for batch in plan.micro_batches)
+        warmup = trainer.schedule.num_warmup_steps(total)
+        facts = {
+            "rows": len(ids),
+            "steps_per_epoch": trainer.steps_per_epoch(len(ids)),
+            "total_steps": total,
+            "warmup_steps": warmup,
+            "rows_per_update": trainer.batch_rows,
+            "tokens_per_update": round(tokens),
+            "micro_batches_per_update": batches,
+            "largest_micro_batch_tokens": largest,
+        }
+        text = (
+            f"{len(ids)} rows / {trainer.batch_rows} per update = {facts['steps_per_epoch']} "
+            f"updates an epoch; {total} in all, {warmup} of them warm-up; an update has about "
+            f"{fmt.count(tokens)} tokens in {batches:.1f} micro-batches of at most {largest}"
+        )
+        yield Item("sizes", "ok", text, facts)
+        if trainer.batch_rows > len(ids):
+            few = f"trainer.batch_rows={trainer.batch_rows} is more than the {len(ids)} rows"
+            yield Item("sizes", "warning", few)
+
+    def _disk(self) -> Iterator[Item]:
+        if self.preview is None:
+            return
+        # fp32 moments and, below fp32, fp32 masters beside the weights.
+        trained, whole = self.preview.num_trainable, self.preview.num_bytes
+        width = self.preview.bytes_per_param
+        one = trained * (width + 8 + (4 if width < 4 else 0))
+        export = whole if self.config.checkpoint.export != "off" else 0
+        need = one * (self.config.checkpoint.keep_last + 2) + export
+        place = _existing(self.config.run_dir)
+        free = shutil.disk_usage(place).free
+        facts = {"checkpoint_bytes": one, "needed_bytes": need, "free_bytes": free}
+        text = (
+            f"a checkpoint takes {fmt.byte_size(one)}; at most {fmt.byte_size(need)} are needed, "
+            f"{fmt.byte_size(free)} are free"
+        )
+        level: Level = "ok" if need < free else "error"
+        if level == "error":
+            self.exit_code = max(self.exit_code, 1)
+            text += ". Lower checkpoint.keep_last, or set runs_dir to another disk"
+        yield Item("disk", level, text, facts)
+
+    def _sinks(self) -> Iterator[Item]:
+        for sink in self.config.observe.sinks:
+            if importlib.util.find_spec(sink.type) is None:
+                raise MissingDependencyError.of(
+                    sink.type, extra=sink.type, needed_for=f"the sink {sink.type}"
+                )
+            yield Item("sinks", "ok", sink.type)
+
+    def _run_folder(self) -> Iterator[Item]:
+        store = CheckpointStore(self.config.run_dir / "checkpoints")
+        if not self.config.run_dir.exists():
+            yield Item("run folder", "ok", f"{self.config.run_dir} is new")
+            return
+        found = store.newest_valid()
+        where = f"step {found.step}" if found is not None else "the beginning"
+        yield Item("run folder", "ok", f"{self.config.run_dir} would go on from {where}")
+
+
+def _data_item(which: str, store: RowStore) -> Item:
+    report = store.report
+    lost = report.seen - report.kept
+    share = report.trained_tokens / report.tokens
+    text = (
+        f"{which}: {report.kept} of {report.seen} rows kept, {fmt.count(report.tokens)} tokens, "
+        f"{100 * share:.0f} % trained, longest row {int(store.lengths.max())}"
+    )
+    if lost:
+        text += f"; {report.dropped_overlong} too long, {report.num_bad} unusable"
+    level: Level = "warning" if lost > 0.1 * report.seen else "ok"
+    facts = {name: v for name, v in report.to_json().items() if "examples" not in name}
+    return Item("data", level, text, {"which": which, **facts})
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,181 @@
+"""A GGUF file written by llama.cpp's own library is read as the HF model it was made from."""
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
+from tiny_models import random_model
+
+from homeostat.config.model import ModelConfig
+from homeostat.errors import ModelError
+from homeostat.models.build import load_model
+from homeostat.models.families import decoder_config
+from homeostat.ops.attention import PackedLayout
+
+CPU = torch.device("cpu")
+# Rows must be a multiple of 32 for the quantised types.
+WIDE = {"intermediate_size": 64}
+CASES = {
+    "llama": {"model_type": "llama", "tie_word_embeddings": True, **WIDE},
+    "llama_untied": {"model_type": "llama", "attention_bias": True, **WIDE},
+    "qwen2": {"model_type": "qwen2", **WIDE},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16, **WIDE},
+}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+def gguf_name(name):
+    stem, kind = name.rsplit(".", 1)
+    if stem.startswith("model.layers."):
+        _, _, block, inner = stem.split(".", 3)
+        return f"blk.{block}.{NAMES[inner]}.{kind}"
+    return f"{NAMES[stem]}.{kind}"
+
+
+def permuted(values, num_heads):
+    """Rows of each head from halves to neighbouring pairs, as the converter to GGUF does."""
+    half = values.shape[0] // num_heads // 2
+    return values.reshape(num_heads, 2, half, -1).swapaxes(1, 2).reshape(values.shape)
+
+
+def write_gguf(path, model, *, quantised=None, **extra):
+    """Writes the file, and rounds the model's own weights as the file rounds them."""
+    config, architecture = model.config, model.config.model_type
+    writer = GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    if architecture == "qwen3":
+        writer.add_key_length(config.head_dim)
+    for key, value in extra.items():
+        getattr(writer, key)(value)
+    for name, parameter in model.named_parameters():
+        _add(writer, name, parameter, config, quantised)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer, name, parameter, config, quantised):
+    values = parameter.detach().numpy().copy()
+    for letter, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
+        if config.model_type == "llama" and f"{letter}_proj" in name:
+            values = permuted(values, heads)
+    if quantised is None or values.ndim == 1:
+        writer.add_tensor(gguf_name(name), values)
+        return
+    rounded = quantize(parameter.detach().numpy(), quantised)
+    parameter.data.copy_(torch.from_numpy(dequantize(rounded, quantised)))
+    writer.add_tensor(gguf_name(name), quantize(values, quantised), raw_dtype=quantised)
+
+
+def load(path):
+    return load_model(
+        ModelConfig(path=str(path)),
+        None,
+        dtype=torch.float32,
+        device=CPU,
+        seed=0,
+        gradient_checkpointing=False,
+    )
+
+
+@pytest.mark.parametrize("quantised", [None, "F16", "BF16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_the_hf_twin(case, quantised, tmp_path):
+    model = random_model(CASES[case], seed=1)
+    kind = None if quantised is None else GGMLQuantizationType[quantised]
+    write_gguf(tmp_path / "model.gguf", model, quantised=kind)
+    loaded = load(tmp_path / "model.gguf")
+    tokens = torch.randint(0, 97, (19,), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        layout = PackedLayout.of([19], CPU)
+        ours = loaded.module.hidden(tokens, torch.arange(19), layout)
+        ours = ours @ loaded.module.output_weight().t()
+        theirs = model(tokens[None]).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+def test_the_config_is_that_of_the_hf_twin(tmp_path):
+    model = random_model(CASES["qwen3"])
+    write_gguf(tmp_path / "model.gguf", model)
+    config = load(tmp_path / "model.gguf").source_config
+    twin = {**model.config.to_dict(), "initializer_range": 0.02}
+    ours, theirs = decoder_config(config), decoder_config(twin)
+    assert ours.rms_norm_eps == pytest.approx(theirs.rms_norm_eps)
+    for name in ("vocab_size", "head_dim", "num_kv_heads", "rope", "tie_embeddings", "qk_norm"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+
+
+def test_linear_rope_scaling_is_read(tmp_path):
+    scaled = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    model = random_model({**CASES["llama"], "rope_parameters": scaled})
+    from gguf import RopeScalingType
+
+    write_gguf(
+        tmp_path / "model.gguf",
+        model,
+        add_rope_scaling_type=RopeScalingType.LINEAR,
+        add_rope_scaling_factor=4.0,
+    )
+    rope = decoder_config(load(tmp_path / "model.gguf").source_config).rope
+    assert (rope.type, rope.factor) == ("linear", 4.0)
+
+
+def test_stored_rotary_frequencies_are_refused(tmp_path):
+    model = random_model(CASES["llama"])
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_embedding_length(32)
+    writer.add_head_count(4)
+    for name in ("block_count", "context_length", "feed_forward_length"):
+        getattr(writer, f"add_{name}")(2)
+    writer.add_tensor("token_embd.weight", model.model.embed_tokens.weight.detach().numpy())
+    writer.add_tensor("rope_freqs.weight", np.ones(4, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="rotary frequencies"):
+        load(tmp_path / "model.gguf")
+
+
+def test_other_architectures_and_broken_files_are_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(path, "gpt2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"'gpt2'.*llama, qwen2, qwen3"):
+        load(path)
+    write_gguf(path, random_model(CASES["llama"]))
+    whole = path.read_bytes()
+    for keep in (0, 3, 40, 300, len(whole) // 2, len(whole) - 100):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(ModelError, match=r"model\.path.*model\.gguf"):
+            load(path)

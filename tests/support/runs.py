@@ -1,0 +1,59 @@
+"""Runs a tiny recipe in this process or, to be killed or starved, in another one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from homeostat.config import RunConfig
+from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.run.session import open_session
+from homeostat.run.sft import RunResult, train_sft
+from homeostat.train.checkpoint import CheckpointStore
+
+
+def train(config: RunConfig) -> RunResult:
+    console = Console(file=io.StringIO())
+    with open_session(
+        config, recipe="", command=["homeostat", "train"], console=console, log_level="warning"
+    ) as session:
+        return train_sft(config, session)
+
+
+def losses(config: RunConfig) -> list[float]:
+    return [record["train/loss"] for record in read_metrics(config.run_dir / "metrics.jsonl")]
+
+
+def events(config: RunConfig, kind: str) -> list[dict[str, Any]]:
+    found = iter_jsonl(config.run_dir / "events.jsonl")
+    return [event for event in found if event["kind"] == kind]
+
+
+def final_tensors(config: RunConfig) -> dict[str, bytes]:
+    """The newest checkpoint's tensor files, byte for byte."""
+    store = CheckpointStore(config.run_dir / "checkpoints")
+    path = store.path(store.steps()[-1])
+    return {file.name: file.read_bytes() for file in sorted(path.glob("*.safetensors"))}
+
+
+def start(
+    raw: dict[str, Any], folder: Path, *overrides: str, prelude: str = ""
+) -> subprocess.Popen:
+    """`homeostat train` in its own process. `prelude` is Python run before it."""
+    file = folder / "recipe.yaml"
+    file.write_text(json.dumps(raw))
+    code = f"import sys\n{prelude}\nfrom homeostat.cli.main import main\nmain()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "train", str(file), *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )

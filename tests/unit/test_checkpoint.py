@@ -1,0 +1,163 @@
+"""Checkpoints are whole or not there, and nothing saved is ever lost by saving more."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from homeostat.errors import CheckpointError
+from homeostat.train.checkpoint import CheckpointStore, why_broken
+
+
+def tensors(value: float = 0.0, size: int = 64) -> dict[str, dict[str, torch.Tensor]]:
+    return {"model": {"w": torch.full((size,), value)}, "optimizer": {"m": torch.zeros(size)}}
+
+
+def saved(folder: Path, *steps: int) -> CheckpointStore:
+    store = CheckpointStore(folder)
+    for step in steps:
+        store.save(step, tensors(step), {"n": step})
+    return store
+
+
+def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
+    found = saved(tmp_path, 1, 2).newest_valid()
+    assert found is not None
+    assert (found.step, found.state, found.passed_over) == (2, {"n": 2}, ())
+    assert torch.equal(found.tensors()["model"]["w"], torch.full((64,), 2.0))
+    assert (tmp_path / "latest").read_text().strip() == "step_00000002"
+
+
+def test_an_empty_folder_has_none(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path / "none").newest_valid() is None
+
+
+def damage(path: Path, how: str) -> None:
+    file = path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    if how == "flipped":
+        content[-1] ^= 1
+        file.write_bytes(content)
+    elif how == "short":
+        file.write_bytes(content[:-8])
+    elif how == "missing":
+        file.unlink()
+    elif how == "no manifest":
+        (path / "manifest.json").unlink()
+    else:
+        (path / "manifest.json").write_text("[3")
+
+
+@pytest.mark.parametrize("how", ["flipped", "short", "missing", "no manifest", "bad manifest"])
+def test_a_broken_one_is_passed_over_and_told(tmp_path: Path, how: str) -> None:
+    store = saved(tmp_path, 1, 2)
+    damage(store.path(2), how)
+    found = store.newest_valid()
+    assert found is not None
+    assert found.step == 1
+    assert found.passed_over[0][0] == "step_00000002"
+    with pytest.raises(CheckpointError, match="load_step=2"):
+        store.at_step(2)
+    damage(store.path(1), how)
+    with pytest.raises(CheckpointError, match="none of the 2"):
+        store.newest_valid()
+
+
+def test_every_single_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1).path(1)
+    rng = random.Random(0)
+    for file in sorted(path.iterdir()):
+        if file.name == "manifest.json":
+            continue
+        original = file.read_bytes()
+        for _ in range(20):
+            changed = bytearray(original)
+            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+            file.write_bytes(changed)
+            assert why_broken(path) is not None
+        file.write_bytes(original)
+    assert why_broken(path) is None
+
+
+def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2, 3, 4, 5)
+    store.mark_best(2)
+    assert store.prune(keep_last=2, max_bytes=None) == [1, 3]
+    assert store.steps() == [2, 4, 5]
+    assert store.prune(keep_last=2, max_bytes=1) == [4]
+    assert store.steps() == [2, 5]
+
+
+def test_going_back_sets_the_later_ones_aside(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2, 3)
+    store.mark_best(3)
+    assert store.set_aside_after(1) == [2, 3]
+    assert store.steps() == [1]
+    assert store.best_step() is None
+    assert sorted(p.name for p in tmp_path.glob("set_aside_*/*")) == [
+        "step_00000002",
+        "step_00000003",
+    ]
+
+
+def test_an_unknown_step_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="Steps there: 1, 2"):
+        saved(tmp_path, 1, 2).at_step(7)
+
+
+LIMITED = """
+import resource, sys, torch
+from pathlib import Path
+from homeostat.errors import CheckpointError
+from homeostat.train.checkpoint import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]))
+store.save(1, {"model": {"w": torch.ones(64)}}, {})
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    store.save(2, {"model": {"w": torch.ones(64_000)}}, {})
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_costs_nothing_already_saved(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Earlier checkpoints are untouched" in done.stdout
+    assert "runs_dir" in done.stdout
+    assert [path.name for path in tmp_path.glob("*step*")] == ["step_00000001"]
+    assert CheckpointStore(tmp_path).newest_valid() is not None
+
+
+KILLED = """
+import os, sys, threading, time, torch
+from pathlib import Path
+from homeostat.train.checkpoint import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]))
+threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), 9)).start()
+print("go", flush=True)
+for step in range(1, 10_000):
+    store.save(step, {"model": {"w": torch.full((20_000,), float(step))}}, {"step": step})
+    store.prune(keep_last=2, max_bytes=None)
+"""
+
+
+def test_kill_nine_at_any_moment_leaves_a_whole_one(tmp_path: Path) -> None:
+    rng = random.Random(os.getpid())
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
+        command = [sys.executable, "-c", KILLED, str(folder), str(0.2 + rng.random() / 4)]
+        subprocess.run(command, capture_output=True, check=False)
+        store = CheckpointStore(folder)
+        found = store.newest_valid()
+        assert found is not None
+        assert found.passed_over == ()
+        assert float(found.tensors()["model"]["w"][0]) == found.state["step"]
+        store.save(found.step + 1, tensors(), {})
+        assert not list(folder.glob(".*_step_*"))

@@ -1,0 +1,113 @@
+"""A config that the native decoder would run differently is refused, with the way out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homeostat.errors import ModelError
+from homeostat.models.families import decoder_config
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+QWEN2 = {**LLAMA, "model_type": "qwen2"}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({**LLAMA, "model_type": "mixtral"}, "mixtral"),
+        ({**LLAMA, "hidden_act": "gelu"}, "gelu"),
+        ({**LLAMA, "attention_dropout": 0.1}, "attention_dropout"),
+        ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1}, "sliding window"),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 0}, "sliding window"),
+        ({**QWEN2, "layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_the_way_out(config, reason):
+    with pytest.raises(ModelError, match=rf"(?s){reason}.*model\.implementation=transformers"):
+        decoder_config(config)
+
+
+def test_quantised_weights_are_refused():
+    with pytest.raises(ModelError, match="unquantised"):
+        decoder_config({**LLAMA, "quantization_config": {"quant_method": "gptq"}})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab_size": "61"},
+        {"hidden_size": None},
+        {"num_hidden_layers": 0},
+        {"num_key_value_heads": 3},
+        {"head_dim": 7},
+        {"rms_norm_eps": -1.0},
+        {"tie_word_embeddings": "yes"},
+        {"rope_theta": "big"},
+        {"rope_parameters": [1]},
+        {"rope_parameters": {"rope_type": "linear"}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+    ],
+)
+def test_a_wrong_value_is_named(change):
+    with pytest.raises(ModelError, match=r"config\.json: "):
+        decoder_config({**LLAMA, **change})
+
+
+def test_a_window_that_no_layer_uses_is_fine():
+    assert decoder_config({**QWEN2, "use_sliding_window": True, "max_window_layers": 2}).qkv_bias
+    assert decoder_config({**QWEN2, "use_sliding_window": False, "sliding_window": 8}).qkv_bias
+
+
+def test_defaults_are_those_of_the_family():
+    llama = decoder_config(LLAMA)
+    assert (llama.num_kv_heads, llama.head_dim, llama.qkv_bias) == (4, 8, False)
+    assert (llama.rope.theta, llama.rope.type) == (10_000.0, "default")
+    qwen3 = decoder_config({**LLAMA, "model_type": "qwen3"})
+    assert (qwen3.head_dim, qwen3.qk_norm) == (128, True)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 300) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+ROPE_KEYS = [
+    "rope_type",
+    "factor",
+    "rope_theta",
+    "original_max_position_embeddings",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "beta_fast",
+    "attention_factor",
+    "partial_rotary_factor",
+]
+
+
+@given(
+    key=st.sampled_from([*LLAMA, "rope_scaling", "layer_types", "head_dim", "hidden_act"]),
+    value=json_values,
+    rope=st.dictionaries(
+        st.sampled_from(ROPE_KEYS), json_values | st.sampled_from(["yarn", "llama3", "linear"])
+    ),
+    family=st.sampled_from(["llama", "qwen2", "qwen3"]),
+)
+def test_whatever_config_json_holds_only_a_model_error_comes_out(key, value, rope, family):
+    config = {**LLAMA, "model_type": family, "rope_parameters": rope, key: value}
+    try:
+        decoder_config(config)
+    except ModelError as error:
+        assert "config.json" in str(error)

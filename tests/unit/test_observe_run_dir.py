@@ -1,0 +1,217 @@
+"""The run directory: one writer, whole lines, strict JSON, nothing lost to a full disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homeostat.config.load import build_config
+from homeostat.errors import RunDirError
+from homeostat.observe.jsonl import JsonlWriter, encode, iter_jsonl, read_metrics
+from homeostat.observe.run_dir import RunDir, RunPaths
+
+
+def run_python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(min_size=1), values, max_size=5))
+def test_a_record_is_one_strict_line_and_reads_back(
+    tmp_path_factory: pytest.TempPathFactory, record: dict[str, object]
+) -> None:
+    line = encode(record)
+    assert line.count(b"\n") == 1
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    json.loads(line, parse_constant=refuse)
+    path = tmp_path_factory.mktemp("jsonl") / "one.jsonl"
+    path.write_bytes(line)
+    assert encode(next(iter_jsonl(path))) == line
+
+
+def test_values_that_are_not_finite_come_back_as_floats(tmp_path: Path) -> None:
+    with RunDir(tmp_path / "run") as run_dir:
+        run_dir.append_metrics(1, {"train/loss": math.nan, "grad_norm": math.inf})
+        run_dir.append_metrics(2, {"train/loss": -math.inf, "grad_norm": np.float32(0.5)})  # type: ignore[dict-item]
+    text = (tmp_path / "run/metrics.jsonl").read_text()
+    assert '"nan"' in text
+    assert "NaN" not in text
+    first, second = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert math.isnan(first["train/loss"])
+    assert first["grad_norm"] == math.inf
+    assert second["train/loss"] == -math.inf
+    assert second["grad_norm"] == 0.5
+
+
+@pytest.mark.parametrize("torn", [b'{"step":3,"tr', b"\0\0\0\0", b'{"step":3}', b"\0\0\n{}["])
+def test_a_torn_tail_is_dropped_and_the_rest_kept(tmp_path: Path, torn: bytes) -> None:
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_metrics(1, {"train/loss": 1.0})
+        run_dir.append_metrics(2, {"train/loss": 2.0})
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(torn)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_metrics(3, {"train/loss": 3.0})
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_reading_passes_over_a_line_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1}\n{"step":2')
+    assert read_metrics(path) == [{"step": 1}]
+
+
+def test_damage_in_the_middle_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1}\nrubbish\n{"step":2}\n')
+    with pytest.raises(RunDirError, match=r"metrics\.jsonl:2"):
+        read_metrics(path)
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    code = """
+        import sys; from pathlib import Path
+        from homeostat.errors import RunDirError
+        from homeostat.observe.run_dir import RunDir
+        try:
+            RunDir(Path(sys.argv[1])).close(); print("open")
+        except RunDirError as error:
+            print(error)
+    """
+    with RunDir(tmp_path):
+        assert f"in use by process {os.getpid()}" in run_python(code, tmp_path).stdout
+    assert run_python(code, tmp_path).stdout.strip() == "open"
+
+
+def test_a_killed_process_and_its_forked_children_leave_no_lock(tmp_path: Path) -> None:
+    code = """
+        import os, signal, sys, time; from pathlib import Path
+        from homeostat.observe.run_dir import RunDir
+        run_dir = RunDir(Path(sys.argv[1]))
+        child = os.fork()
+        if child == 0:
+            time.sleep(30); os._exit(0)
+        print(child, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    # Output goes to a file: a pipe would stay open as long as the orphan lives.
+    with (tmp_path / "out").open("w+") as out:
+        command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "run")]
+        done = subprocess.run(command, stdout=out, timeout=60)
+        out.seek(0)
+        child = int(out.read())
+    try:
+        assert done.returncode == -signal.SIGKILL
+        os.kill(child, 0)  # the orphan still lives
+        with RunDir(tmp_path / "run") as run_dir:
+            assert not run_dir.was_used
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_resuming_cuts_only_later_steps_and_counts_them(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        for step in range(1, 8):
+            run_dir.append_metrics(step, {"train/loss": 1.0 / step})
+            run_dir.append_row_losses(step, row_ids=np.arange(2), losses=np.array([0.5, math.nan]))
+            run_dir.append_event("checkpoint_saved", step)
+        before = (tmp_path / "metrics.jsonl").read_bytes()
+    with RunDir(tmp_path) as run_dir:
+        assert run_dir.was_used
+        assert run_dir.truncate_after(5) == 4
+        assert run_dir.truncate_after(5) == 0
+        run_dir.append_metrics(6, {"train/loss": 9.0})
+    after = (tmp_path / "metrics.jsonl").read_bytes()
+    assert after.startswith(b"\n".join(before.split(b"\n")[:5]))
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")][-2:] == [5, 6]
+    assert [record["step"] for record in iter_jsonl(tmp_path / "row_losses.jsonl")][-1] == 5
+    assert len(list(iter_jsonl(tmp_path / "events.jsonl"))) == 7
+
+
+def test_a_full_device_costs_no_training_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writer = JsonlWriter(Path("/dev/full"))
+    for step in range(5):
+        writer.append({"step": step})
+    assert writer.num_failed_writes == 5
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    writer.close()
+    assert "5 records could not be written" in caplog.text
+
+
+def test_records_that_waited_for_disk_space_are_written_in_order(tmp_path: Path) -> None:
+    code = """
+        import resource, sys; from pathlib import Path
+        from homeostat.observe.jsonl import JsonlWriter
+        writer = JsonlWriter(Path(sys.argv[1]))
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        for step in range(50):
+            writer.append({"step": step, "pad": "x" * 30})
+        size = Path(sys.argv[1]).stat().st_size
+        whole = Path(sys.argv[1]).read_bytes().endswith(b"}\\n")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        writer.append({"step": 50})
+        writer.close()
+        print(size <= 1000, whole, writer.num_failed_writes > 0)
+    """
+    done = run_python(code, tmp_path / "metrics.jsonl")
+    assert done.stdout.split() == ["True", "True", "True"], done.stderr
+    steps = [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")]
+    assert steps == list(range(51))
+
+
+def test_config_is_kept_resolved_and_as_given(tmp_path: Path) -> None:
+    raw = {
+        "name": "a",
+        "model": {"path": "m"},
+        "data": {"train": [{"type": "text", "path": "x.jsonl"}]},
+    }
+    config = build_config(raw, [], file=None)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.write_config(config, recipe="name: a  # mine\n")
+        rows = run_dir.write_offending_rows(4, [{"row": 1, "loss": math.inf}])
+    assert json.loads((tmp_path / "config.json").read_text())["trainer"]["batch_rows"] == 32
+    assert (tmp_path / "config.yaml").read_text() == "name: a  # mine\n"
+    assert list(iter_jsonl(rows)) == [{"row": 1, "loss": math.inf}]
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".partial")]
+
+
+def test_a_folder_setting_cannot_leave_the_run_directory(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    assert paths.inside("trace") == tmp_path / "run" / "trace"
+    for folder in ("../other", "/tmp"):
+        with pytest.raises(RunDirError, match="outside"):
+            paths.inside(folder)
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirError, match="runs_dir"):
+        RunDir(tmp_path / "file" / "run")

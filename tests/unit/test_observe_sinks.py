@@ -1,0 +1,181 @@
+"""The services, for real and offline: what they were given is what they hold, once per step."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeostat.config.observe import TensorboardSink, TrackioSink, WandbSink
+from homeostat.errors import ConfigError, MissingDependencyError
+from homeostat.observe.run_dir import RunDir
+from homeostat.observe.sinks import build_sinks
+
+LOSSES = {step: 10.0 / step for step in range(1, 9)}
+
+# One process of a run: a real one ends before the next begins, and vendors keep global state.
+PROCESS = """
+    import json, sys
+    from pathlib import Path
+    from pydantic import TypeAdapter
+    from homeostat.config.observe import AnySink
+    from homeostat.observe.recorder import Recorder
+    from homeostat.observe.run_dir import RunDir
+    from homeostat.observe.sinks import build_sinks
+    path, raw, first, last, resumed, closes = json.loads(sys.argv[1])
+    config = TypeAdapter(AnySink).validate_python(raw)
+    with RunDir(Path(path)) as run_dir:
+        sinks = build_sinks([config], run_dir, run_name="my-run", resumed_from=resumed)
+        recorder = Recorder(run_dir, sinks, log_interval=1)
+        for step in range(first, last + 1):
+            recorder.log(step, {"train/loss": 10.0 / step, "learning_rate": 1e-5})
+        recorder.close()
+    assert "torch" not in sys.modules
+"""
+
+
+def process(path: Path, config: dict[str, Any], first: int, last: int, resumed: int | None) -> None:
+    """Steps first..last; `resumed` is the step the process goes on from."""
+    arguments = json.dumps([str(path), config, first, last, resumed, True])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROCESS), arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sink_failed" not in (path / "events.jsonl").read_text()
+
+
+def interrupted_run(path: Path, config: dict[str, Any]) -> None:
+    """Steps 1 to 6, then a resume from the checkpoint of step 4, up to step 8."""
+    process(path, config, 1, 6, None)
+    process(path, config, 5, 8, 4)
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    interrupted_run(tmp_path, {"type": "tensorboard", "folder": "boards"})
+    assert len(list((tmp_path / "boards").iterdir())) == 2
+    events = EventAccumulator(str(tmp_path / "boards")).Reload()
+    shown = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert [event.step for event in events.Scalars("train/loss")] == list(LOSSES)
+    assert shown == pytest.approx(LOSSES, rel=1e-6)
+
+
+def test_tensorboard_forgets_a_start_that_came_to_nothing(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = {"type": "tensorboard"}
+    process(tmp_path, config, 1, 3, None)
+    process(tmp_path, config, 1, 2, None)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
+
+
+def read_wandb(path: Path) -> list[tuple[str, int, float]]:
+    """Run id, step and loss of each history record in W&B's offline files."""
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    found: list[tuple[str, int, float]] = []
+    for file in sorted(path.glob("wandb/offline-run-*/*.wandb")):
+        store = DataStore()
+        store.open_for_scan(str(file))
+        while (data := store.scan_data()) is not None:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            items = {
+                item.key or "/".join(item.nested_key): item.value_json
+                for item in record.history.item
+            }
+            if "train/loss" in items:
+                run_id = file.stem.removeprefix("run-")
+                found.append((run_id, int(items["_step"]), float(items["train/loss"])))
+    return found
+
+
+def test_wandb_continues_one_run_and_sends_each_step_once(tmp_path: Path) -> None:
+    interrupted_run(tmp_path, {"type": "wandb", "project": "p", "mode": "offline"})
+    found = read_wandb(tmp_path)
+    assert [step for _, step, _ in found] == list(LOSSES)
+    assert {step: loss for _, step, loss in found} == pytest.approx(LOSSES)
+    assert len({run_id for run_id, _, _ in found}) == 1
+
+
+def test_wandb_takes_the_run_id_and_name_of_the_recipe(tmp_path: Path) -> None:
+    config = {"type": "wandb", "mode": "offline", "run_id": "mine42", "name": "shown"}
+    process(tmp_path, config, 1, 1, None)
+    assert read_wandb(tmp_path) == [("mine42", 1, 10.0)]
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert b"shown" in next(folder.glob("*.wandb")).read_bytes()
+
+
+def test_wandb_online_without_an_account_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "5")
+    with RunDir(tmp_path / "run") as run_dir, pytest.raises(ConfigError, match="mode: offline"):
+        build_sinks([WandbSink(type="wandb")], run_dir, run_name="a", resumed_from=None)
+
+
+def test_trackio_continues_one_run_and_sends_each_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
+    interrupted_run(tmp_path / "run", {"type": "trackio", "project": "p", "name": "shown"})
+    code = """
+        import json
+        from trackio import Api
+        from trackio.sqlite_storage import SQLiteStorage
+        runs = [(run.name, run.id) for run in Api().runs("p")]
+        print(json.dumps([[n, SQLiteStorage.get_logs("p", n, run_id=i)] for n, i in runs]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+    ((name, logs),) = json.loads(done.stdout)
+    assert name == "shown"
+    assert {entry["step"]: entry["train/loss"] for entry in logs} == pytest.approx(LOSSES)
+    assert len(logs) == len(LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("config", "package", "extra"),
+    [
+        (TensorboardSink(type="tensorboard"), "tensorboard", "tensorboard"),
+        (WandbSink(type="wandb", mode="offline"), "wandb", "wandb"),
+        (TrackioSink(type="trackio"), "trackio", "trackio"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, package: str, extra: str
+) -> None:
+    monkeypatch.setattr(builtins, "__import__", without(package, builtins.__import__))
+    with (
+        RunDir(tmp_path) as run_dir,
+        pytest.raises(MissingDependencyError, match=rf"pip install 'homeostat\[{extra}\]'"),
+    ):
+        build_sinks([config], run_dir, run_name="a", resumed_from=None)
+
+
+def without(package: str, real_import: Callable[..., Any]) -> Callable[..., Any]:
+    """An import that behaves as if the package were not installed."""
+
+    def importing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.split(".")[0] == package:
+            raise ImportError(f"No module named {package!r}", name=package)
+        return real_import(name, *args, **kwargs)
+
+    return importing
