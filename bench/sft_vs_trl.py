@@ -39,6 +39,10 @@ POLL_S = 0.01
 CHILD_TIMEOUT_S = 3600
 MAX_LOSS_DIFFERENCE = 1e-4
 
+# glibc gives blocks of this size back to the system at once and takes them anew, page by page.
+# Keeping them makes TRL about a fifth faster and us a tenth; both sides get it.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**33), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
+
 # What each variant of TRL changes. `rows` is per_device_train_batch_size; accumulation makes up
 # the rest of an update. `attention` is transformers' attn_implementation.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -186,7 +190,8 @@ def command(
     if side == "homeostat":
         file = scratch / "recipe.yaml"
         file.write_text(json.dumps(recipe(workload, scratch)), encoding="utf-8")
-        line = [sys.executable, "-m", "homeostat.cli.main", "train", str(file)]
+        start = "from homeostat.cli.main import main; main()"
+        line = [sys.executable, "-c", start, "train", str(file)]
         return line, scratch / "homeostat" / "metrics.jsonl"
     out = scratch / "trl.jsonl"
     task = {"workload": asdict(workload), "out": str(out), "variant": variant}
@@ -200,12 +205,16 @@ def measure(side: str, workload: Workload, scratch: Path, *, variant: str) -> Me
     scratch.mkdir()
     line, out = command(side, workload, scratch, variant=variant)
     threads = str(workload.threads)
-    environment = os.environ | {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = (
+        os.environ
+        | ALLOCATOR
+        | {
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        }
+    )
     log = scratch / "console.log"
     with open(log, "wb") as stream:
         child = subprocess.Popen(line, stdout=stream, stderr=subprocess.STDOUT, env=environment)

@@ -12,8 +12,10 @@ import pytest
 import torch
 from tests.support import runs, tiny
 
+from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import ConfigError, DataError, ModelError, RunDirError, TrainingHaltedError
 from homeostat.models.build import load_model
+from homeostat.models.hf import save_hf
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.train.checkpoint import CheckpointStore
 
@@ -212,27 +214,31 @@ def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
     assert runs.train(config).step == result.step
 
 
-def poisoned_model(tmp_path: Path, value: float) -> Path:
-    """A model whose row for the token of 'f' overflows, so that only rows with an f fail."""
-    from homeostat.data.tokenizer import load_tokenizer
-    from homeostat.models.hf import save_hf
+def poisoned_model(tmp_path: Path) -> Path:
+    """A model whose first MLP overflows for the token of 'f', and for no other.
 
+    Channel 0 belongs to that token alone, and gate and up are huge there.
+    """
     config = tiny.config(tmp_path)
     loaded = load_model(
         config.model, None, dtype=torch.float32, device=torch.device("cpu"), seed=0,
         gradient_checkpointing=False,
     )  # fmt: skip
     (token,) = load_tokenizer(config.model).encode("f")[0].tolist()
+    trunk = loaded.module.model
     with torch.no_grad():
-        loaded.module.model.embed_tokens.weight[token] = value
-    folder = tiny.write_model(tmp_path / "poisoned", tie_word_embeddings=True)
+        trunk.embed_tokens.weight[:, 0] = 0.0
+        trunk.embed_tokens.weight[token, 0] = 1.0
+        trunk.layers[0].self_attn.o_proj.weight[0] = 0.0
+        trunk.layers[0].mlp.gate_proj.weight[:, 0] = 5e18
+        trunk.layers[0].mlp.up_proj.weight[:, 0] = 5e18
+    folder = tiny.write_model(tmp_path / "poisoned")
     save_hf(loaded.module.state_dict().items(), folder, source_config=loaded.source_config)
-    (folder / "config.json").write_text((tmp_path / "model" / "config.json").read_text())
     return folder
 
 
 def test_not_finite_is_skipped_traced_to_rows_and_module(tmp_path: Path) -> None:
-    model = {"path": str(poisoned_model(tmp_path, 3e38)), "init": "pretrained"}
+    model = {"path": str(poisoned_model(tmp_path)), "init": "pretrained"}
     config = tiny.config(
         tmp_path, model=model, trainer={"max_steps": 2, "batch_rows": 40, "threads": 1}
     )
@@ -240,7 +246,7 @@ def test_not_finite_is_skipped_traced_to_rows_and_module(tmp_path: Path) -> None
     events = runs.events(config, "step_skipped")
     assert [event["step"] for event in events] == [1, 2]
     assert "forward pass" in events[0]["origin"]
-    assert "model.layers.0.input_layernorm" in events[0]["origin"]
+    assert "model.layers.0.mlp.down_proj" in events[0]["origin"]
     rows = list(iter_jsonl(config.run_dir / events[0]["rows_file"]))
     assert rows
     assert all("f" in row["text"].replace("<|im_", "") for row in rows)
@@ -251,7 +257,7 @@ def test_not_finite_is_skipped_traced_to_rows_and_module(tmp_path: Path) -> None
 
 
 def test_halting_on_not_finite_leaves_the_reason(tmp_path: Path) -> None:
-    model = {"path": str(poisoned_model(tmp_path, 3e38)), "init": "pretrained"}
+    model = {"path": str(poisoned_model(tmp_path)), "init": "pretrained"}
     config = tiny.config(
         tmp_path, "trainer.on_nonfinite=halt", model=model, trainer={"batch_rows": 40}
     )
@@ -263,14 +269,14 @@ def test_halting_on_not_finite_leaves_the_reason(tmp_path: Path) -> None:
 
 STARVED = """
 import resource
-import homeostat.run.sft, torch
-from homeostat.train import local
-original = local.LocalTrainer.__init__
-def init(self, *args, **kwargs):
-    original(self, *args, **kwargs)
-    size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + {room}, size + {room}))
-local.LocalTrainer.__init__ = init
+from homeostat.train.step import GuardedStep
+original = GuardedStep.run
+def run(self, plan, *, learning_rate):
+    if plan.step == 1:
+        size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + {room}, size + {room}))
+    return original(self, plan, learning_rate=learning_rate)
+GuardedStep.run = run
 """
 
 

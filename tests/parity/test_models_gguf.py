@@ -1,14 +1,16 @@
 """A GGUF file written by llama.cpp's own library is read as the HF model it was made from."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import dequantize, quantize
 from tiny_models import random_model
 
 from homeostat.config.model import ModelConfig
-from homeostat.errors import ModelError
+from homeostat.errors import MissingDependencyError, ModelError
 from homeostat.models.build import load_model
 from homeostat.models.families import decoder_config
 from homeostat.ops.attention import PackedLayout
@@ -135,8 +137,6 @@ def test_the_config_is_that_of_the_hf_twin(tmp_path):
 def test_linear_rope_scaling_is_read(tmp_path):
     scaled = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
     model = random_model({**CASES["llama"], "rope_parameters": scaled})
-    from gguf import RopeScalingType
-
     write_gguf(
         tmp_path / "model.gguf",
         model,
@@ -161,6 +161,13 @@ def test_stored_rotary_frequencies_are_refused(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ModelError, match="rotary frequencies"):
+        load(tmp_path / "model.gguf")
+
+
+def test_without_the_package_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'homeostat\[gguf\]'"):
         load(tmp_path / "model.gguf")
 
 

@@ -23,6 +23,9 @@ GPT2 = {
     "n_head": 4,
     "n_positions": 64,
     "vocab_size": 97,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
 }
 MAMBA = {
     "model_type": "mamba",
@@ -168,6 +171,14 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
         load(tmp_path, attention="varlen")
     with pytest.raises(ModelError, match=r"model\.meta_init"):
         load(tmp_path, meta_init=False)
+
+
+def test_a_model_with_dropout_of_its_own_is_refused_with_the_settings(tmp_path):
+    save(build({**GPT2, "resid_pdrop": 0.1}), tmp_path)
+    before = torch.get_rng_state()
+    with pytest.raises(ModelError, match=r"resid_pdrop=0\.1.*config\.json"):
+        load(tmp_path)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_code_in_the_checkpoint_is_never_run(tmp_path):

@@ -329,3 +329,33 @@ def test_rows_of_one_token_and_cut_rows_that_train_on_nothing_are_refused(tokeni
     cut = truncate(encoded, len(encoded[0]) - 2)
     assert trained_text(cut, tokenizer) == "b"
     assert np.array_equal(cut[0], encoded[0][:-2])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=12,
+)
+near_messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"]) | json_values},
+        optional=dict.fromkeys(("content", "train", "weight", "tool_calls"), json_values),
+    )
+    | json_values,
+    max_size=3,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=near_messages | json_values, surrogate=st.booleans())
+def test_any_value_gives_tokens_or_a_bad_row(tokenizers, value, surrogate):
+    row = {"messages": value, "\ud800" if surrogate else "x": 1}
+    for name in ("chatml", "gemma"):
+        try:
+            tokens_T, weights_T = encode(row, tokenizers[name])
+        except BadRowError as error:
+            assert str(error).encode()  # noqa: PT017
+            assert str(error).isprintable()  # noqa: PT017
+        else:
+            assert tokens_T.shape == weights_T.shape
+            assert weights_T.any()

@@ -112,4 +112,6 @@ def test_varlen_equals_eager_on_a_gpu(kv_heads):
         out.float().pow(2).sum().backward()
         gradients.append([out, *(tensor.grad for tensor in tensors)])
     for varlen, eager in zip(*gradients, strict=True):
-        torch.testing.assert_close(varlen, eager, atol=3e-2, rtol=3e-2)
+        # bf16 keeps 8 bits; sums over heads and tokens add their roundings.
+        limit = 2e-2 * float(eager.detach().abs().max())
+        torch.testing.assert_close(varlen, eager, atol=limit, rtol=0)

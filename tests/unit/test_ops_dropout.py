@@ -67,9 +67,7 @@ def test_a_recomputation_sees_the_keys_of_its_forward():
         return dropout(x, holder.keys_N, module=0, rate=0.5).pow(2)
 
     with holder.use(keys(5, 7)):
-        out = checkpoint(
-            drop, x, use_reentrant=False, context_fn=holder.checkpoint_contexts
-        ).sum()
+        out = checkpoint(drop, x, use_reentrant=False, context_fn=holder.checkpoint_contexts).sum()
     assert holder.keys_N is None
     with holder.use(keys(5, 7, step=9)):
         out.backward()

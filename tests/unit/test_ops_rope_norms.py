@@ -53,3 +53,13 @@ def test_rms_norm_equals_its_formula():
     wide = x.double()
     want = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
     torch.testing.assert_close(rms_norm(x, weight, eps=1e-3).double(), want, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_the_gradient_of_a_rotation_is_exact(heads_first):
+    shape = (2, 5, 8) if heads_first else (5, 2, 8)
+    x = torch.randn(shape, dtype=torch.float64)
+    x = (x.transpose(0, 1) if heads_first else x).requires_grad_()
+    positions = torch.arange(5) * 3
+    rope = RopeConfig(theta=100.0, attention_factor=1.3)
+    assert torch.autograd.gradcheck(lambda x: rotated(x, positions, rope), (x,))

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from homeostat.run.preflight import Item
 
 
-def check(
-    recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT
-) -> None:
+def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT) -> None:
     """Check a recipe without training: keys, model, rows, sizes, disk.
 
     Exits with 0 when a run could start, 2 when the recipe or its files are at fault.

@@ -61,8 +61,9 @@ def _gather(
 ) -> Inspection:
     from homeostat.data.inspection import inspect_rows
 
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as bar:
-        task = bar.add_task("tokenising", total=None, visible=console.is_terminal)
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    with tempfile.TemporaryDirectory() as folder, bar:
+        task = bar.add_task("tokenising", total=None)
         return inspect_rows(
             config,
             cache_dir=Path(config.data.cache_dir or folder),
@@ -81,17 +82,20 @@ def show(found: Inspection, console: Console) -> None:
     _show_updates(found, console)
     for warned in found.warnings:
         style = "bold red" if warned.level == "error" else "bold yellow"
-        console.print(Text.assemble((f"{warned.level}: ", style), warned.message))
-    for example in found.report.examples:
-        console.print(Text(f"  {example.place}: {example.message}"))
+        console.print(Text.assemble((f"{warned.level}: ", style), warned.message), soft_wrap=True)
+        for example in warned.examples:
+            console.print(Text(f"  {example.place}: {example.message}"), soft_wrap=True)
 
 
 def _show_row(row: InspectedRow, console: Console) -> None:
     share = row.num_trained / row.num_tokens
     title = f"row {row.row_id}   {row.num_tokens} tokens, {row.num_trained} trained ({share:.0%})"
-    console.print(Rule(Text(title, style="bold"), align="left", characters=_dash(console)))
+    _heading(title, console)
     console.print(Text(row.origin, style="dim"), soft_wrap=True)
-    console.print(colour_row(row, console), soft_wrap=True)
+    text = colour_row(row, console)
+    if text.plain.endswith("\n"):
+        text.right_crop(1)
+    console.print(text, soft_wrap=True)
     weights = sorted({token.weight for token in row.tokens} - {0.0, 1.0})
     if weights:
         shown = ", ".join(fmt.number(weight) for weight in weights)
@@ -134,16 +138,13 @@ def _marks(console: Console) -> tuple[str, str, str]:
     return ("⟦", "⟧", "↵") if _is_unicode(console) else ("[[", "]]", "\\n")
 
 
-def _dash(console: Console) -> str:
-    return "─" if _is_unicode(console) else "-"
-
-
 def _is_unicode(console: Console) -> bool:
     return console.encoding.lower().startswith("utf")
 
 
 def _heading(name: str, console: Console) -> None:
-    console.print(Rule(Text(name, style="bold"), align="left", characters=_dash(console)))
+    dash = "─" if _is_unicode(console) else "-"
+    console.print(Rule(Text(name, style="bold"), align="left", characters=dash, style="dim"))
 
 
 def _show_counts(found: Inspection, console: Console) -> None:
@@ -185,6 +186,6 @@ def _show_updates(found: Inspection, console: Console) -> None:
             f"micro-batch{'es' if len(sizes) > 1 else ''} of {min(sizes)} to {max(sizes)} tokens"
         )
         if update.fill is not None:
-            line += f", {update.fill:.1%} of trainer.max_tokens_per_device"
+            line += f" ({update.fill:.1%} full)"
         console.print(Text(line), soft_wrap=True)
     console.print()

@@ -17,7 +17,7 @@ from homeostat.config.run import RunConfig
 from homeostat.data.loader import PlanLoader
 from homeostat.data.packing import fill
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
-from homeostat.data.store import PrepareReport, RowStore
+from homeostat.data.store import BadRow, PrepareReport, RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import DataError
 from homeostat.types import IntArray, TokenRow
@@ -73,6 +73,7 @@ class Warned:
 
     level: Literal["error", "warning"]
     message: str
+    examples: tuple[BadRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +205,12 @@ def find_warnings(report: PrepareReport, data: DataConfig) -> list[Warned]:
     if report.num_bad:
         level = "error" if data.bad_rows == "refuse" else "warning"
         kinds = ", ".join(f"{count} {reason}" for reason, count in report.bad.items())
-        found.append(Warned(level, f"{report.num_bad} rows cannot be used ({kinds})."))
+        message = f"{report.num_bad} of {report.seen} rows cannot be used ({kinds})."
+        found.append(Warned(level, message, report.examples))
     overlong = report.dropped_overlong
     if overlong and data.overlong == "refuse":
-        found.append(
-            Warned("error", f"{overlong} rows are longer than data.max_length={data.max_length}.")
-        )
+        message = f"{overlong} rows are longer than data.max_length={data.max_length}."
+        found.append(Warned("error", message, report.overlong_examples))
     lost = report.seen - report.kept
     if lost > MAX_DROPPED_SHARE * report.seen:
         share = lost / report.seen

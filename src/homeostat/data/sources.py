@@ -54,7 +54,13 @@ class BadRowError(DataError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return ": ".join(self.args)
+        return readable(": ".join(self.args), max_chars=600)
+
+
+def readable(text: str, *, max_chars: int) -> str:
+    """Text out of a data file that may be printed: one line, no control characters, not long."""
+    cut = text if len(text) <= max_chars else text[: max_chars - 3] + "..."
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
 
 
 class RowSource(Protocol):
@@ -118,9 +124,8 @@ def _as_data_error(path: str | Path, what: str) -> Iterator[None]:
     except DataError:
         raise
     except _DECODE_ERRORS as error:
-        reason = str(error).strip().splitlines()
-        shown = reason[0][:200] if reason else type(error).__name__
-        raise DataError(f"{path}: {what}: {shown}") from None
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(f"{path}: {what}: {readable(reason[0], max_chars=200)}") from None
 
 
 class _JsonLines:
@@ -211,7 +216,7 @@ class _Batches:
         for name in self.columns:
             found = len(schema.get_all_field_indices(name))
             if found != 1:
-                shown = ", ".join(schema.names[:20])
+                shown = readable(", ".join(schema.names[:20]), max_chars=300)
                 times = "no column is" if not found else f"{found} columns are"
                 raise DataError(f"{self.path}: {times} named {name!r}. Its columns: {shown}.")
 
@@ -292,9 +297,11 @@ def _read_state(folder: Path) -> dict[str, Any]:
 def _name_splits(folder: Path, splits_file: Path) -> str:
     value = _read_json(splits_file)
     splits = value.get("splits") if isinstance(value, dict) else None
-    if not isinstance(splits, list) or not splits:
+    names = [name for name in splits if isinstance(name, str)] if isinstance(splits, list) else []
+    if not names:
         raise DataError(f"{splits_file}: no list of splits.")
-    return "Name one of them: " + ", ".join(str(folder / str(name)) for name in splits[:20]) + "."
+    shown = ", ".join(readable(str(folder / name), max_chars=300) for name in names[:20])
+    return f"Name one of them: {shown}."
 
 
 def _read_json(file: Path) -> Any:
@@ -312,7 +319,7 @@ def _listed_files(folder: Path, state: dict[str, Any], key: str) -> list[Path]:
     for entry in entries:
         name = entry.get("filename") if isinstance(entry, dict) else None
         if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
-            raise DataError(f"{folder / 'state.json'}: {key} holds {entry!r:.80}, not a file name.")
+            raise DataError(f"{folder / 'state.json'}: {key} holds what is no file name.")
         files.append(folder / name)
     return files
 

@@ -2,10 +2,12 @@
 
     tokens_N -> [1, N] with positions that restart -> transformers' base model -> hidden_ND
 
-Invariant: what is trained is exactly the model. Two facts are probed at load, on random tokens:
+Invariant: what is trained is exactly the model. This is probed at load, on random tokens:
 logits are a plain product of hidden state and output weight (refused otherwise: the log-prob
 function would train another model), and packed documents do not see each other (otherwise rows
-are run one at a time, which is right and slower). No code from the checkpoint is ever run.
+are run one at a time, which is right and slower). A model with dropout of its own is refused: it
+draws from the global generator, so that a step would depend on how it is split. No code from the
+checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -62,9 +64,9 @@ class TransformersModel(nn.Module):
     def probe(self) -> None:
         """Refuses a model that cannot be trained exactly; finds out whether it packs."""
         was_training = self.training
-        self.eval()
         with torch.no_grad():
-            _probe_logits(self.causal_lm)
+            _refuse_dropout(self.train().causal_lm)
+            _probe_logits(self.eval().causal_lm)
             self.packs = self.takes_positions and self._packs()
         self.train(was_training)
 
@@ -147,6 +149,22 @@ def _trunk(causal_lm: nn.Module) -> nn.Module:
             "and an output matrix, and cannot be trained here."
         )
     return trunk
+
+
+def _refuse_dropout(causal_lm: nn.Module) -> None:
+    tokens = _probe_tokens(causal_lm, sum(_PROBE_LENGTHS))[None]
+    with torch.random.fork_rng(devices=[tokens.device] if tokens.is_cuda else []):
+        first, second = (
+            _trunk(causal_lm)(input_ids=tokens, use_cache=False).last_hidden_state for _ in range(2)
+        )
+    if not _close(first, second):
+        settings = causal_lm.config.to_dict().items()
+        rates = [f"{key}={value}" for key, value in settings if "drop" in key and value]
+        raise ModelError(
+            f"model.path: {type(causal_lm).__name__} drops activations at random in training "
+            f"({', '.join(rates)}), which cannot be repeated exactly. Set these to 0 in its "
+            "config.json; lora.dropout is there for adapters."
+        )
 
 
 def _probe_logits(causal_lm: nn.Module) -> None:

@@ -87,7 +87,11 @@ class LiveView:
         steps = Text(f"step {progress.step}/{progress.total_steps} ", style="bold")
         bar_width = max(8, width - steps.cell_len - times.cell_len)
         bar = ProgressBar(
-            total=max(1, progress.total_steps), completed=progress.step, width=bar_width
+            total=max(1, progress.total_steps),
+            completed=progress.step,
+            width=bar_width,
+            complete_style="cyan",
+            finished_style="green",
         )
         row = Table.grid(expand=False)
         row.add_row(steps, bar, times)

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -100,6 +100,10 @@ class _ConsoleLog(logging.FileHandler):
     """A file whose disk may fill up: it says so once and stays quiet about it."""
 
     _told = False
+
+    def close(self) -> None:
+        with suppress(OSError):  # what could not be written cannot be written now either
+            super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         if not isinstance(sys.exc_info()[1], OSError):

@@ -22,7 +22,7 @@ _LONG_WORD = re.compile(r"[A-Za-z0-9+_=\-]{32,}")
 _WORDS = (
     r"[\w-]*(?:api[_-]?key|(?:access|secret|private)[_-]?key|secret|passw(?:or)?d|passphrase"
     r"|credentials?|authorization|(?:access|api|auth|bearer|hf|hub|id|refresh|session)[_-]?token)"
-    r"|(?<![\w-])(?:HF_)?token"
+    r"|(?<![\w-])(?:--)?(?:HF_)?token"
 )
 # `token=abc`, `"password": "abc"`, `--api-key abc`: the name stays, the value goes. Names such as
 # pad_token and tokenizer are no secrets.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from itertools import accumulate, groupby
 
@@ -132,10 +133,8 @@ def _varlen(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # torch 2.13 wants grouped queries announced; before the flag came there was no check.
-    flags = {}
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-        flags["enable_gqa"] = q_NHd.shape[1] != k_NHd.shape[1]
+    is_grouped = q_NHd.shape[1] != k_NHd.shape[1]
+    flags = {"enable_gqa": is_grouped} if _varlen_wants_gqa_flag() else {}
     cu_seqlens, longest = layout.cu_seqlens, layout.max_length
     return varlen_attn(
         q_NHd,
@@ -149,6 +148,14 @@ def _varlen(
         window_size=(-1, 0),
         **flags,
     )
+
+
+@cache
+def _varlen_wants_gqa_flag() -> bool:
+    """torch 2.13 wants grouped queries announced; 2.11 takes them without a word."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _eager(

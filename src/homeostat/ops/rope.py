@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -61,10 +61,30 @@ def rope_tables(positions_N: Tensor, inv_freq_F: Tensor, rope: RopeConfig) -> tu
 
 def apply_rope(x_NHd: Tensor, cos_NF: Tensor, sin_NF: Tensor) -> Tensor:
     """Rotates (x[i], x[i + d/2]) by the token's angles: in fp32, back in the input dtype."""
-    cos, sin = cos_NF[:, None], sin_NF[:, None]
-    left, right = x_NHd.chunk(2, dim=-1)
-    rotated = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
-    return rotated.to(x_NHd.dtype)
+    return _Rotation.apply(x_NHd, cos_NF[:, None], sin_NF[:, None])
+
+
+class _Rotation(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back: nothing but the angles is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NHd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x_NHd, cos, sin, sign=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        return _rotate(grads[0], *ctx.saved_tensors, sign=-1), None, None
+
+
+def _rotate(x_NHd: Tensor, cos: Tensor, sin: Tensor, *, sign: int) -> Tensor:
+    wide_NHd = x_NHd.to(torch.promote_types(x_NHd.dtype, torch.float32))
+    out_NHd = torch.empty_like(wide_NHd, memory_format=torch.contiguous_format)
+    left, right = wide_NHd.chunk(2, dim=-1)
+    out_left, out_right = out_NHd.chunk(2, dim=-1)
+    torch.mul(left, cos, out=out_left).addcmul_(right, sin, value=-sign)
+    torch.mul(right, cos, out=out_right).addcmul_(left, sin, value=sign)
+    return out_NHd.to(x_NHd.dtype)
 
 
 def yarn_attention_factor(factor: float, *, mscale: float, mscale_all_dim: float) -> float:

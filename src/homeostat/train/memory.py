@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import mmap
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,28 @@ import torch
 from homeostat.config.run import RunConfig
 
 _CPU_ALLOCATOR_FAILED = "can't allocate memory"
+_RESERVE_BYTES = 64 * 2**20
+
+
+class Reserve:
+    """Address space set aside, so that there is room to say what happened when memory is out.
+
+    Its pages are never touched: it costs no physical memory.
+    """
+
+    def __init__(self) -> None:
+        self._block: mmap.mmap | None = None
+        self.take()
+
+    def take(self) -> None:
+        """Where there is no room left even for this, what happened is told as well as can be."""
+        with contextlib.suppress(OSError):
+            self._block = mmap.mmap(-1, _RESERVE_BYTES)
+
+    def release(self) -> None:
+        if self._block is not None:
+            self._block.close()
+            self._block = None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -66,8 +91,6 @@ def _call_site(frames: list[dict[str, Any]]) -> str:
 
 def largest_tensors(*, most: int = 20) -> list[dict[str, Any]]:
     """Live CPU tensors, largest first, each storage counted once."""
-    import gc
-
     seen: dict[int, dict[str, Any]] = {}
     for item in gc.get_objects():
         if issubclass(type(item), torch.Tensor) and item.device.type == "cpu":

@@ -7,6 +7,7 @@ the module, and the direction (forward or backward).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class Origin:
 
     def describe(self) -> str:
         tail = f" ({self.operation})" if self.operation else ""
-        return f"{self.direction} pass, {self.module}{tail}"
+        return f"{self.direction}, {self.module}{tail}"
 
 
 @dataclass(slots=True)
@@ -52,27 +53,36 @@ def find_bad_rows(trainer: LocalTrainer, rows: list[TokenRow], plan: StepPlan) -
 
 
 def trace_origin(trainer: LocalTrainer, rows: list[TokenRow], plan: StepPlan) -> Origin:
-    """Replay these rows with everything watched."""
+    """Replay these rows with everything watched: the forward pass, then the backward pass."""
     weights = bad_weights(trainer.model)
     if weights:
         return Origin("stored weights", weights[0], f"{len(weights)} tensors are not finite")
-    operation = ""
+    batch = TrainBatch.of(rows)
     with _watched(trainer.model) as watch:
-        try:
-            with torch.autograd.detect_anomaly(check_nan=True):
-                trainer.accumulate(Role.POLICY, TrainBatch.of(rows), plan.loss, step=plan.step)
-        except RuntimeError as error:
-            if "returned nan values" not in str(error):
-                raise
-            operation = str(error).split("'")[1]
-        loss_finite = not watch.forward and bool(torch.isfinite(trainer.pending_loss()))
-    trainer.discard(Role.POLICY)
-    if watch.forward:
-        return Origin("forward", watch.forward[0], operation)
-    if not loss_finite and not operation:
-        return Origin("forward", "the loss itself", "log-probabilities of the trained tokens")
-    where = watch.backward[0] if watch.backward else "the loss itself"
-    return Origin("backward", where, operation)
+        scores = trainer.score(Role.POLICY, batch)
+        if watch.forward:
+            return Origin("forward pass", watch.forward[0])
+        if not bool(torch.isfinite(scores.nll_B).all()):
+            return Origin("forward pass", "the LM head", "log-probabilities of the trained tokens")
+        operation = _replay_backward(trainer, batch, plan)
+    where = watch.backward[0] if watch.backward else "the loss"
+    return Origin("backward pass", where, operation)
+
+
+def _replay_backward(trainer: LocalTrainer, batch: TrainBatch, plan: StepPlan) -> str:
+    """The operation whose gradient was NaN, by autograd's anomaly detection; '' for none."""
+    try:
+        # Anomaly detection says where the forward call was in a warning of many lines; the
+        # operation's name is in the error.
+        with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
+            trainer.accumulate(Role.POLICY, batch, plan.loss, step=plan.step)
+    except RuntimeError as error:
+        if "returned nan values" not in str(error):
+            raise
+        return str(error).split("'")[1]
+    finally:
+        trainer.discard(Role.POLICY)
+    return ""
 
 
 def bad_weights(model: nn.Module) -> list[str]:

@@ -21,7 +21,7 @@ from homeostat.errors import OutOfMemoryHaltError, TrainingHaltedError
 from homeostat.observe.run_dir import RunDir
 from homeostat.train.events import EmitEvent
 from homeostat.train.local import LocalTrainer
-from homeostat.train.memory import is_out_of_memory, memory_ladder, write_snapshot
+from homeostat.train.memory import Reserve, is_out_of_memory, memory_ladder, write_snapshot
 from homeostat.train.nonfinite import find_bad_rows, trace_origin
 from homeostat.train.run_state import RunState
 from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
@@ -50,6 +50,7 @@ class GuardedStep:
         self.state = state
         self._skipped_in_a_row = 0
         self._oom_message = ""
+        self._reserve = Reserve()
 
     def run(self, plan: StepPlan, *, learning_rate: float) -> UpdateReport:
         if self.state.token_budget is not None:
@@ -73,6 +74,7 @@ class GuardedStep:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            self._reserve.release()
             message = str(error).splitlines()[0]
             path = self.run_dir.path / "trace" / f"oom_step_{plan.step:08d}.json"
             write_snapshot(path, device=self.trainer.runtime.device, error=message)
@@ -81,6 +83,7 @@ class GuardedStep:
         gc.collect()
         if self.trainer.runtime.device.type == "cuda":
             torch.cuda.empty_cache()
+        self._reserve.take()
         self._oom_message = message
         return None
 

@@ -68,8 +68,9 @@ def tick_label(value: float, step: float) -> str:
     """As many digits as tell neighbouring ticks apart, and no more."""
     if value == 0 or abs(value) < 1e-9 * step:
         return "0"
-    if abs(value) >= 1e5 or abs(value) < 1e-3:
-        mantissa, _, power = f"{value:.2e}".partition("e")
+    if abs(value) >= 1e6 or abs(value) < 1e-3:
+        digits = math.ceil(math.log10(abs(value) / step) + 1) if step > 0 else 2
+        mantissa, _, power = f"{value:.{min(max(digits, 1), 12)}e}".partition("e")
         text = mantissa.rstrip("0").rstrip(".")
         return f"{text}e{int(power)}"
     decimals = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0

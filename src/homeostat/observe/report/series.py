@@ -99,4 +99,4 @@ def spans_decades(series: list[Series], *, ratio: float = 30.0) -> bool:
     finite = np.concatenate([one.finite for one in series]) if series else np.array([])
     if finite.size < 2 or finite.min() <= 0:
         return False
-    return bool(finite.max() / finite.min() > ratio)
+    return bool(finite.max() > ratio * finite.min())

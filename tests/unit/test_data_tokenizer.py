@@ -1,0 +1,152 @@
+"""The tokenizer: the same tokens as transformers, errors that name the setting, exact copies."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoTokenizer
+
+from homeostat.config.model import ModelConfig
+from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.errors import ModelError
+
+ASSETS = Path(__file__).parents[2] / "recipes" / "assets"
+TINY = ASSETS / "tiny-chat"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    return load_tokenizer(ModelConfig(path=str(TINY)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TINY, tmp_path / "model"))
+
+
+def change(file: Path, **values: object) -> None:
+    content = json.loads(file.read_text())
+    content.update(values)
+    file.write_text(json.dumps({name: value for name, value in content.items() if value}))
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60) | st.text(alphabet="the \n<|im_end>", max_size=30))
+def test_tokens_cover_the_text_and_decode_to_it(tokenizer, text):
+    ids, offsets = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert (
+        "".join(text[start:end] for start, end in sorted({tuple(pair) for pair in offsets})) == text
+    )
+    assert len(ids) == len(offsets)
+
+
+def test_the_asset_is_what_its_script_writes(tmp_path):
+    script = ASSETS / "make_tiny_chat.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=60)
+    for file in TINY.iterdir():
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_the_asset_loads_in_transformers(tokenizer):
+    config = AutoConfig.from_pretrained(str(TINY))
+    reference = AutoTokenizer.from_pretrained(str(TINY))
+    assert config.vocab_size == len(reference) == tokenizer.vocab_size
+    assert config.eos_token_id == reference.eos_token_id == tokenizer.eos_id
+
+
+def test_a_copy_for_a_worker_is_the_same_tokenizer(tokenizer):
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.fingerprint == tokenizer.fingerprint
+    messages = [{"role": "user", "content": "the wörld"}]
+    text = copy.render(messages, add_generation_prompt=True)
+    assert text == tokenizer.render(messages, add_generation_prompt=True)
+    assert copy.encode(text)[0].tolist() == tokenizer.encode(text)[0].tolist()
+
+
+def test_a_worker_needs_no_torch():
+    code = "import homeostat.data.prepare, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_pad_token_is_the_tokenizers_or_the_one_named_or_eos(folder):
+    by_default = load_tokenizer(ModelConfig(path=str(folder)))
+    assert by_default.pad_id == by_default.eos_id
+    assert "no pad token" in by_default.notes[0]
+    named = load_tokenizer(ModelConfig(path=str(folder), pad_token="<|endoftext|>"))
+    assert named.pad_id == 0
+    with pytest.raises(ModelError, match=r"model\.pad_token.*not in the vocabulary"):
+        load_tokenizer(ModelConfig(path=str(folder), pad_token="<pad>"))
+    change(folder / "tokenizer_config.json", pad_token="<|im_start|>")
+    assert load_tokenizer(ModelConfig(path=str(folder))).notes == ()
+    with pytest.raises(ModelError, match=r"model\.pad_token.*has a pad token already"):
+        load_tokenizer(ModelConfig(path=str(folder), pad_token="<|endoftext|>"))
+
+
+def test_what_is_saved_has_the_pad_token_and_template_of_the_run(folder, tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
+    model = ModelConfig(
+        path=str(folder), pad_token="<|endoftext|>", chat_template=str(tmp_path / "t.jinja")
+    )
+    load_tokenizer(model).save(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(str(tmp_path / "saved"))
+    assert saved.pad_token == "<|endoftext|>"
+    chat = [{"role": "user", "content": "x"}]
+    assert saved.apply_chat_template(chat, tokenize=False) == "x<|im_end|>"
+    text = "the wörld<|im_end|>"
+    assert saved(text)["input_ids"] == AutoTokenizer.from_pretrained(str(TINY))(text)["input_ids"]
+
+
+def test_stop_ids_come_from_all_files_that_name_them(folder):
+    change(folder / "generation_config.json", eos_token_id=[1, 2])
+    change(folder / "config.json", eos_token_id=7)
+    assert load_tokenizer(ModelConfig(path=str(folder))).stop_ids == {1, 2, 7}
+
+
+def test_the_fingerprint_follows_what_changes_tokens(folder, tokenizer, tmp_path):
+    same = load_tokenizer(ModelConfig(path=str(folder)))
+    assert same.fingerprint == tokenizer.fingerprint
+    (tmp_path / "t.jinja").write_text("x")
+    model = ModelConfig(path=str(folder), chat_template=str(tmp_path / "t.jinja"))
+    assert load_tokenizer(model).fingerprint != tokenizer.fingerprint
+    change(folder / "generation_config.json", eos_token_id=[1, 2])
+    assert load_tokenizer(ModelConfig(path=str(folder))).fingerprint != tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"model": {"type": "BPE"}}', "\xff"])
+def test_a_damaged_tokenizer_is_refused_by_setting(folder, damage):
+    (folder / "tokenizer.json").write_text(damage, encoding="latin-1")
+    with pytest.raises(ModelError, match=r"^model\.path"):
+        load_tokenizer(ModelConfig(path=str(folder)))
+    with pytest.raises(ModelError, match=r"^model\.tokenizer"):
+        load_tokenizer(ModelConfig(path=str(TINY), tokenizer=str(folder)))
+
+
+def test_a_bad_place_or_template_is_refused_by_setting(folder, tmp_path):
+    for path in ("nowhere", str(tmp_path), str(folder / "config.json")):
+        with pytest.raises(ModelError, match=r"^model\.path"):
+            load_tokenizer(ModelConfig(path=path))
+    for content in (b"{% for %}", b"\xff"):
+        (tmp_path / "t.jinja").write_bytes(content)
+        with pytest.raises(ModelError, match=r"^model\.chat_template"):
+            load_tokenizer(ModelConfig(path=str(folder), chat_template=str(tmp_path / "t.jinja")))
+    with pytest.raises(ModelError, match=r"^model\.chat_template"):
+        load_tokenizer(ModelConfig(path=str(folder), chat_template="nowhere"))
+    change(folder / "tokenizer_config.json", chat_template="{% if %}")
+    with pytest.raises(ModelError, match=r"^model\.path: the chat template is not valid Jinja"):
+        load_tokenizer(ModelConfig(path=str(folder)))
+
+
+def test_no_end_of_sequence_token_anywhere_is_refused(folder):
+    for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
+        change(folder / name, eos_token=None, eos_token_id=None)
+    with pytest.raises(ModelError, match="end-of-sequence"):
+        load_tokenizer(ModelConfig(path=str(folder)))

@@ -1,0 +1,291 @@
+"""report.html: right numbers, whole with odd runs, safe with hostile text, small with long runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from homeostat.observe.report import axes, write_report
+from homeostat.observe.report.facts import find_worst_rows, read_facts
+from homeostat.observe.report.plots import Line, Marker, Plot, render_plot
+from homeostat.observe.report.series import Series, smooth, thin
+from homeostat.observe.run_dir import RunDir
+
+VOID = {"meta", "br", "circle", "line", "path", "i"}
+EVIL = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;"
+
+
+class Page(HTMLParser):
+    """Checks that tags balance; collects elements, text and what an attacker would want."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.open and self.open[-1] == "script" else self.texts).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def report(run_dir: Path) -> Page:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = write_report(run_dir)
+    text = path.read_text(encoding="utf-8")
+    # Self-contained: no outside address, no import, and all drawn numbers are numbers.
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert not re.search(r'[ "LM](?:nan|inf)\b', text)
+    return Page(text)
+
+
+def write_run(path: Path, *, num_steps: int, **config: Any) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"name": "my-run", **config}))
+    rng = np.random.default_rng()
+    with RunDir(path) as run_dir:
+        run_dir.append_event("run_started", 0, command="homeostat train a.yaml", total_steps=99)
+        for step in range(1, num_steps + 1):
+            metrics = {
+                "train/loss": 3 / step + rng.random(),
+                "grad_norm": float(rng.lognormal(0, 2)),
+                "learning_rate": 1e-5,
+                "num_tokens": 1000.0 * step,
+                "memory/max_alloc": 0.0,
+                "memory/host_rss": 2.0**30,
+                "throughput/tokens_per_s": 5e4,
+                "time/step": 0.5,
+                "time/data_wait": 0.001,
+            }
+            if step % 5 == 0:
+                metrics["eval/loss"] = 1 + abs(step - 10) / 10
+            run_dir.append_metrics(step, metrics)
+
+
+def test_a_finished_run_shows_its_numbers(tmp_path: Path) -> None:
+    write_run(tmp_path, num_steps=20, trainer={"max_grad_norm": 1.0})
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_event("checkpoint_saved", 20, path="checkpoints/step_20", bytes=2**30)
+        run_dir.append_event("run_finished", 20)
+        run_dir.append_row_losses(3, row_ids=[11, 12, 13], losses=[1.0, 1.1, 7.5])
+    page = report(tmp_path)
+    for part in ("my-run", "finished", "20 of 99", "1.0000 step 10", "Final eval loss 2.0000",
+                 "20k", "50k", "Gradient norm", "Time per step", "clipped above 1",
+                 "bytes=1GiB", "+6.4000", "homeostat train a.yaml"):  # fmt: skip
+        assert part in page.text, part
+    assert [tag for tag, _ in page.tags].count("figure") == 6
+    assert "allocated" not in page.text  # no device memory was ever used
+    data = [json.loads(script) for script in page.scripts[:-1]]
+    (loss,) = [one for one in data if one["lines"][0]["label"] == "training"]
+    evaluation = loss["lines"][2]
+    assert evaluation["x"] == [5, 10, 15, 20]
+    assert evaluation["y"] == [1.5, 1.0, 1.5, 2.0]
+
+
+def test_a_failed_run_shows_why(tmp_path: Path) -> None:
+    write_run(tmp_path, num_steps=3)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_event("run_failed", 3, error="DataError", message="row 7 is empty")
+        run_dir.write_traceback("Traceback: it broke <here>")
+        run_dir.console_log.write_text("first line\nlast words\n")
+    page = report(tmp_path)
+    for part in ("failed", "DataError: row 7 is empty", "it broke <here>", "last words"):
+        assert part in page.text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "status"),
+    [
+        (["run_started"], "not finished"),
+        (["run_started", "run_stopped"], "stopped"),
+        (["run_started", "run_failed", "run_resumed"], "not finished"),
+        (["run_started", "run_failed", "run_resumed", "run_finished"], "finished"),
+        (["run_started", "early_stop", "run_finished"], "finished early"),
+        ([], "not finished"),
+    ],
+)
+def test_status_is_that_of_the_last_session(tmp_path: Path, kinds: list[str], status: str) -> None:
+    with RunDir(tmp_path) as run_dir:
+        for kind in kinds:
+            run_dir.append_event(kind, 1)
+    assert read_facts(tmp_path).status[0] == status
+    report(tmp_path)
+
+
+def test_time_between_sessions_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([100.0, 110.0, 130.0, 5000.0, 5007.0])
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_event("run_started", 0)
+        run_dir.append_metrics(1, {"train/loss": 1.0})
+        run_dir.append_metrics(2, {"train/loss": 1.0})
+        run_dir.append_event("run_resumed", 2)
+        run_dir.append_metrics(3, {"train/loss": 1.0})
+    facts = read_facts(tmp_path)
+    assert (facts.started_at, facts.duration_s, facts.last_step) == (100.0, 37.0, 3)
+
+
+def test_an_empty_folder_and_a_run_of_one_step_have_a_page(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "No metrics were recorded" in report(tmp_path / "empty").text
+    write_run(tmp_path / "one", num_steps=1)
+    assert "Loss" in report(tmp_path / "one").text
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1e300, 1e300, 1e-320])
+def test_no_value_breaks_the_page(tmp_path: Path, bad: float) -> None:
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_metrics(0, {"train/loss": bad, "eval/loss": bad, "grad_norm": bad})
+        run_dir.append_metrics(1, {"train/loss": 1.0, "grad_norm": 1.0, "memory/max_alloc": bad})
+        run_dir.append_metrics(2, {"train/loss": bad, "num_tokens": bad, "epoch": bad})
+        run_dir.append_row_losses(1, row_ids=[1, 2], losses=[bad, 1.0])
+        run_dir.append_event("eval_done", 1, loss=bad)
+    report(tmp_path)
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    write_run(tmp_path, num_steps=6, model={"path": EVIL}, trainer={"max_grad_norm": 1.0})
+    config = json.loads((tmp_path / "config.json").read_text()) | {"name": EVIL}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_event("step_skipped", 2, reason=EVIL, **{EVIL: EVIL})
+        run_dir.append_event(EVIL, 3, environment={EVIL: EVIL}, command=EVIL)
+        run_dir.append_event("run_failed", 4, error=EVIL, message=EVIL)
+        run_dir.append_metrics(7, {"train/loss": 1.0, EVIL: 1.0})
+        run_dir.write_traceback(EVIL)
+        run_dir.console_log.write_text(EVIL)
+    page = report(tmp_path)
+    tags = [tag for tag, _ in page.tags]
+    assert "img" not in tags
+    assert tags.count("script") == tags.count("figure") + 1
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    assert page.text.count("alert(1)") >= 8
+
+
+def test_a_huge_run_stays_small_and_keeps_its_spikes(tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    losses = rng.random(100_000)
+    losses[54_321] = 77.25
+    names = ["train/loss", "grad_norm", "learning_rate", "throughput/tokens_per_s",
+             "throughput/trained_tokens_per_s", "time/step", "time/data_wait",
+             "memory/max_alloc", "memory/max_reserved", "memory/host_rss"]  # fmt: skip
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step, loss in enumerate(losses.tolist(), start=1):
+            record = {"step": step, "time": 1e9 + step, **dict.fromkeys(names, loss)}
+            file.write(json.dumps(record) + "\n")
+    with RunDir(tmp_path) as run_dir:
+        for step in range(5000):
+            run_dir._events.sync = False
+            run_dir.append_event("checkpoint_saved", step, path=f"checkpoints/step_{step}")
+    page = report(tmp_path)
+    assert (tmp_path / "report.html").stat().st_size < 2_000_000
+    assert "4,800 events in between" in page.text
+    data = json.loads(page.scripts[0])
+    assert 77.25 in data["lines"][0]["y"]
+
+
+values = st.floats(allow_nan=True, allow_infinity=True, width=32)
+
+
+@given(st.lists(values, min_size=1, max_size=400), st.integers(10, 60))
+def test_thinning_keeps_extremes_ends_and_order(ys: list[float], limit: int) -> None:
+    series = Series(np.arange(len(ys), dtype=np.float64), np.array(ys, dtype=np.float64))
+    thinned = thin(series, max_points=limit)
+    assert len(thinned.y) <= max(limit + 2, 3)
+    assert (np.diff(thinned.x) > 0).all()
+    assert {thinned.x[0], thinned.x[-1]} == {series.x[0], series.x[-1]}
+    if series.finite.size:
+        assert thinned.finite.min() == series.finite.min()
+        assert thinned.finite.max() == series.finite.max()
+    assert np.isfinite(thinned.y).all() == np.isfinite(series.y).all()
+
+
+def test_smoothing_is_the_two_sided_exponential_mean() -> None:
+    rng = np.random.default_rng()
+    y = rng.normal(size=300)
+    y[[3, 40]] = np.nan
+    smoothed = smooth(Series(np.arange(300.0), y), half_life_share=0.02)
+    distance = np.abs(np.arange(300)[:, None] - np.arange(300)[None, :])
+    weights = 0.5 ** (distance / 6.0) * np.isfinite(y)
+    expected = (weights * np.nan_to_num(y)).sum(1) / weights.sum(1)
+    np.testing.assert_allclose(smoothed.y, expected, rtol=1e-9, atol=1e-12)
+
+
+@given(
+    st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 12)
+)  # fmt: skip
+def test_ticks_are_round_inside_and_told_apart(low: float, span: float, count: int) -> None:
+    assume(abs(low) < 1e6 * span)
+    high = low + span
+    found = axes.ticks(low, high, count)
+    assert len(found) <= count + 1
+    assert all(low - 1e-6 * span <= value <= high + 1e-6 * span for value in found)
+    if len(found) > 1 and abs(low) < 1e4 * span:
+        labels = [axes.tick_label(value, found[1] - found[0]) for value in found]
+        assert len(set(labels)) == len(labels), labels
+
+
+def test_log_axes_are_used_for_wide_ranges_only() -> None:
+    wide = Series(np.arange(4.0), np.array([0.01, 1.0, 10.0, 100.0]))
+    narrow = Series(np.arange(4.0), np.array([1.0, 2.0, 3.0, 4.0]))
+    with_zero = Series(np.arange(4.0), np.array([0.0, 2.0, 3.0, 400.0]))
+    for series, is_log in ((wide, True), (narrow, False), (with_zero, False)):
+        figure = render_plot(Plot("Norm", "unit", [Line("a", series)], allow_log=True))
+        assert ("log scale" in figure) is is_log
+    ticks = [float(text) for text in re.findall(r'text-anchor="end">([^<]+)<', render_plot(
+        Plot("Norm", "", [Line("a", wide)], allow_log=True)))]  # fmt: skip
+    assert ticks == [0.01, 0.1, 1.0, 10.0, 100.0]
+
+
+def test_points_are_drawn_where_the_axes_say() -> None:
+    series = Series(np.array([0.0, 10.0]), np.array([0.0, 1.0]))
+    figure = render_plot(Plot("P", "", [Line("a", series)], markers=[Marker(5, "m", "trouble")]))
+    (path,) = re.findall(r'class="c1 line" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', figure)
+    x0, y0, x1, y1 = map(float, path)
+    (middle,) = re.findall(r'class="trouble" d="M([\d.]+) ', figure)
+    assert float(middle) == pytest.approx((x0 + x1) / 2, abs=0.1)
+    assert x0 < x1
+    assert y0 > y1
+
+
+def test_worst_rows_stand_out_from_their_own_step() -> None:
+    records = [
+        {"step": 1, "row_ids": [1, 2, 3], "losses": [9.0, 9.1, 9.2]},
+        {"step": 50, "row_ids": [4, 5, 6], "losses": [1.0, 1.0, 4.0]},
+        {"step": 60, "row_ids": [6, 7, 8], "losses": [1.0, 2.0, math.nan]},
+    ]
+    rows = find_worst_rows(records, count=3)
+    assert [row.row_id for row in rows] == [8, 6, 7]
+    assert rows[1].excess == 3.0
