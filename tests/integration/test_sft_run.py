@@ -280,8 +280,8 @@ GuardedStep.run = run
 """
 
 
-def big_recipe(tmp_path: Path, name: str) -> dict:
-    tiny.write_model(tmp_path / "model", hidden_size=256, intermediate_size=1024)
+def big_recipe(tmp_path: Path, name: str, *, width: int = 256) -> dict:
+    tiny.write_model(tmp_path / "model", hidden_size=width, intermediate_size=4 * width)
     rows = [
         json.dumps({"messages": [{"role": "user", "content": "a"},
                                  {"role": "assistant", "content": "b" * 100}]})
@@ -315,8 +315,8 @@ def test_out_of_memory_is_retried_smaller_with_the_same_gradient(tmp_path: Path)
 
 
 def test_one_row_that_does_not_fit_stops_with_the_ladder(tmp_path: Path) -> None:
-    raw = big_recipe(tmp_path, "starved")
-    process = runs.start(raw, tmp_path, prelude=STARVED.format(room=2 * 2**20))
+    raw = big_recipe(tmp_path, "starved", width=768)
+    process = runs.start(raw, tmp_path, prelude=STARVED.format(room=-20 * 2**20))
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, output
     assert "What to try, least disruptive first" in output

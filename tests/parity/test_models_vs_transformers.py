@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
+from tiny_models import FAMILIES, ROPES, edit_config, random_model, save
 from transformers import AutoModelForCausalLM
 
 from homeostat.config.model import ModelConfig
@@ -13,7 +14,6 @@ from homeostat.models.hf import save_hf
 from homeostat.models.lora import merged_state
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.logprobs import token_logprobs
-from tiny_models import FAMILIES, ROPES, edit_config, random_model, save
 
 CPU = torch.device("cpu")
 LENGTHS = (7, 3, 7, 1, 12)

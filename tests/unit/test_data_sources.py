@@ -183,3 +183,13 @@ def test_damaged_columnar_files_give_rows_or_data_errors(tmp_path, kind):
             read_all(path)
         except DataError as error:
             assert str(tmp_path) in str(error)  # noqa: PT017
+
+
+def test_a_column_name_that_is_no_text_is_a_data_error(tmp_path):
+    folder = save_dataset(tmp_path / "saved")
+    file = folder / "data-00000-of-00001.arrow"
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content.replace(b"text", b"te\xfft"))
+    with pytest.raises(DataError, match="damaged"):
+        open_rows(str(folder), columns=["text"])

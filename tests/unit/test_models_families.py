@@ -107,7 +107,9 @@ ROPE_KEYS = [
 )
 def test_whatever_config_json_holds_only_a_model_error_comes_out(key, value, rope, family):
     config = {**LLAMA, "model_type": family, "rope_parameters": rope, key: value}
+    message = "config.json"
     try:
         decoder_config(config)
     except ModelError as error:
-        assert "config.json" in str(error)
+        message = str(error)
+    assert "config.json" in message

@@ -67,8 +67,8 @@ def test_sorting_by_length_makes_equal_lengths_neighbours_and_keeps_documents_wh
     assert len(by_length.runs()) == len(set(lengths))
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     position = torch.cat([torch.arange(length) for length in lengths])
-    moved = zip(document[order].split(by_length.lengths), position[order].split(by_length.lengths))
-    for documents, positions in moved:
+    moved = [values[order].split(by_length.lengths) for values in (document, position)]
+    for documents, positions in zip(*moved, strict=True):
         assert len(set(documents.tolist())) == 1
         assert positions.tolist() == list(range(len(positions)))
     assert sorted(order.tolist()) == list(range(sum(lengths)))

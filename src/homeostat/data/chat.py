@@ -167,9 +167,10 @@ def _turn_tokens(
     """First trained token of a turn, and the stop token that ends it."""
     starts_T, ends_T = offsets_T2[:, 0], offsets_T2[:, 1]
     touching = np.flatnonzero((ends_T > start) & (starts_T < end))
-    stops = [int(n) for n in touching if int(tokens_T[n]) in tokenizer.stop_ids]
-    if not stops or text[ends_T[stops[-1]] : end].strip():
-        known = sorted(tokenizer.decode([token]) for token in tokenizer.stop_ids)
+    stop_ids = tokenizer.stop_ids
+    stop = next((int(n) for n in touching[::-1] if int(tokens_T[n]) in stop_ids), None)
+    if stop is None or text[ends_T[stop] : end].strip():
+        known = sorted(tokenizer.decode([token]) for token in stop_ids)
         raise BadRowError(
             "the turn has no end-of-turn token",
             f"message {number}: the template ends the turn with {text[start:end][-20:]!r}, and "
@@ -177,7 +178,7 @@ def _turn_tokens(
             "stop. Set eos_token_id in generation_config.json to the template's end of turn, "
             "or name a template in model.chat_template that ends turns with eos_token",
         )
-    first, stop = int(touching[0]), stops[-1]
+    first = int(touching[0])
     if starts_T[first] < start:
         raise straddles(f"the start of message {number}", text, offsets_T2[first])
     if ends_T[stop] > end:

@@ -259,8 +259,9 @@ class _SavedDataset(_Batches):
             self._batches += batches
         self._valid = [False] * len(self._batches)
         self.batch_ends = list(itertools.accumulate(len(batch) for batch in self._batches))
-        for schema in schemas:
-            self._check_schema(schema)
+        with _as_data_error(path, "the folder is damaged"):
+            for schema in schemas:
+                self._check_schema(schema)
         self._indices = _read_indices(folder, state, num_rows=len(self))
 
     def __len__(self) -> int:

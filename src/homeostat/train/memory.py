@@ -62,7 +62,7 @@ def write_snapshot(path: Path, *, device: torch.device, error: str) -> dict[str,
             "reserved_bytes": torch.cuda.memory_reserved(device),
         }
     else:
-        sites = largest_tensors()
+        sites = _largest_tensors_if_possible()
         content = {"device": "cpu"}
     content |= {"error": error, "largest": sites}
     path.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -87,6 +87,13 @@ def _call_site(frames: list[dict[str, Any]]) -> str:
     ours = [frame for frame in frames if "homeostat" in frame["filename"]] or frames
     names = [f"{Path(f['filename']).name}:{f['line']} {f['name']}" for f in ours[:3]]
     return " < ".join(names) or "(recorded before the history began)"
+
+
+def _largest_tensors_if_possible() -> list[dict[str, Any]]:
+    try:
+        return largest_tensors()
+    except MemoryError:
+        return [{"site": "(no memory was left to list tensors)", "bytes": 0, "blocks": 0}]
 
 
 def largest_tensors(*, most: int = 20) -> list[dict[str, Any]]:

@@ -118,18 +118,27 @@ def _grid(x_axis: Axis, y_axis: Axis, *, width: int, height: int) -> list[str]:
     y_ticks = y_axis.ticks(5)
     step = y_ticks[1] - y_ticks[0] if len(y_ticks) > 1 and not y_axis.is_log else 0.0
     for value in y_ticks:
-        y = y_axis.pixel(value)
-        label = axes.tick_label(value, step or abs(value))
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')  # fmt: skip  # noqa: E501
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 3.5:.1f}" text-anchor="end">{label}</text>')  # fmt: skip  # noqa: E501
+        y, label = y_axis.pixel(value), axes.tick_label(value, step or abs(value))
+        parts.append(_across("grid", y, width=width))
+        parts.append(_text("tick", _LEFT - 8, y + 3.5, label, anchor="end"))
     x_ticks = [value for value in x_axis.ticks(width // 85) if value == round(value)]
     step = x_ticks[1] - x_ticks[0] if len(x_ticks) > 1 else 1.0
     base = height - _BOTTOM
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{base}" y2="{base}"/>')
+    parts.append(_across("axis", base, width=width))
     for value in x_ticks:
-        x, label = x_axis.pixel(value), axes.tick_label(value, step)
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{base + 17}" text-anchor="middle">{label}</text>')  # fmt: skip  # noqa: E501
+        label = axes.tick_label(value, step)
+        parts.append(_text("tick", x_axis.pixel(value), base + 17, label, anchor="middle"))
     return parts
+
+
+def _across(kind: str, y: float, *, width: int) -> str:
+    """A level line over the whole plot."""
+    return f'<path class="{kind}" d="M{_LEFT} {y:.1f}H{width - _RIGHT}"/>'
+
+
+def _text(kind: str, x: float, y: float, text: str, *, anchor: str) -> str:
+    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {where}>{escape(text)}</text>'
 
 
 def _markers(plot: Plot, x_axis: Axis, *, height: int) -> list[str]:
@@ -149,12 +158,9 @@ def _markers(plot: Plot, x_axis: Axis, *, height: int) -> list[str]:
 def _limit(plot: Plot, y_axis: Axis, *, width: int) -> list[str]:
     if plot.limit is None or not y_axis.low <= plot.limit[0] <= y_axis.high:
         return []
-    y, label = y_axis.pixel(plot.limit[0]), escape(plot.limit[1])
-    return [
-        f'<line class="limit" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>',
-        f'<text class="limit-text" x="{width - _RIGHT - 4}" y="{y - 5:.1f}" '
-        f'text-anchor="end">{label}</text>',
-    ]
+    y = y_axis.pixel(plot.limit[0])
+    label = _text("limit-text", width - _RIGHT - 4, y - 5, plot.limit[1], anchor="end")
+    return [_across("limit", y, width=width), label]
 
 
 def _path(line: Line, series: Series, x_axis: Axis, y_axis: Axis) -> str:
@@ -184,11 +190,9 @@ def _best(plot: Plot, x_axis: Axis, y_axis: Axis) -> list[str]:
     x, y = x_axis.pixel(plot.best[0]), y_axis.pixel(plot.best[1])
     # The label goes to the side that has room.
     anchor, shift = ("end", -9) if x > (x_axis.start + x_axis.end) / 2 else ("start", 9)
-    text = f"best {fmt.loss(plot.best[1])}"
     return [
         f'<circle class="best" cx="{x:.1f}" cy="{y:.1f}" r="6"/>',
-        f'<text class="best-text" x="{x + shift:.1f}" y="{y - 9:.1f}" '
-        f'text-anchor="{anchor}">{text}</text>',
+        _text("best-text", x + shift, y - 9, f"best {fmt.loss(plot.best[1])}", anchor=anchor),
     ]
 
 
