@@ -31,10 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import common
+from trl_side import LEARNING_RATE, MAX_LENGTH, VARIANTS, Workload
 
 PACKAGES = ("torch", "transformers", "trl", "datasets", "accelerate", "tokenizers", "numpy")
-LEARNING_RATE = 1e-4
-MAX_LENGTH = 1024
 POLL_S = 0.01
 CHILD_TIMEOUT_S = 3600
 MAX_LOSS_DIFFERENCE = 1e-4
@@ -43,37 +42,8 @@ MAX_LOSS_DIFFERENCE = 1e-4
 # Keeping them makes TRL about a fifth faster and us a tenth; both sides get it.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**33), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
-# What each variant of TRL changes. `rows` is per_device_train_batch_size; accumulation makes up
-# the rest of an update. `attention` is transformers' attn_implementation. Rebalancing and packing
-# put other rows into an update, so their losses differ: they are measured, but cannot be BEST.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "rows1": {"rows": 1},
-    "rows1_eager": {"rows": 1, "attention": "eager"},
-    "rows1_worker": {"rows": 1, "dataloader_num_workers": 1},
-    "rows1_compile": {"rows": 1, "torch_compile": True},
-    "rows2": {"rows": 2},
-    "rows2_rebalance": {"rows": 2, "train_sampling_strategy": "batch_rebalance"},
-    "rows4": {"rows": 4},
-    "rows4_rebalance": {"rows": 4, "train_sampling_strategy": "batch_rebalance"},
-    "rows16": {"rows": 16},
-    "padding_free2": {"rows": 2, "padding_free": True, "max_length": None},
-    "padding_free4": {"rows": 4, "padding_free": True, "max_length": None},
-    "padding_free8": {"rows": 8, "padding_free": True, "max_length": None},
-    "padding_free16": {"rows": 16, "padding_free": True, "max_length": None},
-    "packing": {"rows": 1, "packing": True, "gradient_accumulation_steps": 3},
-}
+# The winner of --sweep.
 BEST = "padding_free4"
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What both sides are asked to do. `folder` holds the model, the tokenizer and rows.jsonl."""
-
-    folder: str
-    size: str
-    steps: int
-    batch_rows: int
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,73 +66,7 @@ class ChildFailedError(RuntimeError):
     """A side did not finish; the message holds the end of what it printed."""
 
 
-# ---- the two sides, each in a child process ----------------------------------------------------
-
-
-def run_trl(workload: Workload, out: Path, *, variant: str) -> None:
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import SFTConfig, SFTTrainer
-
-    settings = dict(VARIANTS[variant])
-    rows = settings.pop("rows")
-    attention = settings.pop("attention", "sdpa")
-    torch.set_num_threads(workload.threads)
-    base = {
-        "max_length": MAX_LENGTH,
-        "train_sampling_strategy": "sequential",
-        "per_device_train_batch_size": rows,
-        "gradient_accumulation_steps": workload.batch_rows // rows,
-        "max_steps": workload.steps,
-        "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant",
-        "optim": "adamw_torch_fused",
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-8,
-        "weight_decay": 0.01,
-        "max_grad_norm": 1.0,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "dataloader_pin_memory": False,
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "output_dir": str(out.parent / "trl"),
-    }
-
-    class Lines(TrainerCallback):
-        """One line per update, as homeostat's metrics.jsonl has."""
-
-        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            logs = kwargs["logs"]
-            if "loss" in logs:
-                line = {"train/loss": logs["loss"], "num_tokens": logs["num_tokens"]}
-                with open(out, "a", encoding="utf-8") as stream:
-                    stream.write(json.dumps(line) + "\n")
-
-    text = (Path(workload.folder) / "rows.jsonl").read_text(encoding="utf-8")
-    chats = [_as_chat(json.loads(line)) for line in text.splitlines()]
-    trainer = SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(
-            workload.folder, dtype=torch.float32, attn_implementation=attention
-        ),
-        args=SFTConfig(**(base | settings)),
-        train_dataset=Dataset.from_list(chats),
-        processing_class=AutoTokenizer.from_pretrained(workload.folder),
-        callbacks=[Lines()],
-    )
-    trainer.train()
-
-
-def _as_chat(row: dict[str, str]) -> dict[str, list[dict[str, str]]]:
-    return {
-        "prompt": [{"role": "user", "content": row["prompt"]}],
-        "completion": [{"role": "assistant", "content": row["completion"]}],
-    }
+# ---- the two sides: homeostat by its command line, TRL by trl_side.py --------------------------
 
 
 def recipe(workload: Workload, runs_dir: Path) -> dict[str, Any]:
@@ -203,7 +107,7 @@ def command(
         return line, scratch / "homeostat" / "metrics.jsonl"
     out = scratch / "trl.jsonl"
     task = {"workload": asdict(workload), "out": str(out), "variant": variant}
-    return [sys.executable, __file__, "--trl-child", json.dumps(task)], out
+    return [sys.executable, str(common.BENCH_DIR / "trl_side.py"), json.dumps(task)], out
 
 
 # ---- the stopwatch -----------------------------------------------------------------------------
@@ -364,28 +268,24 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sweep", nargs="*", choices=list(VARIANTS), help="TRL's variants")
-    parser.add_argument("--trl-child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.steps < 3:
         parser.error("--steps must be at least 3: the first and the last are not counted")
+    rows = VARIANTS[BEST]["rows"]
+    if arguments.batch_rows % rows:
+        parser.error(f"--batch-rows must be a multiple of {rows}, TRL's micro-batch")
     return arguments
 
 
 def main() -> None:
     common.require(("trl", "datasets", "accelerate", "psutil"), extra="bench")
     arguments = parse_arguments()
-    if arguments.trl_child:
-        task = json.loads(arguments.trl_child)
-        run_trl(Workload(**task["workload"]), Path(task["out"]), variant=task["variant"])
-        return
     with tempfile.TemporaryDirectory(prefix="sft_vs_trl_") as folder:
         model, scratch = Path(folder) / "model", Path(folder) / "runs"
         model.mkdir()
         scratch.mkdir()
         result = common.machine(PACKAGES) | {"workload": prepare(model, arguments)}
-        workload = Workload(
-            str(model), arguments.size, arguments.steps, arguments.batch_rows, arguments.threads
-        )
+        workload = Workload(str(model), arguments.steps, arguments.batch_rows, arguments.threads)
         if arguments.sweep is not None:
             result |= sweep(workload, scratch, arguments.sweep or list(VARIANTS))
             name = "trl_variants"

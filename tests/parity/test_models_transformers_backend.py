@@ -165,14 +165,6 @@ def test_missing_and_unexpected_weights_are_refused(tmp_path):
         load(tmp_path)
 
 
-def test_settings_that_cannot_work_are_refused(tmp_path):
-    save(random_model(FAMILIES["llama"]), tmp_path)
-    with pytest.raises(ModelError, match=r"model\.attention"):
-        load(tmp_path, attention="varlen")
-    with pytest.raises(ModelError, match=r"model\.meta_init"):
-        load(tmp_path, meta_init=False)
-
-
 def test_a_model_with_dropout_of_its_own_is_refused_with_the_settings(tmp_path):
     save(build({**GPT2, "resid_pdrop": 0.1}), tmp_path)
     before = torch.get_rng_state()

@@ -111,6 +111,7 @@ def test_a_key_in_the_wrong_place_is_pointed_to_the_right_one() -> None:
         (["model.init=random", "model.path=x.gguf"], "model.init"),
         (["model.init=random", "lora={}"], "lora"),
         (["model.implementation=transformers", "model.attention=varlen"], "model.attention"),
+        (["model.implementation=transformers", "model.meta_init=false"], "model.meta_init"),
         (["model.implementation=transformers", "model.path=x.gguf"], "model.implementation"),
         (["lora={targets: [all-linear, q_proj]}"], "lora.targets"),
         (["eval.patience=2"], "eval.patience"),

@@ -124,6 +124,12 @@ def _model(config: RunConfig) -> Iterator[Problem]:
                 "varlen attention belongs to the native decoder.",
                 "Use auto, sdpa or eager, or model.implementation=native.",
             )
+        if not model.meta_init:
+            yield Problem(
+                "model.meta_init",
+                "transformers always builds without memory first.",
+                "Set it to true, or model.implementation=native.",
+            )
         if model.path.endswith(".gguf"):
             yield Problem(
                 "model.implementation",

@@ -51,11 +51,8 @@ def load_model(
 ) -> LoadedModel:
     """Builds what `model` and `lora` describe, and refuses what cannot be trained."""
     started = time.perf_counter()
-    path = Path(model.path)
-    if not path.exists():
-        raise ModelError(f"model.path: {path} does not exist.")
-    source = GgufFile(path) if path.suffix == ".gguf" else path
-    config, generation_config = _configs(source)
+    source = open_source(model)
+    config, generation_config = read_configs(source)
     place = {"dtype": dtype, "device": device, "seed": seed}
     if model.implementation == "transformers":
         module, kernel = _transformers(model, source, gradient_checkpointing, **place)
@@ -83,7 +80,16 @@ def load_model(
     )
 
 
-def _configs(source: GgufFile | Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def open_source(model: ModelConfig) -> GgufFile | Path:
+    """The file or folder that model.path names."""
+    path = Path(model.path)
+    if not path.exists():
+        raise ModelError(f"model.path: {path} does not exist.")
+    return GgufFile(path) if path.suffix == ".gguf" else path
+
+
+def read_configs(source: GgufFile | Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """config.json, and generation_config.json where there is one."""
     if isinstance(source, GgufFile):
         return source.config(), None
     if not source.is_dir():
@@ -149,16 +155,9 @@ def _transformers(
     device: torch.device,
     seed: int,
 ) -> tuple[TransformersModel, str]:
-    if isinstance(source, GgufFile):
-        raise ModelError(
-            "model.implementation is transformers, and GGUF files are read by the native decoder. "
-            "Set model.implementation=native."
-        )
-    if not model.meta_init:
-        raise ModelError(
-            "model.meta_init is false, and transformers always builds without memory. Set it to "
-            "true, or set model.implementation=native."
-        )
+    # config.combinations refuses what only the native decoder can do.
+    assert isinstance(source, Path), source
+    assert model.meta_init, model
     causal_lm = load_transformers(
         source, attention=model.attention, dtype=dtype, init=model.init, seed=seed
     )

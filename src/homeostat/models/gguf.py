@@ -118,6 +118,12 @@ class GgufFile:
             values = values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
             yield self._hf_name(tensor.name), self._unpermute(tensor.name, values)
 
+    def shapes(self) -> Iterator[tuple[str, Tensor]]:
+        """As `tensors`, but tensors of the meta device: their shapes alone."""
+        for tensor in self._reader.tensors:
+            size = tuple(int(size) for size in reversed(tensor.shape))
+            yield self._hf_name(tensor.name), torch.empty(size, device="meta")
+
     def _rope(self, names: Any) -> dict[str, Any]:
         if "rope_freqs.weight" in names:
             raise ModelError(

@@ -103,11 +103,7 @@ def load_transformers(
     """The causal LM on the CPU, from its safetensors or drawn from the seed."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if attention == "varlen":
-        raise ModelError(
-            "model.attention is varlen, which belongs to the native decoder. Use auto, sdpa or "
-            "eager, or set model.implementation=native."
-        )
+    assert attention != "varlen", "refused by config.combinations"
     wanted = {"dtype": dtype, "trust_remote_code": False}
     if attention != "auto":
         wanted["attn_implementation"] = attention
@@ -127,6 +123,18 @@ def load_transformers(
         raise ModelError(f"model.path: transformers cannot load {folder}: {error}") from error
     _refuse_gaps(folder, report)
     return causal_lm
+
+
+def meta_transformers(folder: Path) -> nn.Module:
+    """The causal LM without memory: its modules and shapes."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise ModelError(f"model.path: transformers cannot build {folder}: {error}") from error
 
 
 def _refuse_gaps(folder: Path, report: dict[str, Any]) -> None:

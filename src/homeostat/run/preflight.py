@@ -90,7 +90,7 @@ class Preflight:
             {"vocab_size": self.tokenizer.vocab_size, "stop_ids": stops},
         )
         for note in self.tokenizer.notes:
-            yield Item("tokenizer", "warning", note)
+            yield Item("tokenizer", "ok", note)
 
     def _model(self) -> Iterator[Item]:
         device = resolve_device(self.config)

@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 
 from homeostat.config.run import RunConfig
-from homeostat.errors import HomeostatError
+from homeostat.errors import HomeostatError, RunDirError
 from homeostat.observe.console import RunLabel, make_view
+from homeostat.observe.environment import summarise_environment
 from homeostat.observe.jsonl import read_metrics
 from homeostat.observe.logs import logging_to
 from homeostat.observe.recorder import Recorder
@@ -83,6 +84,7 @@ class Session:
         self._recorder = Recorder(
             self.run_dir, sinks, log_interval=self.config.observe.log_interval, view=view
         )
+        self._recorder.event("training", self.start_step, total_steps=total_steps)
         return self._recorder
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
@@ -128,14 +130,23 @@ def open_session(
             finally:
                 session.close()
                 if config.observe.report:
-                    write_report(run_dir.path)
+                    _report(run_dir)
+
+
+def _report(run_dir: RunDir) -> None:
+    """A page that cannot be written must not hide how the run ended."""
+    try:
+        write_report(run_dir.path)
+    except (OSError, RunDirError) as error:
+        log.error("%s was not written: %s", run_dir.report, error)
 
 
 def _tell_start(session: Session, command: list[str]) -> None:
     found = session.resume.found
     text = shlex.join(command)
+    environment = summarise_environment(session.run_dir.path)
     if found is None:
-        session.event("run_started", 0, command=text)
+        session.event("run_started", 0, command=text, environment=environment)
         return
     for name, why in found.passed_over:
         log.warning("passed over the broken checkpoint %s: %s", name, why)
@@ -145,7 +156,8 @@ def _tell_start(session: Session, command: list[str]) -> None:
         fields = {"path": change.path, "old": change.old, "new": change.new}
         session.event("config_changed", found.step, **fields)
     log.info("going on after step %d (%s)", found.step, found.path)
-    session.event("run_resumed", found.step, command=text, checkpoint=str(found.path))
+    fields = {"command": text, "checkpoint": str(found.path), "environment": environment}
+    session.event("run_resumed", found.step, **fields)
 
 
 def _tell_end(session: Session) -> None:

@@ -9,6 +9,7 @@ the first stopped, to the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ def train_sft(config: RunConfig, session: Session) -> RunResult:
     if parts.state.step >= parts.total_steps or parts.state.stopped_early:
         log.info("the run is complete at step %d: nothing is left to do", parts.state.step)
     else:
-        _loop(config, parts, session)
+        with contextlib.closing(parts.gpus):
+            _loop(config, parts, session)
     return _result(config, parts, session)
 
 

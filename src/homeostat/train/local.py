@@ -54,9 +54,6 @@ class LocalTrainer:
     def accumulate(self, role: Role, batch: TrainBatch, spec: LossSpec, *, step: int) -> None:
         self._own(role)
         self.model.train()
-        # Only models of transformers draw from torch's generator (their own dropout): keyed by
-        # step and rows, so that a resumed run draws the same.
-        torch.manual_seed(hash((self.seed, step, int(batch.row_ids_B[0]))) % 2**63)
         scores = self._row_scores(batch, dropout_step=step)
         loss = sft.loss(scores.nll_B, scores.weight_B, spec)
         loss.backward()
