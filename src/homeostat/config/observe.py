@@ -70,6 +70,9 @@ class EvalConfig(Settings):
     interval_steps: int = key(
         50, ge=1, resume="warn", help="Steps between evaluations; the last step is always one."
     )
+    at_start: bool = key(
+        False, resume="free", help="Also evaluate before the first step, to know where one starts."
+    )
     max_rows: int | None = key(None, ge=1, resume="warn", help="Held-out rows used, at most.")
     patience: int | None = key(
         None, ge=1, resume="warn", help="Stop after this many evaluations without a better one."

@@ -75,6 +75,8 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
         state=state,
     )
     saver = Saver(config, parts, session)
+    if parts.eval_rows and config.eval.at_start and state.step == 0:
+        recorder.log(0, _evaluated(config, parts, session)[0])
     with parts.open_plans() as plans:
         for plan in plans:
             started = time.perf_counter()
@@ -90,7 +92,8 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
             at_end = plan.step == parts.total_steps
             is_best = False
             if parts.eval_rows and (at_end or plan.step % config.eval.interval_steps == 0):
-                is_best = _evaluate(config, parts, session, metrics)
+                eval_metrics, is_best = _evaluated(config, parts, session)
+                metrics |= eval_metrics
             recorder.log(plan.step, metrics)
             session.keep_row_losses(report)
 
@@ -103,12 +106,14 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
                 break
 
 
-def _evaluate(config: RunConfig, parts: Parts, session: Session, metrics: dict[str, float]) -> bool:
-    """Score the held-out rows into the step's metrics; True when they never scored better."""
+def _evaluated(
+    config: RunConfig, parts: Parts, session: Session
+) -> tuple[dict[str, float], bool]:
+    """The metrics of the held-out rows, and whether they never scored better."""
     assert parts.eval_rows is not None
     started = time.perf_counter()
     loss = evaluate(parts, parts.eval_rows)
-    metrics |= {"eval/loss": loss, "time/eval": time.perf_counter() - started}
+    metrics = {"eval/loss": loss, "time/eval": time.perf_counter() - started}
     state = parts.state
     is_best = state.judge(loss, min_delta=config.eval.min_delta)
     session.recorder.event("new_best" if is_best else "eval_done", state.step, loss=loss)
@@ -117,7 +122,7 @@ def _evaluate(config: RunConfig, parts: Parts, session: Session, metrics: dict[s
         state.stopped_early = True
         fields = {"best_loss": state.best_loss, "patience": patience}
         session.recorder.event("early_stop", state.step, **fields)
-    return is_best
+    return metrics, is_best
 
 
 def _result(config: RunConfig, parts: Parts, session: Session) -> RunResult:
