@@ -34,7 +34,7 @@ import common
 from trl_side import LEARNING_RATE, MAX_LENGTH, VARIANTS, Workload
 
 PACKAGES = ("torch", "transformers", "trl", "datasets", "accelerate", "tokenizers", "numpy")
-POLL_S = 0.01
+POLL_S = 0.05
 CHILD_TIMEOUT_S = 3600
 MAX_LOSS_DIFFERENCE = 1e-4
 

@@ -1,9 +1,9 @@
 """Makes the pictures of the README from a real run of the demo recipe.
 
-    the run, with its live view on a recorded terminal  -> docs/run.svg
-    its report.html, in a headless chromium             -> docs/report.png
+the run, with its live view on a recorded terminal  -> docs/run.svg
+its report.html, in a headless chromium             -> docs/report.png
 
-    python docs/picture.py
+python docs/picture.py
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SVG_FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}"
      xmlns="http://www.w3.org/2000/svg">
 <style>
   .{unique_id}-matrix {{ font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace;
-    font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}
+    font-size: {char_height}px; line-height: {line_height}px; }}
 {styles}
 </style>
 <defs>

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT) -> None:
     """Check a recipe without training: keys, model, rows, sizes, disk.
 
-    Exits with 0 when a run could start, 2 when the recipe or its files are at fault.
+    Shows all that is wrong at once, and leaves nothing behind. Exit code 0: a run could start;
+    1: the disk is too small; 2: the recipe or its files are at fault.
     """
     config = load_config(recipe, overrides)
     from homeostat.run.preflight import Preflight

@@ -36,14 +36,16 @@ def inspect(
     rows: Annotated[int, typer.Option("--rows", "-n", min=0, help="How many rows to show.")] = 3,
     row_id: Annotated[
         list[int] | None,
-        typer.Option("--row-id", help="Show this row in place of the first ones; may be repeated."),
+        typer.Option(
+            "--row-id", metavar="N", help="Show row N in place of the first rows; may be repeated."
+        ),
     ] = None,
     format: OutputFormat = Format.TEXT,
 ) -> None:
     """Show the tokens of some rows with their labels, and what became of all rows.
 
-    Trained tokens stand on green, or in brackets where there is no colour. Exit code 1: training
-    would refuse these rows.
+    Trained tokens stand on green, or in brackets where there is no colour. Row numbers are those
+    of row_losses.jsonl and offending_rows/. Exit code 1: training would refuse these rows.
     """
     config = load_config(recipe, overrides)
     console = Console(stderr=format is Format.JSON, highlight=False)

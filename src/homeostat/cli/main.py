@@ -1,7 +1,4 @@
-"""The command line. One file per verb; what they import is imported when they run.
-
-Exit codes: 0 good, 1 the run found trouble, 2 bad usage, config or input, 128+n ended by signal n.
-"""
+"""The command line. One file per verb; what they import is imported when they run."""
 
 from __future__ import annotations
 
@@ -17,11 +14,19 @@ from homeostat import __version__
 from homeostat.cli import check, env, inspect, schema, train
 from homeostat.errors import ConfigError, HomeostatError
 
+EXIT_CODES = {
+    "0": "all is well",
+    "1": "the run, or the data, is in trouble",
+    "2": "bad usage, recipe or input",
+    "128 + n": "ended by signal n",
+}
+
 app = typer.Typer(
     name="homeostat",
     help="LLM post-training that keeps itself healthy.\n\n"
     "Start with: homeostat check RECIPE, then homeostat train RECIPE. "
     "Any key of a recipe can be changed on the command line: trainer.lr=1e-5.",
+    epilog="Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,7 +49,8 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Options that stand before the verb."""

@@ -8,12 +8,17 @@ from typing import Annotated
 
 import typer
 
-Recipe = Annotated[Path, typer.Argument(help="The recipe, a YAML file.", show_default=False)]
+Recipe = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE", help="The recipe: a YAML file that describes the run.", show_default=False
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Keys to change, for example trainer.lr=1e-5.",
+        metavar="KEY=VALUE",
+        help="Keys of the recipe to change: trainer.lr=1e-5 data.train.0.limit=100.",
         show_default=False,
     ),
 ]
@@ -24,10 +29,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
-OutputFormat = Annotated[Format, typer.Option("--format", help="json: for a program to read.")]
+OutputFormat = Annotated[
+    Format, typer.Option("--format", help="text for a person, json for a program.")
+]
 LogLevel = Annotated[
     str | None,
     typer.Option(
-        "--log-level", help="debug, info, warning or error. HOMEOSTAT_DEBUG=1 sets debug."
+        "--log-level",
+        metavar="LEVEL",
+        help="How much the log tells: debug, info, warning or error. HOMEOSTAT_DEBUG=1 sets debug.",
     ),
 ]

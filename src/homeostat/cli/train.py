@@ -25,8 +25,8 @@ def train(
 ) -> None:
     """Train a model as a recipe says.
 
-    The same command on the same run directory goes on where it stopped. Ctrl-C or SIGTERM
-    finishes the step, saves, and ends.
+    Everything is written to the run directory (runs_dir/name); the same command goes on where an
+    earlier one stopped. Ctrl-C or SIGTERM finishes the step, saves, and ends.
     """
     config = load_config(recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)

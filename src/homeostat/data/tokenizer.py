@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MAX_JSON_BYTES = 10_000_000
+# Our name -> the name in GGUF's metadata.
+GGUF_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -215,7 +217,22 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
 
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(str(path), **options)
+        original = AutoTokenizer.from_pretrained(str(path), **options)
+        if "gguf_file" in options:
+            _take_gguf_special_tokens(original, path / options["gguf_file"])
+        return original
+
+
+def _take_gguf_special_tokens(original: PreTrainedTokenizerFast, file: Path) -> None:
+    """The file's own word on special tokens: some releases of transformers fill in others."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(file)
+    for name, field in GGUF_SPECIAL_TOKENS.items():
+        found = reader.get_field(f"tokenizer.ggml.{field}_token_id")
+        if found is not None:
+            token = original.convert_ids_to_tokens(int(found.contents()))
+            setattr(original, f"{name}_token", token)
 
 
 def _require_gguf(setting: str) -> None:

@@ -16,21 +16,10 @@ from rich.text import Text
 
 from homeostat.observe import format as fmt
 from homeostat.observe.console import RunLabel, Transcript
+from homeostat.observe.events import mood_of
 from homeostat.observe.progress import Progress, event_line
 
-_EVENT_STYLES = {
-    "step_skipped": "yellow",
-    "oom_retry": "yellow",
-    "checkpoint_failed": "red",
-    "checkpoint_skipped_invalid": "yellow",
-    "sink_failed": "yellow",
-    "signal_received": "yellow",
-    "run_stopped": "yellow",
-    "config_changed": "yellow",
-    "run_failed": "bold red",
-    "new_best": "green",
-    "run_finished": "green",
-}
+_MOOD_STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red"}
 NUM_EVENTS_SHOWN = 4
 
 
@@ -148,7 +137,7 @@ class LiveView:
         grid.add_column(no_wrap=True, overflow="ellipsis", max_width=width - 8)
         for kind, step, fields in list(self._events):
             text = event_line(kind, fields, max_length=width)
-            grid.add_row(str(step), Text(text, style=_EVENT_STYLES.get(kind, "")))
+            grid.add_row(str(step), Text(text, style=_MOOD_STYLES[mood_of(kind)]))
         return grid
 
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from homeostat.observe.events import EVENTS
 from homeostat.observe.names import Reduce, describe
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sinks import Sink, VendorGuard
@@ -79,6 +80,7 @@ class Recorder:
             self._view.record(self._step, metrics)
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
+        assert kind in EVENTS, f"{kind!r} is not in the event catalogue (observe/events.py)"
         self._run_dir.append_event(kind, step, **fields)
         if self._view is not None:
             self._view.event(kind, step, fields)

@@ -23,7 +23,6 @@ _REMEDIES = (
     "checkpoint_failed",
     "checkpoint_skipped_invalid",
     "sink_failed",
-    "signal_received",
     "run_stopped",
     "run_resumed",
     "config_changed",

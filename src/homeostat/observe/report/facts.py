@@ -63,7 +63,7 @@ class RunFacts:
                 case "run_finished":
                     early = any(other["kind"] == "early_stop" for other in self.events)
                     return ("finished early", "good") if early else ("finished", "good")
-                case "run_stopped" | "signal_received":
+                case "run_stopped":
                     return "stopped", "warn"
                 case "run_started" | "run_resumed":
                     break

@@ -16,6 +16,7 @@ from typing import Any
 
 from homeostat import __version__
 from homeostat.observe import format as fmt
+from homeostat.observe.events import mood_of
 from homeostat.observe.logs import tail
 from homeostat.observe.progress import event_line
 from homeostat.observe.report.charts import make_plots
@@ -24,19 +25,6 @@ from homeostat.observe.report.plots import render_plot
 from homeostat.observe.run_dir import write_atomically
 
 MAX_EVENT_ROWS = 200
-MOODS = {
-    "step_skipped": "warn",
-    "oom_retry": "warn",
-    "signal_received": "warn",
-    "run_stopped": "warn",
-    "config_changed": "warn",
-    "checkpoint_skipped_invalid": "warn",
-    "sink_failed": "warn",
-    "checkpoint_failed": "bad",
-    "run_failed": "bad",
-    "new_best": "good",
-    "run_finished": "good",
-}
 
 
 def write_report(run_dir: Path) -> Path:
@@ -153,7 +141,7 @@ def _event_row(event: dict[str, Any], facts: RunFacts) -> str:
     after = float(event["time"]) - (facts.started_at or 0.0)
     return (
         f'<tr><td class="num">{fmt.duration(after)}</td><td class="num">{int(event["step"]):,}</td>'
-        f'<td class="kind {MOODS.get(kind, "")}">{escape(kind.replace("_", " "))}</td>'
+        f'<td class="kind {mood_of(kind)}">{escape(kind.replace("_", " "))}</td>'
         f'<td class="wrap">{escape(details)}</td></tr>'
     )
 

@@ -1,0 +1,296 @@
+"""Mutated inputs: one case is a folder with a recipe and its files, one of them damaged.
+
+    write_base  -> a sound folder: recipe, rows in three formats, model folders, adapter, used run
+    make_case   -> a copy of it with one mutation, the command to run on it, and the places of which
+                   a refusal must name one
+
+A case is a function of (seed, index) alone; kinds take turns, so that each gets the same number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from homeostat.config import RunConfig
+from homeostat.config.schema import known_keys
+
+# What a type, a size or a character may be that nobody meant.
+HOSTILE: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**12, 10**30, -(10**30), 10**400, 0.5,
+    -0.0, 1e-320, 1e308, math.nan, math.inf, -math.inf, "", " ", "x", "0", "-1", "nan", "null",
+    "x" * 5000, "../../etc/passwd", "/dev/null", "/dev/zero", "/nowhere/at/all", ".", "..", "~",
+    "\0", "a\0b", "\u202eabc", "\ud800", "\udfff\ud800", "\x1b[31mred", "\x7f\x85\u2028", "[bold]",
+    "[/red]", "{x}", "%s", "a\nb", "caf\u00e9 \U0001f600", "\u00b2", "\u0663", "<|im_end|>",
+    [], {}, [[]], [None], [{}], ["x", 1], {"": 1}, {"type": "x"}, {"type": None}, {"type": []},
+    {"x": {"y": [1, {"z": None}]}}, [0] * 2000, ["\0"], "q_proj", "all-linear", "transformers",
+)  # fmt: skip
+TEMPLATES = (
+    "{% for", "{{ messages[", "{% endfor %}", "{{ 1 / 0 }}", "{{ raise_exception('no') }}", "",
+    "{{ messages }}", "{{ undefined.x.y }}", "{{ messages[99].content }}", "{% generation %}",
+    "{% for i in range(10 ** 9) %}x{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 10 ** 10 ** 8 }}", "{{ 'x' * 10000000000 }}", "{{ ''.__class__.__mro__ }}",
+    "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "{{ '%1000000000000d' % 1 }}",
+    "{% include 'x' %}", "{% extends '/etc/passwd' %}", "{% import 'os' as os %}",
+    "{{ '\u202e\0' }}", "{{ messages[0].content }}<|im_end|>", "{% set x = messages.clear() %}",
+)  # fmt: skip
+YAML_TEXTS = (
+    "a: &x [*x]\n", "a: !!python/object/apply:os.system ['true']\n", "a: !!binary aGk=\n",
+    "? [1]\n: 2\n", "a: " + "[" * 2000 + "\n", "a: " + "{a: " * 300 + "\n", "---\na: 1\n---\nb: 2\n",
+    "%YAML 9.9\n---\n", "\ta: 1\n", "&a name: *a\n", "<<: {name: a}\n", "name: !!int x\n",
+    "'\\uD800': 1\n", '"\\uD800": 1\n', "trainer: !!float nan\n", "1: 2\n", "null: 1\n", "- name\n",
+    "a: &a [1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\n"
+    "d: &d [*c,*c,*c,*c,*c,*c,*c]\ne: [*d,*d,*d,*d,*d,*d,*d]\n", "name: |\n", "? \n", "!\n",
+)  # fmt: skip
+OVERRIDES = (
+    "=", "x", "=1", ".=1", "a..b=1", "trainer.=1", "data.train.0=", "data.train.-1.path=x",
+    "data.train.\u00b2.path=x", "data.train.\u0660.limit=1", "data.train.9.path=x", "name.x=1",
+    "trainer=", "trainer={", "trainer.lr=[", "trainer.lr=!!x", "trainer.lr=&a", "trainer.lr=*a",
+    "trainer.lr=1e400", "\udcff=1", "name=\udcff", "data.train=[]", "data.train.0.type=\u00b2",
+    "trainer.lr='", "trainer.lr=1: 2", "lora.rank=1000000000000", "preset=[1]", "preset={a: 1}",
+    "preset=[[x]]", "\u00b2=1", "a.0.\u00b2=1", "model.path=", "lora.targets=[q_proj, q_proj]",
+)  # fmt: skip
+MODEL_PLACES = ("model.path", "model.tokenizer", "model.chat_template", "config.json", "rows.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One mutated input. `what` says how it was made."""
+
+    index: int
+    kind: str
+    what: str
+    command: list[str]
+    places: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class World:
+    """A case being made: its folder and random numbers, and what comes out."""
+
+    folder: Path
+    rng: random.Random
+    recipe: dict[str, Any]
+    what: str = ""
+    verb: str = "check"
+    arguments: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+    def pick(self, *choices: Any) -> Any:
+        return self.rng.choice(choices)
+
+    def write_recipe(self) -> None:
+        (self.folder / "recipe.yaml").write_text(to_json(self.recipe), encoding="utf-8")
+
+
+def base_recipe() -> dict[str, Any]:
+    return {
+        "name": "run",
+        "model": {"path": "model", "init": "random"},
+        "data": {"train": [{"type": "messages", "path": "rows.jsonl"}], "max_length": 128},
+        "trainer": {
+            "max_steps": 2, "batch_rows": 4, "max_tokens_per_device": 256, "threads": 1, "lr": 1e-3,
+            "schedule": {"type": "linear", "warmup_steps": 1},
+        },
+        "checkpoint": {"interval_steps": 1, "export": "off"},
+        "observe": {"console": "quiet"},
+    }  # fmt: skip
+
+
+def to_json(value: Any) -> str:
+    """JSON is YAML too. Surrogates stay escapes, so that the file itself is sound UTF-8."""
+    return json.dumps(value, indent=1)
+
+
+def make_case(base: Path, folder: Path, *, seed: int, index: int) -> Case:
+    """Write case `index` into a fresh folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(base, folder, symlinks=True)
+    names = list(KINDS)
+    kind = names[index % len(names)]
+    world = World(folder, random.Random(f"{seed}:{index}"), base_recipe())
+    world.verb = world.rng.choices(("check", "inspect", "train"), weights=(5, 2, 3))[0]
+    if not kind.startswith("run_"):
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+    KINDS[kind](world)
+    # Last and beyond any mutation: a run of many steps would show nothing more.
+    last = ["trainer.max_steps=3"] if world.verb == "train" else []
+    command = [world.verb, "recipe.yaml", *world.arguments, *last]
+    return Case(index, kind, world.what, command, world.places)
+
+
+def damage_bytes(world: World, data: bytes) -> bytes:
+    """Flip, delete, insert, double, cut or swap a few bytes or a line."""
+    how = world.pick("flip", "delete", "insert", "double", "cut", "lines", "zero")
+    at = world.rng.randrange(len(data) + 1)
+    size = world.pick(1, 2, 7, 40)
+    world.what += f"{how} {size} at byte {at}; "
+    if how == "flip":
+        flipped = bytes(byte ^ world.rng.randrange(1, 256) for byte in data[at : at + size])
+        return data[:at] + flipped + data[at + size :]
+    if how == "insert":
+        noise = world.pick(b"\0", b"\xff\xfe", b"\t", b"\r\n", b"\xed\xa0\x80", b"{", b'"', b": ")
+        return data[:at] + noise * world.pick(1, 1, size) + data[at:]
+    if how == "double":
+        return data[:at] + data[at : at + size] * 2 + data[at + size :]
+    if how == "lines":
+        lines = data.splitlines(keepends=True)
+        number = world.rng.randrange(len(lines))
+        lines.insert(world.rng.randrange(len(lines) + 1), lines[number])
+        return b"".join(lines)
+    if how == "cut":
+        return data[:at]
+    if how == "zero":
+        return data[:at] + bytes(size) + data[at + size :]
+    return data[:at] + data[at + size :]
+
+
+def tree_places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = enumerate(value) if isinstance(value, list) else ()
+    items = value.items() if isinstance(value, dict) else items
+    found = [place] if place else []
+    for name, child in items:
+        found += tree_places(child, (*place, name))
+    return found
+
+
+def damage_tree(world: World, value: Any, *, place: tuple[Any, ...] | None = None) -> Any:
+    """Replace, remove, rename, move or wrap one value of a JSON tree, in place."""
+    place = place or world.rng.choice(tree_places(value))
+    *path, last = place
+    here = value
+    for part in path:
+        here = here[part]
+    how = world.pick("set", "set", "set", "remove", "rename", "move", "wrap")
+    new = world.rng.choice(HOSTILE)
+    world.what += f"{how} {'.'.join(map(str, place))} (to {new!r:.60}); "
+    if how == "set" or isinstance(here, list):
+        here[last] = new
+    elif how == "wrap":
+        here[last] = world.pick([here[last]], {"x": here[last]}, {last: here[last]})
+    else:
+        moved = here.pop(last)
+        if how == "rename":
+            here[world.pick(last[1:], last + "s", last.upper(), "", last + "\0", "type")] = moved
+        elif how == "move":
+            value[last] = moved
+    return value
+
+
+def damage_json(world: World, path: Path) -> None:
+    text = to_json(damage_tree(world, json.loads(path.read_bytes())))
+    path.write_text(text, encoding="utf-8")
+
+
+def damage_file(world: World, path: Path) -> None:
+    """The bytes of a file, or what stands in its place."""
+    how = world.pick("bytes", "bytes", "bytes", "bytes", "empty", "gone", "folder", "link", "pipe")
+    world.what += f"{path.name}: {how}; "
+    if how == "bytes":
+        path.write_bytes(damage_bytes(world, path.read_bytes()))
+        return
+    path.unlink()
+    if how == "empty":
+        path.touch()
+    elif how == "folder":
+        path.mkdir()
+    elif how == "link":
+        path.symlink_to(world.pick("nowhere", path.name, "/dev/null"))
+    elif how == "pipe":
+        os.mkfifo(path)
+
+
+def recipe_places() -> tuple[str, ...]:
+    keys = {key.partition("[]")[0] for key in known_keys(RunConfig)}
+    return ("recipe.yaml", *sorted(key for key in keys if "." in key))
+
+
+def recipe_bytes(world: World) -> None:
+    path, world.places = world.folder / "recipe.yaml", recipe_places()
+    data = yaml.safe_dump(world.recipe, sort_keys=False).encode()
+    for _ in range(world.pick(1, 1, 2, 5)):
+        data = damage_bytes(world, data) or data
+    # A flipped byte of a path makes another path, and that is what a message then names.
+    world.places += ("rows", "model", "jsonl", "cannot be read")
+    path.write_bytes(data)
+
+
+def recipe_syntax(world: World) -> None:
+    path, world.places = world.folder / "recipe.yaml", recipe_places()
+    text = yaml.safe_dump(world.recipe, sort_keys=False)
+    how = world.pick("text", "text", "tabs", "crlf", "bom", "utf-16", "latin-1", "file", "append")
+    world.what = how
+    extra = world.rng.choice(YAML_TEXTS)
+    if how == "file":
+        path.unlink()
+        path.touch()
+        damage_file(world, path)
+        return
+    encoding = how if how in ("utf-16", "latin-1") else "utf-8-sig" if how == "bom" else "utf-8"
+    text = {
+        "text": extra, "tabs": text.replace("  ", "\t"), "crlf": text.replace("\n", "\r\n"),
+        "latin-1": text + "# caf\u00e9", "append": text + extra,
+    }.get(how, text)  # fmt: skip
+    world.what += f" {extra!r:.50}"
+    path.write_bytes(text.encode(encoding))
+
+
+def recipe_tree(world: World) -> None:
+    world.places = recipe_places()
+    for _ in range(world.pick(1, 1, 2, 4)):
+        damage_tree(world, world.recipe)
+    world.places += _values(world)
+    world.write_recipe()
+
+
+def recipe_value(world: World) -> None:
+    """Any key of the schema, present or not, at a value of any kind."""
+    world.places = recipe_places()
+    key = world.rng.choice(known_keys(RunConfig)).replace("[]", ".0")
+    value = world.rng.choice(HOSTILE)
+    world.what = f"{key} = {value!r:.60}"
+    here: Any = world.recipe
+    for part, following in zip(key.split(".")[:-1], key.split(".")[1:], strict=True):
+        inner: Any = [] if following == "0" else {}
+        if isinstance(here, list):
+            here[:] = here or [inner]
+            here = here[0]
+        else:
+            here = here.setdefault(part, inner)
+    here[key.split(".")[-1]] = value
+    world.places += _values(world)
+    world.write_recipe()
+
+
+def _values(world: World) -> tuple[str, ...]:
+    """Words that stand in the recipe: a message about a path names the path."""
+    leaves = [part for part in json.dumps(world.recipe, ensure_ascii=False).split('"') if part]
+    return tuple({leaf[:30] for leaf in leaves if len(leaf) > 3 and leaf.isprintable()})
+
+
+def override(world: World) -> None:
+    world.places = (*recipe_places(), "override")
+    world.write_recipe()
+    key = world.rng.choice(known_keys(RunConfig)).replace("[]", ".0")
+    value = str(world.rng.choice(HOSTILE)).replace("\0", "")[:300]
+    texts = [f"{key}={value}", world.rng.choice(OVERRIDES)]
+    if world.verb == "inspect":
+        texts += [f"--row-id={world.pick(-1, 3, 999, 10**30, 'x')}"]
+    chosen = world.rng.sample(texts, world.pick(1, 1, len(texts)))
+    world.arguments = tuple(text.encode("utf-8", "replace").decode() for text in chosen)
+    if "\udcff" in "".join(chosen):
+        world.arguments = tuple(chosen)
+    world.places += tuple(text.partition("=")[0] for text in chosen if text.partition("=")[0])
+    world.places += (value[:20],) if len(value) > 3 else ("''",)
+    world.what = repr(chosen)[:150]

@@ -1,0 +1,107 @@
+"""The event catalogue: every kind that events.jsonl may hold, and what it means.
+
+An event has `kind`, `step` and `time` (seconds since 1970), and the fields named here. Its mood
+colours it wherever it is shown. Whoever emits a kind that is not here is stopped by an assertion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mood = Literal["", "good", "warn", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class EventInfo:
+    """One line of the catalogue."""
+
+    kind: str
+    meaning: str
+    fields: tuple[str, ...] = ()
+    mood: Mood = ""
+
+
+_LIST: tuple[EventInfo, ...] = (
+    EventInfo("run_started", "A new run directory is in use.", ("command", "environment")),
+    EventInfo(
+        "run_resumed",
+        "The run goes on after a checkpoint.",
+        ("command", "checkpoint", "environment"),
+    ),
+    EventInfo(
+        "config_changed",
+        "A key differs from the run's saved config in a way that changes the run from here on.",
+        ("path", "old", "new"),
+        "warn",
+    ),
+    EventInfo(
+        "checkpoint_skipped_invalid",
+        "A broken checkpoint was passed over for an older one that is whole.",
+        ("name", "why"),
+        "warn",
+    ),
+    EventInfo(
+        "data_prepared",
+        "Rows were tokenised, or found in the cache: how many were kept, dropped and cut.",
+        ("which", "seen", "kept", "dropped_overlong", "truncated", "bad", "tokens",
+         "trained_tokens"),
+    ),
+    EventInfo(
+        "model_loaded",
+        "The model is on its device.",
+        ("implementation", "attention", "meta_init", "lora_modules", "bytes", "seconds"),
+    ),
+    EventInfo("training", "Everything is set up; the first step follows.", ("total_steps",)),
+    EventInfo("eval_done", "The held-out rows were scored, and were better before.", ("loss",)),
+    EventInfo("new_best", "The held-out rows never scored better.", ("loss",), "good"),
+    EventInfo(
+        "early_stop",
+        "eval.patience evaluations in a row were no better; the run ends.",
+        ("best_loss", "patience"),
+    ),
+    EventInfo(
+        "step_skipped",
+        "Loss or gradient was not finite. Nothing was applied; `origin` names module and "
+        "direction, `rows_file` holds the rows.",
+        ("loss", "grad_norm", "origin", "rows", "rows_file"),
+        "warn",
+    ),
+    EventInfo(
+        "oom_retry",
+        "Memory ran out. The step is done again with fewer tokens per micro-batch, to the same "
+        "gradient.",
+        ("tokens_before", "tokens_now", "error", "snapshot"),
+        "warn",
+    ),
+    EventInfo("checkpoint_saved", "A checkpoint is in place.", ("path", "seconds", "best")),
+    EventInfo(
+        "checkpoint_failed",
+        "A checkpoint could not be written (a full disk, say). Earlier ones are untouched.",
+        ("error",),
+        "bad",
+    ),
+    EventInfo("checkpoint_pruned", "Old checkpoints were removed.", ("removed",)),
+    EventInfo("export_written", "Weights were written in HF format.", ("path",)),
+    EventInfo("profiler_trace", "A step was profiled.", ("folder", "files")),
+    EventInfo(
+        "sink_failed",
+        "A metric sink failed and is left out from here on; metrics.jsonl goes on.",
+        ("sink", "error"),
+        "warn",
+    ),
+    EventInfo(
+        "run_stopped", "A signal asked the run to stop; it saved and ended.", ("signal",), "warn"
+    ),
+    EventInfo("run_finished", "The run is complete.", mood="good"),
+    EventInfo(
+        "run_failed", "The run ended by an error; see traceback.txt.", ("error", "message"), "bad"
+    ),
+)  # fmt: skip
+
+EVENTS: dict[str, EventInfo] = {info.kind: info for info in _LIST}
+
+
+def mood_of(kind: str) -> Mood:
+    """How an event is coloured; kinds of other versions have no colour."""
+    return EVENTS[kind].mood if kind in EVENTS else ""
