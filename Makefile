@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.current
 
-.PHONY: setup demo test lint types layers unit bench-setup clean
+.PHONY: setup demo test lint types layers unit docs bench-setup clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,10 @@ layers: setup
 # One process per core: on small models two processes beat two threads by far.
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# docs/reference/ is made from the code; a test fails while it is stale.
+docs: setup
+	$(BIN)/python docs/generate.py
 
 bench-setup: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

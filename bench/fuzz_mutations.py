@@ -47,7 +47,7 @@ TEMPLATES = (
 )  # fmt: skip
 YAML_TEXTS = (
     "a: &x [*x]\n", "a: !!python/object/apply:os.system ['true']\n", "a: !!binary aGk=\n",
-    "? [1]\n: 2\n", "a: " + "[" * 2000 + "\n", "a: " + "{a: " * 300 + "\n", "---\na: 1\n---\nb: 2\n",
+    "? [1]\n: 2\n", "a: " + "[" * 2000 + "\n", "a: " + "{a: " * 300 + "\n", "---\na: 1\n---\nb: 2",
     "%YAML 9.9\n---\n", "\ta: 1\n", "&a name: *a\n", "<<: {name: a}\n", "name: !!int x\n",
     "'\\uD800': 1\n", '"\\uD800": 1\n', "trainer: !!float nan\n", "1: 2\n", "null: 1\n", "- name\n",
     "a: &a [1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\n"
@@ -60,6 +60,10 @@ OVERRIDES = (
     "trainer.lr=1e400", "\udcff=1", "name=\udcff", "data.train=[]", "data.train.0.type=\u00b2",
     "trainer.lr='", "trainer.lr=1: 2", "lora.rank=1000000000000", "preset=[1]", "preset={a: 1}",
     "preset=[[x]]", "\u00b2=1", "a.0.\u00b2=1", "model.path=", "lora.targets=[q_proj, q_proj]",
+)  # fmt: skip
+ROW_NAMES = (
+    "a\nb.jsonl", "rows.txt", "ROWS.JSONL", "\u202erows.jsonl", "rows.parquet", "[red].jsonl",
+    "rows", " .jsonl", "r" * 240 + ".jsonl", "rows.json",
 )  # fmt: skip
 MODEL_PLACES = ("model.path", "model.tokenizer", "model.chat_template", "config.json", "rows.jsonl")
 
@@ -89,6 +93,13 @@ class World:
 
     def pick(self, *choices: Any) -> Any:
         return self.rng.choice(choices)
+
+    def hostile(self) -> Any:
+        """A value that nobody meant. A message about a path names the path."""
+        value = self.rng.choice(HOSTILE)
+        if isinstance(value, str) and len(value) > 2 and value.isprintable():
+            self.places += (value[:30],)
+        return value
 
     def write_recipe(self) -> None:
         (self.folder / "recipe.yaml").write_text(to_json(self.recipe), encoding="utf-8")
@@ -173,7 +184,7 @@ def damage_tree(world: World, value: Any, *, place: tuple[Any, ...] | None = Non
     for part in path:
         here = here[part]
     how = world.pick("set", "set", "set", "remove", "rename", "move", "wrap")
-    new = world.rng.choice(HOSTILE)
+    new = world.hostile()
     world.what += f"{how} {'.'.join(map(str, place))} (to {new!r:.60}); "
     if how == "set" or isinstance(here, list):
         here[last] = new
@@ -222,7 +233,7 @@ def recipe_bytes(world: World) -> None:
     for _ in range(world.pick(1, 1, 2, 5)):
         data = damage_bytes(world, data) or data
     # A flipped byte of a path makes another path, and that is what a message then names.
-    world.places += ("rows", "model", "jsonl", "cannot be read")
+    world.places += ("row", "json", "mod")
     path.write_bytes(data)
 
 
@@ -250,7 +261,6 @@ def recipe_tree(world: World) -> None:
     world.places = recipe_places()
     for _ in range(world.pick(1, 1, 2, 4)):
         damage_tree(world, world.recipe)
-    world.places += _values(world)
     world.write_recipe()
 
 
@@ -258,7 +268,7 @@ def recipe_value(world: World) -> None:
     """Any key of the schema, present or not, at a value of any kind."""
     world.places = recipe_places()
     key = world.rng.choice(known_keys(RunConfig)).replace("[]", ".0")
-    value = world.rng.choice(HOSTILE)
+    value = world.hostile()
     world.what = f"{key} = {value!r:.60}"
     here: Any = world.recipe
     for part, following in zip(key.split(".")[:-1], key.split(".")[1:], strict=True):
@@ -269,14 +279,7 @@ def recipe_value(world: World) -> None:
         else:
             here = here.setdefault(part, inner)
     here[key.split(".")[-1]] = value
-    world.places += _values(world)
     world.write_recipe()
-
-
-def _values(world: World) -> tuple[str, ...]:
-    """Words that stand in the recipe: a message about a path names the path."""
-    leaves = [part for part in json.dumps(world.recipe, ensure_ascii=False).split('"') if part]
-    return tuple({leaf[:30] for leaf in leaves if len(leaf) > 3 and leaf.isprintable()})
 
 
 def override(world: World) -> None:
@@ -294,3 +297,170 @@ def override(world: World) -> None:
     world.places += tuple(text.partition("=")[0] for text in chosen if text.partition("=")[0])
     world.places += (value[:20],) if len(value) > 3 else ("''",)
     world.what = repr(chosen)[:150]
+
+
+def rows_bytes(world: World) -> None:
+    world.places = ("rows.jsonl",)
+    world.write_recipe()
+    damage_file(world, world.folder / "rows.jsonl")
+
+
+def rows_tree(world: World) -> None:
+    path, world.places = world.folder / "rows.jsonl", ("rows.jsonl",)
+    world.recipe["data"]["bad_rows"] = world.pick("refuse", "refuse", "drop")
+    world.write_recipe()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number in world.rng.sample(range(len(lines)), world.pick(1, 3, len(lines))):
+        lines[number] = json.dumps(damage_tree(world, json.loads(lines[number])))
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def rows_name(world: World) -> None:
+    """The rows under another name, or another kind of file under theirs."""
+    name = world.rng.choice(ROW_NAMES)
+    source = world.pick("rows.jsonl", "rows.jsonl", "pairs.parquet")
+    shutil.move(world.folder / source, world.folder / name)
+    world.recipe["data"]["train"][0]["path"] = name
+    world.what, world.places = repr(name), ("rows", "jsonl", "data.train", "parquet")
+    world.write_recipe()
+
+
+def columns(world: World) -> None:
+    """Parquet and Arrow files, and the JSON beside the latter."""
+    source = {"type": "prompt_completion", "path": "pairs.parquet", "chat": world.pick(True, False)}
+    path = world.folder / "pairs.parquet"
+    if world.rng.random() < 0.5:
+        source = {"type": "text", "path": "saved"}
+        path = world.folder / "saved" / world.pick("data-00000-of-00001.arrow", "state.json")
+    world.recipe["data"]["train"] = [source]
+    world.write_recipe()
+    world.places = (path.name, "pairs.parquet", "saved")
+    if path.suffix == ".json" and world.rng.random() < 0.5:
+        damage_json(world, path)
+    else:
+        damage_file(world, path)
+
+
+def model_json(world: World) -> None:
+    """config.json, tokenizer.json and their like: values, or bytes."""
+    name = world.pick("config.json", "config.json", "tokenizer.json", "tokenizer_config.json",
+                      "generation_config.json")  # fmt: skip
+    world.places = (name, *MODEL_PLACES)
+    world.recipe["model"]["path"] = world.pick("model", "weights")
+    world.recipe["model"]["init"] = world.pick("random", "pretrained")
+    if world.recipe["model"]["path"] == "model":
+        world.recipe["model"]["init"] = "random"
+    if world.rng.random() < 0.3:
+        world.recipe["model"]["implementation"] = "transformers"
+    world.write_recipe()
+    path = world.folder / world.recipe["model"]["path"] / name
+    if world.rng.random() < 0.7:
+        for _ in range(world.pick(1, 1, 2)):
+            damage_json(world, path)
+    else:
+        damage_file(world, path)
+
+
+def model_sizes(world: World) -> None:
+    """Each number of config.json at absurd values."""
+    if world.rng.random() < 0.3:
+        world.recipe["model"]["implementation"] = "transformers"
+    world.write_recipe()
+    path, world.places = world.folder / "model" / "config.json", MODEL_PLACES
+    config = json.loads(path.read_bytes())
+    names = [name for name, value in config.items() if type(value) in (int, float)]
+    for name in world.rng.sample(names, world.pick(1, 1, 2)):
+        config[name] = world.pick(0, -1, 1, 3, 10**4, 10**6, 10**9, 10**12, 10**18, 10**30,
+                                  math.nan, math.inf, 1e-30, 1.5, "8", None)  # fmt: skip
+        world.what += f"{name} = {config[name]!r}; "
+    path.write_text(to_json(config), encoding="utf-8")
+
+
+def template(world: World) -> None:
+    text = world.rng.choice(TEMPLATES)
+    world.what, world.places = f"{text!r:.80}", ("chat template", *MODEL_PLACES)
+    if world.rng.random() < 0.5:
+        (world.folder / "chat.jinja").write_text(text, encoding="utf-8")
+        world.recipe["model"]["chat_template"] = "chat.jinja"
+    else:
+        path = world.folder / "model" / "tokenizer_config.json"
+        config = json.loads(path.read_bytes())
+        config["chat_template"] = world.pick(text, text, [text], {"default": text}, {"a": text}, 3)
+        path.write_text(to_json(config), encoding="utf-8")
+    world.write_recipe()
+
+
+def weights(world: World) -> None:
+    """Shards, their index, a GGUF file, an adapter."""
+    model = world.recipe["model"]
+    model.update(path="weights", init="pretrained")
+    world.places = ("model.path", "lora.path", "lora.rank", "lora.alpha", "model.tokenizer")
+    what = world.pick("shard", "index", "index", "gguf", "adapter")
+    folder = world.folder / "weights"
+    if what == "gguf":
+        model.update(path="tiny.gguf", tokenizer="model")
+        folder = world.folder
+    elif what == "adapter":
+        world.recipe["lora"] = {"rank": 2, "path": "adapter"}
+        folder, world.verb = world.folder / "adapter", "train"
+    world.write_recipe()
+    pattern = {"shard": "*.safetensors", "index": "*.index.json", "gguf": "*.gguf", "adapter": "*"}
+    path = world.rng.choice(sorted(folder.glob(pattern[what])))
+    outside = world.pick("../../etc/passwd", "/etc/passwd", "../rows.jsonl", "model.bin", "..", 3)
+    if what == "index" and world.rng.random() < 0.4:
+        index = json.loads(path.read_bytes())
+        name = world.rng.choice(list(index["weight_map"]))
+        index["weight_map"][name] = outside
+        world.what = f"{name} in {outside!r}"
+        path.write_text(to_json(index), encoding="utf-8")
+    elif path.suffix == ".json" and world.rng.random() < 0.6:
+        damage_json(world, path)
+    else:
+        damage_file(world, path)
+
+
+def run_files(world: World) -> None:
+    """A used run directory, damaged before it is continued."""
+    world.verb = world.pick("train", "train", "train", "check")
+    world.write_recipe()
+    root = world.folder / "runs" / "run"
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    top = [path for path in files if path.parent == root]
+    path = world.rng.choice(world.pick(top, files))
+    world.places = (path.name, str(path.relative_to(world.folder)), "runs/run", "checkpoint.")
+    if path.suffix == ".json" and world.rng.random() < 0.5:
+        damage_json(world, path)
+    elif path.suffix == ".jsonl" and world.rng.random() < 0.5:
+        lines = path.read_bytes().splitlines(keepends=True)
+        number = world.rng.randrange(len(lines))
+        lines[number] = json.dumps(damage_tree(world, json.loads(lines[number]))).encode() + b"\n"
+        path.write_bytes(b"".join(lines))
+    else:
+        damage_file(world, path)
+
+
+def run_state(world: World) -> None:
+    """The state of a checkpoint, sealed anew: its checksums hold, its content does not."""
+    world.verb = world.pick("train", "train", "train", "check")
+    world.write_recipe()
+    newest = sorted((world.folder / "runs/run/checkpoints").glob("step_*"))[-1]
+    path = newest / world.pick("state.json", "state.json", "model.safetensors", "manifest.json")
+    world.places = ("step_", "runs/run", "checkpoint")
+    if path.suffix == ".json":
+        damage_json(world, path)
+    else:
+        path.write_bytes(damage_bytes(world, path.read_bytes()))
+    if path.name != "manifest.json":
+        manifest = json.loads((newest / "manifest.json").read_bytes())
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        manifest[path.name] = {"bytes": path.stat().st_size, "sha256": digest}
+        (newest / "manifest.json").write_text(json.dumps(manifest))
+
+
+KINDS: dict[str, Callable[[World], None]] = {
+    "recipe_bytes": recipe_bytes, "recipe_syntax": recipe_syntax, "recipe_tree": recipe_tree,
+    "recipe_value": recipe_value, "override": override, "rows_bytes": rows_bytes,
+    "rows_tree": rows_tree, "rows_name": rows_name, "columns": columns, "model_json": model_json,
+    "model_sizes": model_sizes, "template": template, "weights": weights, "run_files": run_files,
+    "run_state": run_state,
+}  # fmt: skip

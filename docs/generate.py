@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import typer.main
 import yaml
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from typer.models import ArgumentInfo, OptionInfo
 
 from homeostat.cli.main import EXIT_CODES, app
 from homeostat.config.base import ByteSize, Settings
@@ -93,22 +94,23 @@ _PRESETS_INTRO = (
 
 
 def _sections(model: type[Settings], prefix: str, heading: str = "Top level") -> Iterator[str]:
-    """The table of one class, then those of the classes below it."""
+    """The table of one class, then those of the classes below it, each of them once."""
     yield f"## {heading}\n"
-    if model.__doc__ and "Settings" not in model.__doc__ and model.__doc__ != Settings.__doc__:
+    if "__doc__" in vars(model) and model.__doc__:
         yield f"{inspect.cleandoc(model.__doc__)}\n"
-    rows, below = [], []
+    rows: list[tuple[str, ...]] = []
+    below: dict[type[Settings], list[str]] = {}
     for name, info in model.model_fields.items():
         path = f"{prefix}{name}"
-        children = settings_types(info.annotation)
-        rows.append((f"`{path}`", _type(info, path), _default(info), _help(info), _resume(info)))
+        rows.append((f"`{path}`", _type(info), _default(info), _help(info), _resume(info)))
         is_list = get_origin(info.annotation) is tuple
-        below += [(child, f"{path}[]." if is_list else f"{path}.", path) for child in children]
+        for child in settings_types(info.annotation):
+            below.setdefault(child, []).append(f"{path}[]" if is_list else path)
     yield table(("key", "type", "default", "what it does", "resume"), rows)
-    for child, child_prefix, path in below:
-        tag = _tag(child)
-        title = f"`{path}` with `type: {tag}`" if tag else f"`{path}`"
-        yield from _sections(child, child_prefix, title)
+    for child, paths in below.items():
+        title = " and ".join(f"`{path}`" for path in paths)
+        title += f" with `type: {_tag(child)}`" if _tag(child) else ""
+        yield from _sections(child, f"{paths[0]}.", title)
 
 
 def _tag(model: type[Settings]) -> str:
@@ -116,20 +118,26 @@ def _tag(model: type[Settings]) -> str:
     return get_args(field.annotation)[0] if field is not None else ""
 
 
-def _type(info: FieldInfo, path: str) -> str:
+def _type(info: FieldInfo) -> str:
     children = settings_types(info.annotation)
     if children:
         tags = [_tag(child) for child in children]
         kind = "section" if not all(tags) else " or ".join(f"`{tag}`" for tag in tags)
         text = f"list of {kind}" if get_origin(info.annotation) is tuple else kind
-        return text + (" or `null`" if type(None) in get_args(info.annotation) else "")
+        return text + (" or `null`" if _may_be_null(info) else "")
     limits = _limits(info)
     return _type_name(info.annotation, info) + (f", {limits}" if limits else "")
+
+
+def _may_be_null(info: FieldInfo) -> bool:
+    return type(None) in get_args(info.annotation)
 
 
 def _type_name(annotation: Any, info: FieldInfo | None = None) -> str:
     if _is_bytes(annotation, info):
         return "bytes (`20GB`, `512MiB`)"
+    if get_origin(annotation) is Annotated:
+        return _type_name(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if get_origin(annotation) is tuple:
@@ -178,6 +186,8 @@ def _help(info: FieldInfo) -> str:
 
 
 def _resume(info: FieldInfo) -> str:
+    if len(settings_types(info.annotation)) == 1 and not _may_be_null(info):
+        return ""  # a section that is always there: its keys say it
     extra = info.json_schema_extra
     return str(extra["resume"]) if isinstance(extra, dict) else "forbid"
 
@@ -232,61 +242,39 @@ def run_folder_page() -> str:
 
 
 def cli_page() -> str:
-    # Typer may bring a click of its own, so that click's classes cannot be asked for.
-    group: Any = typer.main.get_command(app)
-    codes = [(f"{code}", meaning) for code, meaning in EXIT_CODES.items()]
-    verbs = "\n".join(_verb(name, command) for name, command in group.commands.items())
-    return (
-        "# Command line\n\n"
-        f"{_paragraphs(group.help)}\n\n"
-        f"{table(('exit code', 'meaning'), codes)}\n{verbs}"
-    )
+    codes = list(EXIT_CODES.items())
+    verbs = "\n".join(_verb(info.callback) for info in app.registered_commands if info.callback)
+    return f"# Command line\n\n{app.info.help}\n\n{table(('exit code', 'meaning'), codes)}\n{verbs}"
 
 
-def _verb(name: str, command: Any) -> str:
-    shown = [param for param in command.params if param.name != "help"]
-    usage = " ".join(
-        ["homeostat", name]
-        + [_in_usage(param) for param in shown if _is_argument(param)]
-        + (["[OPTIONS]"] if not all(map(_is_argument, shown)) else [])
-    )
-    rows = [(_param_name(param), _param_help(param)) for param in shown]
+def _verb(function: Callable[..., Any]) -> str:
+    """One verb, from its signature: what a parameter is, its Annotated type says."""
+    hints = get_type_hints(function, include_extras=True)
+    rows, usage = [], ["homeostat", function.__name__]
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, info = get_args(hints[name])
+        if isinstance(info, ArgumentInfo):
+            is_list = parameter.default is not inspect.Parameter.empty
+            usage.append(f"[{info.metavar}]..." if is_list else str(info.metavar))
+            rows.append((f"`{info.metavar}`", str(info.help)))
+        else:
+            rows.append((_option(info, kind), _option_help(info, parameter.default)))
+    if any(row[0].startswith("`-") for row in rows):
+        usage.append("[OPTIONS]")
     listed = table(("argument or option", "meaning"), rows) if rows else ""
-    return f"## `{usage}`\n\n{_paragraphs(command.help)}\n\n{listed}"
+    return f"## `{' '.join(usage)}`\n\n{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
 
 
-def _is_argument(param: Any) -> bool:
-    return param.param_type_name == "argument"
+def _option(info: OptionInfo, kind: Any) -> str:
+    is_choice = isinstance(kind, type) and issubclass(kind, StrEnum)
+    value = "/".join(kind) if is_choice else info.metavar or "N"
+    # Inside Annotated the first name of an option is where its default would be.
+    names = [str(info.default), *(info.param_decls or ())]
+    return ", ".join(f"`{name} {value}`" for name in names)
 
 
-def _in_usage(param: Any) -> str:
-    many = "..." if param.nargs == -1 else ""
-    return param.metavar + many if param.required else f"[{param.metavar}]{many}"
-
-
-def _param_name(param: Any) -> str:
-    if _is_argument(param):
-        return f"`{param.metavar}`"
-    value = "" if getattr(param, "is_flag", False) else f" {_value_name(param)}"
-    return ", ".join(f"`{option}{value}`" for option in param.opts)
-
-
-def _value_name(param: Any) -> str:
-    choices = getattr(param.type, "choices", None)
-    if choices:
-        return "/".join(str(getattr(choice, "value", choice)) for choice in choices)
-    return param.metavar or {"integer": "N", "integer range": "N"}.get(param.type.name, "VALUE")
-
-
-def _param_help(param: Any) -> str:
-    default = getattr(param, "default", None)
-    shown = getattr(default, "value", default)
-    text = str(getattr(param, "help", "") or "")
-    return f"{text} Default: {shown}." if isinstance(shown, (str, int)) and shown != "" else text
-
-
-def _paragraphs(text: str | None) -> str:
-    return inspect.cleandoc(text or "")
+def _option_help(info: OptionInfo, default: Any) -> str:
+    return f"{info.help} Default: {default}." if default is not None else str(info.help)
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -8,6 +8,8 @@ python docs/picture.py
 
 from __future__ import annotations
 
+import io
+import os
 import shutil
 import subprocess
 import sys
@@ -26,18 +28,18 @@ from homeostat.run.session import open_session
 from homeostat.run.sft import train_sft
 
 DOCS = Path(__file__).resolve().parent
-RECIPE = DOCS.parent / "recipes" / "tiny_wordplay_cpu.yaml"
-COMMAND = "homeostat train recipes/tiny_wordplay_cpu.yaml"
+RECIPE = "recipes/tiny_wordplay_cpu.yaml"
+COMMAND = f"homeostat train {RECIPE}"
 PANEL_CORNER = "╭"
 WIDTH = 96
 # Far enough for a curve, an evaluation and a checkpoint to be seen.
-SHARE_SHOWN = 0.8
+STEP_SHOWN = 190
 # rich's own frame, without the fonts it would fetch from a network.
 SVG_FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}"
      xmlns="http://www.w3.org/2000/svg">
 <style>
   .{unique_id}-matrix {{ font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace;
-    font-size: {char_height}px; line-height: {line_height}px; }}
+    font-size: 20.8px; line-height: {line_height}px; }}
 {styles}
 </style>
 <defs>
@@ -59,30 +61,32 @@ SVG_FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}"
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(RECIPE, [f"runs_dir={folder}", "observe.console=live"])
-        # Only what the picture should hold is recorded: see `capture`.
+        # The paths that are seen should be those of a clone.
+        Path(folder, "recipes").symlink_to(DOCS.parent / "recipes")
+        os.chdir(folder)
+        config = load_config(RECIPE, ["observe.console=live"])
         console = Console(
-            file=Path(folder, "terminal").open("w"), record=True, width=WIDTH,
-            force_terminal=True, color_system="truecolor",
+            file=io.StringIO(), record=True, width=WIDTH, force_terminal=True,
+            color_system="truecolor",
         )  # fmt: skip
         watcher = threading.Thread(target=capture, args=(console, config.run_dir), daemon=True)
         watcher.start()
         with open_session(
             config,
-            recipe=RECIPE.read_text(),
+            recipe=Path(RECIPE).read_text(),
             command=COMMAND.split(),
             console=console,
             log_level="info",
         ) as session:
             train_sft(config, session)
         watcher.join(timeout=10)
-        screenshot(config.run_dir / "report.html", DOCS / "report.png")
+        screenshot(config.run_dir.resolve() / "report.html", DOCS / "report.png")
 
 
 def capture(console: Console, run_dir: Path) -> None:
     """Waits for the run to be well on its way, then keeps the frame that is drawn next."""
     metrics = run_dir / "metrics.jsonl"
-    while not metrics.exists() or len(list(read_metrics(metrics))) < SHARE_SHOWN * 237:
+    while not metrics.exists() or len(list(read_metrics(metrics))) < STEP_SHOWN:
         time.sleep(0.2)
     while console.export_text(clear=False).count(PANEL_CORNER) != 1:
         console.export_text(clear=True)
@@ -103,9 +107,11 @@ def screenshot(page: Path, target: Path) -> None:
         flags = (
             "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-sync "
             "--disable-component-update --no-first-run --hide-scrollbars "
-            f"--user-data-dir={profile} --window-size=1100,1300 --screenshot={target}"
+            f"--user-data-dir={profile} --window-size=1240,888 --screenshot={target}"
         )
-        subprocess.run([browser, *flags.split(), page.as_uri()], check=True, timeout=120)
+        subprocess.run(
+            [browser, *flags.split(), page.as_uri()], check=True, timeout=120, capture_output=True
+        )
 
 
 if __name__ == "__main__":

@@ -124,5 +124,6 @@ class UpdateReport:
     loss: float
     grad_norm: float
     learning_rate: float
+    num_micro_batches: int
     row_ids_B: IntArray
     row_losses_B: FloatArray

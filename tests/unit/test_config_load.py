@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.config import RunConfig, load_config
+from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.load import build_config
 from homeostat.config.resume import compare_configs
 from homeostat.config.schema import json_schema, known_keys, walk_keys
@@ -116,10 +117,49 @@ def test_a_key_in_the_wrong_place_is_pointed_to_the_right_one() -> None:
         (["lora={targets: [all-linear, q_proj]}"], "lora.targets"),
         (["eval.patience=2"], "eval.patience"),
         (["checkpoint.load_step=2", "checkpoint.resume=never"], "checkpoint.load_step"),
+        (
+            ["trainer.on_nonfinite=halt", "trainer.max_nonfinite_steps=2"],
+            "trainer.max_nonfinite_steps",
+        ),
+        (["checkpoint.export=off", "lora={export: merged}"], "lora.export"),
+        (
+            ["checkpoint.export=off", "checkpoint.max_shard_bytes=1GB"],
+            "checkpoint.max_shard_bytes",
+        ),
+        (["lora={}", "checkpoint.max_shard_bytes=1GB"], "checkpoint.max_shard_bytes"),
+        (
+            ["observe.sinks=[{type: wandb}, {type: tensorboard}, {type: wandb, project: b}]"],
+            "observe.sinks.2",
+        ),
+        (["observe.sinks=[{type: tensorboard}, {type: tensorboard}]"], "observe.sinks.1"),
+        (["observe.profiler={steps: [0]}"], "observe.profiler.steps.0"),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(overrides: list[str], place: str) -> None:
     assert place in problems(*overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["observe.sinks=[{type: tensorboard}, {type: tensorboard, folder: b}, {type: wandb}]"],
+        ["lora={export: merged}", "checkpoint.max_shard_bytes=1GB"],
+        ["trainer.on_nonfinite=skip", "trainer.max_nonfinite_steps=2"],
+        ["preset=debug", "trainer.max_steps=1"],
+        ["trainer.epochs=1", "trainer.schedule={type: wsd, warmup_steps: 3}"],
+    ],
+)
+def test_their_neighbours_that_work_are_accepted(overrides: list[str]) -> None:
+    build(*overrides)
+
+
+def test_what_lies_beyond_the_end_is_known_once_rows_are_counted() -> None:
+    config = build(
+        "trainer.schedule={type: wsd, warmup_steps: 3}", "observe.profiler={steps: [2, 4]}"
+    )
+    places = [problem.place for problem in find_length_conflicts(config, total_steps=2)]
+    assert places == ["trainer.schedule.warmup_steps", "observe.profiler.steps"]
+    assert find_length_conflicts(config, total_steps=4) == []
 
 
 def test_presets_fill_in_and_give_way() -> None:

@@ -7,10 +7,15 @@ would make the continued run a different experiment.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+# What Linux and macOS allow.
+MAX_PATH_BYTES = 1023
+MAX_NAME_BYTES = 255
 
 ResumeClass = Literal["free", "warn", "forbid"]
 
@@ -46,4 +51,17 @@ def parse_bytes(value: object) -> object:
     return int(float(match.group(1)) * _BYTE_UNITS[unit])
 
 
+def check_path(text: str) -> str:
+    """Refuse what no file system could hold: every later question about it then has an answer."""
+    if not text or "\0" in text:
+        raise ValueError("a path is neither empty nor holds a NUL character")
+    name = max(text.split("/"), key=len)
+    if len(os.fsencode(text)) > MAX_PATH_BYTES or len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise ValueError(
+            f"a path may have {MAX_PATH_BYTES} bytes, and each name in it {MAX_NAME_BYTES}"
+        )
+    return text
+
+
+PathText = Annotated[str, AfterValidator(check_path)]
 ByteSize = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]

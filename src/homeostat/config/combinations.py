@@ -1,7 +1,8 @@
 """Settings that are fine alone and cannot work together: the reason and the way out.
 
-`find_conflicts` needs nothing but the config. `find_device_conflicts` also needs to know where
-the run would take place, and is asked by `check` and `train` once that is known.
+`find_conflicts` needs nothing but the config. `find_length_conflicts` also needs to know how long
+the run is and `find_device_conflicts` where it would take place: `check` and `train` ask them once
+that is known.
 """
 
 from __future__ import annotations
@@ -13,8 +14,16 @@ from homeostat.errors import Problem
 
 
 def find_conflicts(config: RunConfig) -> list[Problem]:
-    checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint)
-    return [problem for check in checks for problem in check(config)]
+    checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export, _sinks)
+    problems = [problem for check in checks for problem in check(config)]
+    if config.trainer.max_steps is not None:
+        problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)
+    return problems
+
+
+def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Problem]:
+    """`total_steps` is trainer.max_steps, or what the epochs come to once the rows are counted."""
+    return list(_beyond_the_end(config, total_steps))
 
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
@@ -56,14 +65,12 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
             f"{rows} rows are more than an update has (trainer.batch_rows={trainer.batch_rows}).",
             "Lower it.",
         )
-    if config.observe.profiler is not None and trainer.max_steps is not None:
-        late = [step for step in config.observe.profiler.steps if step > trainer.max_steps]
-        if late:
-            yield Problem(
-                "observe.profiler.steps",
-                f"step {late[0]} comes after the last one (trainer.max_steps={trainer.max_steps}).",
-                "Name earlier steps.",
-            )
+    if trainer.on_nonfinite == "halt" and "max_nonfinite_steps" in trainer.model_fields_set:
+        yield Problem(
+            "trainer.max_nonfinite_steps",
+            "trainer.on_nonfinite=halt stops at the first, so it would have no effect.",
+            "Remove it, or set trainer.on_nonfinite=skip.",
+        )
 
 
 def _schedule(config: RunConfig) -> Iterator[Problem]:
@@ -75,13 +82,23 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
                 "warmup_steps is set too.",
                 "Remove one of the two.",
             )
-    total, warmup = config.trainer.max_steps, schedule.warmup_steps
-    if total is not None and warmup is not None and warmup > total:
+
+
+def _beyond_the_end(config: RunConfig, total_steps: int) -> Iterator[Problem]:
+    warmup = config.trainer.schedule.warmup_steps
+    if warmup is not None and warmup > total_steps:
         yield Problem(
             "trainer.schedule.warmup_steps",
-            f"the warm-up is longer than the run (trainer.max_steps={total}), so the peak "
-            "learning rate is never reached.",
+            f"the warm-up is longer than the run ({total_steps} steps), so the peak learning rate "
+            "is never reached.",
             "Lower it.",
+        )
+    steps = config.observe.profiler.steps if config.observe.profiler is not None else ()
+    if late := [step for step in steps if step > total_steps]:
+        yield Problem(
+            "observe.profiler.steps",
+            f"step {late[0]} comes after the last one ({total_steps}).",
+            "Name earlier steps.",
         )
 
 
@@ -163,6 +180,45 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
             "checkpoint.resume=never forbids loading one.",
             "Remove one of the two.",
         )
+
+
+def _export(config: RunConfig) -> Iterator[Problem]:
+    checkpoint, lora = config.checkpoint, config.lora
+    is_off = checkpoint.export == "off"
+    if is_off and lora is not None and "export" in lora.model_fields_set:
+        yield Problem(
+            "lora.export",
+            "checkpoint.export=off: nothing is exported.",
+            "Remove it, or set checkpoint.export=final.",
+        )
+    if "max_shard_bytes" not in checkpoint.model_fields_set:
+        return
+    if is_off:
+        yield Problem(
+            "checkpoint.max_shard_bytes",
+            "checkpoint.export=off: nothing is exported.",
+            "Remove it, or set checkpoint.export=final.",
+        )
+    elif lora is not None and lora.export == "adapter":
+        yield Problem(
+            "checkpoint.max_shard_bytes",
+            "an adapter is one file and is never split.",
+            "Remove it, or set lora.export=merged.",
+        )
+
+
+def _sinks(config: RunConfig) -> Iterator[Problem]:
+    """W&B and trackio hold one run per process; two TensorBoard sinks need two folders."""
+    taken: set[tuple[str, str]] = set()
+    for index, sink in enumerate(config.observe.sinks):
+        place = (sink.type, sink.folder if sink.type == "tensorboard" else "")
+        if place in taken:
+            yield Problem(
+                f"observe.sinks.{index}",
+                f"another {sink.type} sink writes to the same place.",
+                "Remove one of the two.",
+            )
+        taken.add(place)
 
 
 def _on_cpu(config: RunConfig) -> Iterator[Problem]:

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from homeostat.config.base import Settings, key
+from homeostat.config.base import PathText, Settings, key
 
 
 class Source(Settings):
     """What all sources share."""
 
-    path: str = key(
+    path: PathText = key(
         help="A .jsonl or .parquet file, or a folder written by datasets' save_to_disk."
     )
     limit: int | None = key(None, ge=1, help="Use only the first rows.")
@@ -78,7 +78,7 @@ class DataConfig(Settings):
     prefetch_updates: int = key(
         4, ge=1, le=64, resume="free", help="Updates packed ahead in the background."
     )
-    cache_dir: str | None = key(
+    cache_dir: PathText | None = key(
         None,
         resume="free",
         help="Folder for tokenised rows, shared between runs. Default: inside the run directory.",

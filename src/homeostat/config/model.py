@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from homeostat.config.base import Settings, key
+from homeostat.config.base import PathText, Settings, key
 
 
 class ModelConfig(Settings):
-    path: str = key(
+    path: PathText = key(
         help="Folder of an HF checkpoint (config.json, safetensors, tokenizer), or a .gguf file."
     )
     init: Literal["pretrained", "random"] = key(
@@ -33,10 +33,10 @@ class ModelConfig(Settings):
         "the model. false allocates and initialises first.",
         resume="free",
     )
-    tokenizer: str | None = key(
+    tokenizer: PathText | None = key(
         None, help="Folder of the tokenizer, where it is not the model's own."
     )
-    chat_template: str | None = key(
+    chat_template: PathText | None = key(
         None, help="A Jinja file used in place of the tokenizer's chat template."
     )
     pad_token: str | None = key(
@@ -47,7 +47,7 @@ class ModelConfig(Settings):
 
 
 class LoraConfig(Settings):
-    rank: int = key(16, ge=1, help="Rank of the update.")
+    rank: int = key(16, ge=1, le=2**16, help="Rank of the update.")
     alpha: float = key(32.0, gt=0, help="The update is scaled by alpha / rank.")
     dropout: float = key(0.0, ge=0, lt=1, help="Dropout on the adapter's input.")
     targets: tuple[str, ...] = key(
@@ -56,7 +56,7 @@ class LoraConfig(Settings):
         help="Linear modules that get an adapter, by the last part of their name; "
         "'all-linear' for every one but the LM head.",
     )
-    path: str | None = key(None, help="Adapter folder in peft's format to start from.")
+    path: PathText | None = key(None, help="Adapter folder in peft's format to start from.")
     export: Literal["adapter", "merged"] = key(
         "adapter",
         help="What the HF export holds: the adapter alone, or the base with it merged in.",

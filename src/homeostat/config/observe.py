@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from homeostat.config.base import ByteSize, Settings, key
+from homeostat.config.base import ByteSize, PathText, Settings, key
 
 
 class TensorboardSink(Settings):
     type: Literal["tensorboard"]
-    folder: str = key("tensorboard", resume="free", help="Folder inside the run directory.")
+    folder: PathText = key("tensorboard", resume="free", help="Folder inside the run directory.")
 
 
 class WandbSink(Settings):
@@ -37,10 +37,10 @@ AnySink = Annotated[TensorboardSink | WandbSink | TrackioSink, Field(discriminat
 
 
 class ProfilerConfig(Settings):
-    steps: tuple[int, ...] = key(
+    steps: tuple[Annotated[int, Field(ge=1)], ...] = key(
         (2, 3), min_length=1, resume="free", help="Steps that are traced, counted from 1."
     )
-    folder: str = key("trace", resume="free", help="Folder inside the run directory.")
+    folder: PathText = key("trace", resume="free", help="Folder inside the run directory.")
     memory: bool = key(
         True,
         resume="free",

@@ -23,6 +23,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "trainer": {"on_nonfinite": "halt", "on_oom": "halt"},
         "eval": {"interval_steps": 5},
         "checkpoint": {"interval_steps": 5},
-        "observe": {"log_level": "debug", "profiler": {"steps": [2, 3]}},
+        "observe": {"log_level": "debug", "profiler": {"steps": [1]}},
     },
 }

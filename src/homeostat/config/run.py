@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from homeostat.config.base import Settings, key
+from homeostat.config.base import PathText, Settings, key
 from homeostat.config.data import DataConfig
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
@@ -31,7 +31,7 @@ class RunConfig(Settings):
         resume="free",
         help="Name of the run: its folder under runs_dir.",
     )
-    runs_dir: str = key("runs", min_length=1, resume="free", help="Folder that holds the runs.")
+    runs_dir: PathText = key("runs", resume="free", help="Folder that holds the runs.")
     preset: tuple[str, ...] = key(
         (), resume="free", help="Named sets of defaults, later ones first; your keys win over all."
     )

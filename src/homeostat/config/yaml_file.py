@@ -8,6 +8,7 @@ that an error can name it.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,12 @@ def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
     """As `parse_yaml`, of a file."""
     name = str(path)
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            why = f"{size} bytes are more than a recipe may have ({MAX_FILE_BYTES})."
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            # A pipe or a device may never end.
+            raise ConfigError([Problem("", "a recipe is a plain file.")], file=name)
+        if facts.st_size > MAX_FILE_BYTES:
+            why = f"{facts.st_size} bytes are more than a recipe may have ({MAX_FILE_BYTES})."
             raise ConfigError([Problem("", why)], file=name)
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import jinja2
 import numpy as np
+from huggingface_hub.errors import StrictDataclassError
 from tokenizers import Tokenizer
 
 from homeostat.config.model import ModelConfig
 from homeostat.data.sources import BadRowError
+from homeostat.data.templates import TEMPLATE_ERRORS, check_template, render
 from homeostat.errors import HomeostatError, MissingDependencyError, ModelError
 from homeostat.types import IntArray
 
@@ -31,16 +32,7 @@ if TYPE_CHECKING:
 MAX_JSON_BYTES = 10_000_000
 # Our name -> the name in GGUF's metadata.
 GGUF_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
-_TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-    RecursionError,
-)
-_LOAD_ERRORS = (*_TEMPLATE_ERRORS, OSError, ImportError)
+_LOAD_ERRORS = (*TEMPLATE_ERRORS, OSError, ImportError, StrictDataclassError)
 
 
 class _Refuse:
@@ -139,20 +131,13 @@ class ChatTokenizer:
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
         """The messages as one text. Raises BadRowError with the template's own words."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         assert self.chat_template is not None, "require_chat_template comes first"
-        try:
-            texts, _ = render_jinja_template(
-                conversations=[messages],
-                chat_template=self.chat_template,
-                add_generation_prompt=add_generation_prompt,
-                **self.special.words,
-            )
-        except _TEMPLATE_ERRORS as error:
-            shown = " ".join(str(error).split())[:300] or type(error).__name__
-            raise BadRowError("the chat template refuses the messages", shown) from None
-        return texts[0]
+        return render(
+            self.chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            words=self.special.words,
+        )
 
     def require_chat_template(self, *, wanted_by: str) -> None:
         if self.chat_template is None:
@@ -258,9 +243,11 @@ def _chat_template(
 ) -> str | None:
     found: Any = original.chat_template
     if model.chat_template is not None:
-        setting = "model.chat_template"
+        setting, path = "model.chat_template", Path(model.chat_template)
+        if path.exists() and not path.is_file():
+            raise ModelError(f"{setting}: {path} is not a plain file.")
         try:
-            found = Path(model.chat_template).read_text(encoding="utf-8")
+            found = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ModelError(f"{setting}: {model.chat_template!r}: {reason}.") from None
@@ -269,7 +256,7 @@ def _chat_template(
             _refuse_choice(sorted(found), setting)
         found = found["default"]
     if found is not None:
-        _check_template(found, setting)
+        check_template(found, setting=setting)
     return found
 
 
@@ -278,18 +265,6 @@ def _refuse_choice(names: list[str], setting: str) -> NoReturn:
         f"{setting}: the tokenizer has several chat templates ({', '.join(names)}) and none is "
         "the default. Save the one you mean to a file and name it in model.chat_template."
     )
-
-
-def _check_template(template: str, setting: str) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        render_jinja_template(conversations=[], chat_template=template)
-    except jinja2.TemplateSyntaxError as error:
-        raise ModelError(
-            f"{setting}: the chat template is not valid Jinja: line {error.lineno}: "
-            f"{error.message}."
-        ) from None
 
 
 def _exact_backend(original: PreTrainedTokenizerFast) -> Tokenizer:

@@ -23,7 +23,12 @@ from homeostat.models import hf, lora, weights
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
-from homeostat.models.transformers_model import TransformersModel, load_transformers
+from homeostat.models.memory import require_memory
+from homeostat.models.transformers_model import (
+    TransformersModel,
+    load_transformers,
+    meta_transformers,
+)
 from homeostat.ops.attention import resolve_kernel
 
 
@@ -73,11 +78,15 @@ def load_model(
         module=module,
         source_config=config,
         generation_config=generation_config,
-        num_params=sum(parameter.numel() for parameter in parameters),
+        num_params=num_params(module),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         packs=module.packs,
         facts=facts,
     )
+
+
+def num_params(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def open_source(model: ModelConfig) -> GgufFile | Path:
@@ -110,6 +119,7 @@ def _native(
     seed: int,
 ) -> tuple[Decoder, str]:
     shape = decoder_config(config)
+    require_memory(shape.num_params, dtype=dtype, device=device)
     kernel = resolve_kernel(
         model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
     )
@@ -158,6 +168,7 @@ def _transformers(
     # config.combinations refuses what only the native decoder can do.
     assert isinstance(source, Path), source
     assert model.meta_init, model
+    require_memory(num_params(meta_transformers(source)), dtype=dtype, device=device)
     causal_lm = load_transformers(
         source, attention=model.attention, dtype=dtype, init=model.init, seed=seed
     )

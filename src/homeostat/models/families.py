@@ -9,6 +9,7 @@ with `rope_scaling`, and `rope_parameters`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,12 @@ from homeostat.ops.rope import RopeConfig, yarn_attention_factor
 Json = Mapping[str, Any]
 
 WAY_OUT = "Set model.implementation=transformers."
+
+# Beyond the largest models there are, by a good deal.
+MAX_LAYERS = 2048
+MAX_SIZE = 2**24
+MAX_PARAMS = 10**14
+_SIZE_KEY = re.compile(r"layer|size$|head|dim$|embd|inner|expert|position|rank")
 
 # Rotary settings that older configs keep beside `rope_scaling`.
 _ROPE_OUTSIDE = ("rope_theta", "partial_rotary_factor")
@@ -43,6 +50,19 @@ class DecoderConfig:
     mlp_bias: bool
     qk_norm: bool
     initializer_range: float
+
+    @property
+    def num_params(self) -> int:
+        """What the decoder will hold, from the sizes alone."""
+        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = 2 * self.hidden_size * (q_width + kv_width)
+        biases = self.qkv_bias * (q_width + 2 * kv_width) + self.o_bias * self.hidden_size
+        norms = 2 * self.hidden_size + 2 * self.qk_norm * self.head_dim
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        mlp += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        matrices = 1 if self.tie_embeddings else 2
+        outer = matrices * self.vocab_size * self.hidden_size + self.hidden_size
+        return outer + self.num_layers * (attention + biases + norms + mlp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +103,30 @@ def decoder_config(config: Json) -> DecoderConfig:
             f"config.json: the native decoder does not know model_type {model_type!r}; "
             f"it knows {', '.join(FAMILIES)}. {WAY_OUT}"
         )
+    refuse_absurd_sizes(config)
     _refuse_unknown_maths(config)
-    return FAMILIES[model_type](config)
+    shape = FAMILIES[model_type](config)
+    if shape.num_params > MAX_PARAMS:
+        raise ModelError(
+            f"config.json: hidden_size {shape.hidden_size}, intermediate_size "
+            f"{shape.intermediate_size}, vocab_size {shape.vocab_size} and the heads come to "
+            f"{shape.num_params:.1e} parameters, more than any model has."
+        )
+    return shape
+
+
+def refuse_absurd_sizes(config: Json, *, inside: str = "") -> None:
+    """Sizes beyond any model: a slip, which would exhaust the machine before anything is read."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            refuse_absurd_sizes(value, inside=f"{inside}{name}.")
+        elif _SIZE_KEY.search(name) and isinstance(value, int):
+            limit = MAX_LAYERS if "layer" in name else MAX_SIZE
+            if value > limit:
+                raise ModelError(
+                    f"config.json: {inside}{name} is {value:.3g}, more than any model has "
+                    f"({limit})."
+                )
 
 
 def _llama(config: Json) -> DecoderConfig:

@@ -30,6 +30,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 def read_json(path: Path, *, setting: str = "model.path") -> dict[str, Any]:
     """A JSON object from the folder that `setting` names."""
+    require_plain(path, setting=setting)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -43,6 +44,12 @@ def read_json(path: Path, *, setting: str = "model.path") -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{setting}: {path} must hold a JSON object.")
     return value
+
+
+def require_plain(path: Path, *, setting: str) -> None:
+    """A pipe or a device may never end, and a folder is no file."""
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{setting}: {path} is not a plain file.")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -124,7 +131,10 @@ def _indexed_files(folder: Path) -> list[Path]:
                 f"model.path: {folder / INDEX} names {name!r}, which is no safetensors file "
                 "of its folder."
             )
-    return [folder / name for name in sorted(files)]
+    paths = [folder / name for name in sorted(files)]
+    for path in paths:
+        require_plain(path, setting="model.path")
+    return paths
 
 
 def _shards(

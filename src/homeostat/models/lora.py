@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
-from homeostat.models.hf import read_json
+from homeostat.models.hf import read_json, require_plain
+from homeostat.models.memory import require_memory
 from homeostat.ops.dropout import DropoutKeys, dropout
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -97,11 +98,15 @@ def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
     base = model.causal_lm
     names = _target_names(base, model.output_weight(), config.targets)
     base.requires_grad_(False)
+    linears = [base.get_submodule(name) for name in names]
+    added = sum(config.rank * (linear.in_features + linear.out_features) for linear in linears)
+    where = {"dtype": linears[0].weight.dtype, "device": linears[0].weight.device}
+    require_memory(added, what=f"lora.rank: {config.rank} makes", **where)
     generator = torch.Generator("cpu").manual_seed(seed)
-    for number, name in enumerate(names):
-        linear = base.get_submodule(name)
+    for number, (name, linear) in enumerate(zip(names, linears, strict=True)):
         adapted = LoraLinear(linear, config, number=number, keys=model.dropout_keys)
-        _draw(adapted, generator)
+        if not linear.weight.is_meta:
+            _draw(adapted, generator)
         parent, _, child = name.rpartition(".")
         setattr(base.get_submodule(parent), child, adapted)
     return names
@@ -162,6 +167,7 @@ def load_adapter(model: nn.Module, folder: Path, config: LoraConfig) -> None:
     settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
     _check_settings(settings, folder, config)
     path = folder / ADAPTER_WEIGHTS
+    require_plain(path, setting="lora.path")
     try:
         stored = load_file(path)
     except FileNotFoundError:

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models import hf, weights
-from homeostat.models.build import open_source, read_configs
+from homeostat.models.build import num_params, open_source, read_configs
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.lora import apply_lora
+from homeostat.models.memory import require_memory
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
 
 
@@ -43,7 +44,7 @@ class ModelPreview:
 
 
 def preview_model(
-    model: ModelConfig, lora: LoraConfig | None, *, dtype: torch.dtype
+    model: ModelConfig, lora: LoraConfig | None, *, dtype: torch.dtype, device: torch.device
 ) -> ModelPreview:
     """Raises ModelError as loading the model would, in a moment and without its memory."""
     source = open_source(model)
@@ -57,6 +58,7 @@ def preview_model(
             module = Decoder(decoder_config(config), kernel="sdpa")
         if model.init == "pretrained":
             weights.fill(module, _shapes(source), source=f"model.path: {model.path}")
+    require_memory(num_params(module), dtype=dtype, device=device)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return _preview(module, config, dtype)
@@ -69,7 +71,7 @@ def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPr
         family=str(config.get("model_type", "model")),
         vocab_size=module.output_weight().shape[0],
         max_positions=longest if isinstance(longest, int) else None,
-        num_params=sum(parameter.numel() for parameter in parameters),
+        num_params=num_params(module),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         bytes_per_param=dtype.itemsize,
     )

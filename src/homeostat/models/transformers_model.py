@@ -17,14 +17,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from homeostat.errors import ModelError
-from homeostat.models.hf import weight_files
+from homeostat.models.families import refuse_absurd_sizes
+from homeostat.models.hf import read_config, weight_files
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import DropoutKeys
 
+# What transformers has been seen to raise over the content of a config.json.
+_VENDOR_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    ImportError,
+    AssertionError,
+    StrictDataclassError,
+)
 _PROBE_LENGTHS = (5, 3, 4)
 # Far above what any soft cap lets through.
 _PROBE_LOGIT = 1000.0
@@ -117,7 +132,7 @@ def load_transformers(
         causal_lm, report = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, local_files_only=True, output_loading_info=True, **wanted
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (*_VENDOR_ERRORS, SafetensorError) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"model.path: transformers cannot load {folder}: {error}") from error
@@ -129,11 +144,12 @@ def meta_transformers(folder: Path) -> nn.Module:
     """The causal LM without memory: its modules and shapes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    refuse_absurd_sizes(read_config(folder))
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except _VENDOR_ERRORS as error:
         raise ModelError(f"model.path: transformers cannot build {folder}: {error}") from error
 
 

@@ -82,7 +82,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _decode(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return _restored(record) if isinstance(record, dict) and line.endswith(b"\n") else None
 
@@ -176,7 +176,7 @@ class JsonlWriter:
         with self.path.open("rb") as file:
             for line in file:
                 record = _decode(line)
-                if cut_at is None and record is not None and record["step"] > step:
+                if cut_at is None and record is not None and self._step_of(record) > step:
                     cut_at = offset
                 num_cut += cut_at is not None
                 offset += len(line)
@@ -185,6 +185,15 @@ class JsonlWriter:
             os.fsync(self._fd)
             self._good_size = cut_at
         return num_cut
+
+    def _step_of(self, record: dict[str, Any]) -> int:
+        step = record.get("step")
+        if type(step) is not int:
+            raise RunDirError(
+                f"{self.path} holds a record whose step is {step!r}: the file was damaged from "
+                "outside. Mend or delete that line, or give this run another name."
+            )
+        return step
 
     def close(self) -> None:
         if self._fd < 0:

@@ -121,7 +121,9 @@ class LiveView:
         shown = {
             "throughput/tokens_per_s": lambda value: _pair("tokens/s", fmt.count(value)),
             "num_tokens": lambda value: _pair("tokens", fmt.count(value)),
-            "memory/max_alloc": lambda value: _pair("GPU", fmt.byte_size(value)) if value else None,
+            "memory/max_alloc": lambda value: (
+                _pair("peak", fmt.byte_size(value)) if value else None
+            ),
             "memory/host_rss": lambda value: _pair("host", fmt.byte_size(value)),
         }
         return self._cells(shown)

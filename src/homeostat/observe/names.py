@@ -62,7 +62,12 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("data/trained_share", "share", _MEAN, "Share of the tokens that has a loss."),
     MetricInfo("data/rows", "rows", _SUM, "Rows that were processed."),
     MetricInfo("data/micro_batches", "batches", _MEAN, "Micro-batches of one update."),
-    MetricInfo("memory/max_alloc", "bytes", _MAX, "Peak of device memory held by tensors."),
+    MetricInfo(
+        "memory/max_alloc",
+        "bytes",
+        _MAX,
+        "Peak of device memory held by tensors; on a CPU, of the process.",
+    ),
     MetricInfo("memory/max_reserved", "bytes", _MAX, "Peak of device memory held by torch."),
     MetricInfo("memory/host_rss", "bytes", _LAST, "Host memory held by this process."),
     MetricInfo("gpu/<i>/memory_used", "bytes", _LAST, "Memory in use on device i, all processes."),

@@ -63,6 +63,7 @@ class RunDir(RunPaths):
         super().__init__(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            self._require_plain_files()
             self._lock_fd: int | None = _lock(path / ".lock")
         except OSError as error:
             if isinstance(error, RunDirError):
@@ -76,6 +77,16 @@ class RunDir(RunPaths):
         self._metrics = JsonlWriter(self.metrics)
         self._events = JsonlWriter(self.events, sync=True)
         self._row_losses = JsonlWriter(self.row_losses)
+
+    def _require_plain_files(self) -> None:
+        """What stands where we write must be a file: a pipe would wait for a reader for ever."""
+        texts = (self.config_json, self.config_yaml, self.console_log, self.traceback, self.report)
+        for path in (*texts, self.metrics, self.events, self.row_losses, self.path / ".lock"):
+            if os.path.lexists(path) and not path.is_file():
+                raise RunDirError(
+                    f"{path} is not a plain file, and the run writes one there. Move it away, or "
+                    "give this run another name (name=...)."
+                )
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._metrics.append({"step": step, "time": round(time.time(), 3), **metrics})

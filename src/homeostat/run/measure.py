@@ -36,14 +36,14 @@ def step_metrics(
         "throughput/trained_tokens_per_s": trained / seconds,
         "data/trained_share": trained / plan.num_tokens,
         "data/rows": plan.num_rows,
-        "data/micro_batches": len(plan.micro_batches),
+        "data/micro_batches": report.num_micro_batches,
         "memory/max_alloc": memory.max_alloc,
         "memory/max_reserved": memory.max_reserved,
         "memory/host_rss": host_rss(),
     }
     if parts.config.trainer.packing:
         budget = parts.state.token_budget or parts.config.trainer.max_tokens_per_device
-        metrics["data/packing_fill"] = plan.num_tokens / (len(plan.micro_batches) * budget)
+        metrics["data/packing_fill"] = plan.num_tokens / (report.num_micro_batches * budget)
     return metrics | parts.gpus.sample()
 
 

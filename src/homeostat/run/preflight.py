@@ -15,12 +15,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import PlanLoader
 from homeostat.data.prepare import prepare_rows, split_rows
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
-from homeostat.errors import HomeostatError, MissingDependencyError, ModelError
+from homeostat.errors import ConfigError, HomeostatError, MissingDependencyError, ModelError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.train.checkpoint import CheckpointStore
@@ -95,7 +96,9 @@ class Preflight:
     def _model(self) -> Iterator[Item]:
         device = resolve_device(self.config)
         dtype = resolve_dtype(self.config, device)
-        self.preview = preview_model(self.config.model, self.config.lora, dtype=dtype)
+        self.preview = preview_model(
+            self.config.model, self.config.lora, dtype=dtype, device=device
+        )
         facts = {
             "num_params": self.preview.num_params,
             "num_trainable": self.preview.num_trainable,
@@ -183,6 +186,8 @@ class Preflight:
         if trainer.batch_rows > len(ids):
             few = f"trainer.batch_rows={trainer.batch_rows} is more than the {len(ids)} rows"
             yield Item("sizes", "warning", few)
+        if problems := find_length_conflicts(config, total_steps=total):
+            raise ConfigError(problems)
 
     def _disk(self) -> Iterator[Item]:
         if self.preview is None:

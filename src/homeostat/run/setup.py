@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import PlanLoader
 from homeostat.data.prepare import prepare_rows, split_rows
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
-from homeostat.errors import ModelError
+from homeostat.errors import CheckpointError, ConfigError, ModelError
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuSampler
 from homeostat.run.session import Session
 from homeostat.run.waiting import progress_of
+from homeostat.train.checkpoint import Found
 from homeostat.train.local import LocalTrainer
-from homeostat.train.memory import record_allocations
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import Runtime, resolve_runtime
@@ -71,19 +72,21 @@ class Parts:
 
 def set_up(config: RunConfig, session: Session) -> Parts:
     found = session.resume.found
-    state = RunState.from_json(found.state["run"]) if found is not None else RunState()
+    state = _restored(found) if found is not None else RunState()
     runtime = resolve_runtime(config, threads=state.threads)
     state.threads = runtime.threads
     log.info("training on %s", runtime.describe())
     tokenizer = load_tokenizer(config.model)
     train_rows, eval_rows = open_rows(config, tokenizer, session)
+    total_steps = config.trainer.total_steps(len(train_rows.ids))
+    if problems := find_length_conflicts(config, total_steps=total_steps):
+        raise ConfigError(problems)
     trainer = build_trainer(config, runtime, session)
     for rows in (train_rows, eval_rows):
         if rows is not None:
             require_vocabulary(rows.store, trainer.loaded)
     if found is not None:
         trainer.load_state(found.tensors())
-    total_steps = config.trainer.total_steps(len(train_rows.ids))
     session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.loaded))
     return Parts(
         config=config,
@@ -94,9 +97,18 @@ def set_up(config: RunConfig, session: Session) -> Parts:
         profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
         gpus=GpuSampler(),
         state=state,
-        data_state=found.state["data"] if found is not None else None,
+        data_state=found.section("data") if found is not None else None,
         total_steps=total_steps,
     )
+
+
+def _restored(found: Found) -> RunState:
+    """How far the run had come. The checkpoint's name, its run and its data must agree on that."""
+    state = RunState.from_json(found.section("run"), place=str(found.state_file))
+    steps = (found.step, state.step, found.section("data").get("step"))
+    if len(set(map(repr, steps))) > 1:
+        raise CheckpointError(f"{found.state_file}: the steps {steps} should be one and the same.")
+    return state
 
 
 def open_rows(
@@ -147,7 +159,6 @@ def _prepare(config: RunConfig, tokenizer: ChatTokenizer, session: Session, whic
 
 
 def build_trainer(config: RunConfig, runtime: Runtime, session: Session) -> LocalTrainer:
-    record_allocations(runtime.device)
     loaded = load_model(
         config.model,
         config.lora,

@@ -106,9 +106,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
                 break
 
 
-def _evaluated(
-    config: RunConfig, parts: Parts, session: Session
-) -> tuple[dict[str, float], bool]:
+def _evaluated(config: RunConfig, parts: Parts, session: Session) -> tuple[dict[str, float], bool]:
     """The metrics of the held-out rows, and whether they never scored better."""
     assert parts.eval_rows is not None
     started = time.perf_counter()

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,25 @@ class Found:
     state: dict[str, Any]
     passed_over: tuple[tuple[str, str], ...]
 
+    @property
+    def state_file(self) -> Path:
+        return self.path / "state.json"
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A part of the state, by its key."""
+        value = self.state.get(name)
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self.state_file}: {name} is {value!r:.60}, not an object.")
+        return value
+
     def tensors(self) -> TensorFiles:
-        return {file.stem: load_file(file) for file in sorted(self.path.glob("*.safetensors"))}
+        found = {}
+        for file in sorted(self.path.glob("*.safetensors")):
+            try:
+                found[file.stem] = load_file(file)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file} cannot be read: {error}.") from None
+        return found
 
 
 class CheckpointStore:
@@ -169,7 +186,12 @@ class CheckpointStore:
 
     def _found(self, step: int, passed_over: list[tuple[str, str]]) -> Found:
         path = self.path(step)
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        try:
+            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path / 'state.json'} cannot be read: {error}.") from None
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{path / 'state.json'} does not hold a JSON object.")
         return Found(path, step, state, tuple(passed_over))
 
     def _require_space(self, tensors: TensorFiles) -> None:
@@ -209,12 +231,15 @@ class CheckpointStore:
 
     def _pointed(self, name: str) -> int | None:
         file = self.folder / name
-        match = _NAME.fullmatch(file.read_text(encoding="utf-8").strip()) if file.exists() else None
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        match = _NAME.fullmatch(text.strip())
         return int(match.group(1)) if match else None
 
 
 def why_broken(path: Path) -> str | None:
     """None for a checkpoint whose every file is as it was written, else what is wrong."""
+    if not (path / _MANIFEST).is_file():
+        return f"{_MANIFEST} is missing"
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         for name, entry in manifest.items():
@@ -226,10 +251,22 @@ def why_broken(path: Path) -> str | None:
             if _sha256(file) != entry["sha256"]:
                 return f"the content of {name} is not what was written"
         return None if "state.json" in manifest else "state.json is missing"
-    except FileNotFoundError:
-        return f"{_MANIFEST} is missing"
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return f"{_MANIFEST} cannot be read"
+
+
+def copy_tensors(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], *, what: str) -> None:
+    """Fill `own` in place. Raises CheckpointError where names or shapes are not the same."""
+    odd = sorted(own.keys() ^ stored.keys())
+    odd += [name for name in own.keys() & stored.keys() if own[name].shape != stored[name].shape]
+    if odd:
+        raise CheckpointError(
+            f"the {what} in the checkpoint belongs to another model or precision: {len(odd)} "
+            f"tensors do not match, {odd[0]!r} first. Give this run another name, or restore its "
+            "settings."
+        )
+    for name, tensor in own.items():
+        tensor.copy_(stored[name])
 
 
 def _write_manifest(folder: Path) -> None:

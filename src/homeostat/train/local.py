@@ -22,6 +22,7 @@ from homeostat.models.lora import lora_modules, merged_state
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs
+from homeostat.train.checkpoint import copy_tensors
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, RowScores
@@ -75,6 +76,7 @@ class LocalTrainer:
         row_losses = nll_B / weight_B.clamp_min(1e-30)
         host = torch.cat([loss[None], norm[None], row_losses]).float().cpu().numpy()
         row_ids = np.concatenate([ids for _, _, ids in self._pending])
+        num_micro_batches = len(self._pending)
         loss_value, norm_value = float(host[0]), float(host[1])
         finite = math.isfinite(loss_value) and math.isfinite(norm_value)
         if finite:
@@ -93,6 +95,7 @@ class LocalTrainer:
             loss=loss_value,
             grad_norm=norm_value,
             learning_rate=learning_rate,
+            num_micro_batches=num_micro_batches,
             row_ids_B=row_ids,
             row_losses_B=host[2:],
         )
@@ -116,9 +119,8 @@ class LocalTrainer:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, dict[str, Tensor]]) -> None:
-        for name, param in self.optimizer.params.items():
-            param.copy_(state["model"][name])
-        self.optimizer.load_state(state["optimizer"])
+        copy_tensors(self.optimizer.params, state.get("model", {}), what="model")
+        self.optimizer.load_state(state.get("optimizer", {}))
 
     def memory_report(self) -> MemoryReport:
         if self.runtime.device.type == "cuda":

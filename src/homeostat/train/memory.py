@@ -7,6 +7,7 @@ import gc
 import json
 import mmap
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _CPU_ALLOCATOR_FAILED in str(error)
 
 
-def record_allocations(device: torch.device) -> None:
-    """Remember call sites of GPU allocations, so that a snapshot can name them."""
-    if device.type == "cuda":
-        torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
+@contextlib.contextmanager
+def recorded_allocations(device: torch.device) -> Iterator[None]:
+    """Remember call sites of GPU allocations, so that a snapshot can name them.
+
+    Every allocation then costs a walk up the Python stack: too slow to leave on.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def write_snapshot(path: Path, *, device: torch.device, error: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.config.trainer import AdamWConfig
-from homeostat.errors import CheckpointError
 
 # torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
 CLIP_EPS = 1e-6
@@ -104,13 +103,5 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        own = self.state()
-        if own.keys() != tensors.keys():
-            odd = sorted(own.keys() ^ tensors.keys())
-            raise CheckpointError(
-                f"the optimizer state in the checkpoint belongs to another model or precision: "
-                f"{len(odd)} tensors do not match, {odd[0]!r} first."
-            )
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+        copy_tensors(self.state(), tensors, what="optimizer state")
         self._write_back()

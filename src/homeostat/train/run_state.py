@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_type_hints
+
+from homeostat.errors import CheckpointError
 
 
 @dataclass(slots=True)
@@ -31,5 +33,12 @@ class RunState:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> RunState:
+    def from_json(cls, fields: dict[str, Any], *, place: str) -> RunState:
+        """`place` names the file, for a message about a field that is none of ours."""
+        kinds = get_type_hints(cls)
+        for name in kinds.keys() ^ fields.keys():
+            raise CheckpointError(f"{place}: run.{name} is missing or not known.")
+        for name, value in fields.items():
+            if not isinstance(value, kinds[name]) or type(value) is bool != (kinds[name] is bool):
+                raise CheckpointError(f"{place}: run.{name} cannot be {value!r:.60}.")
         return cls(**fields)

@@ -21,7 +21,13 @@ from homeostat.errors import OutOfMemoryHaltError, TrainingHaltedError
 from homeostat.observe.run_dir import RunDir
 from homeostat.train.events import EmitEvent
 from homeostat.train.local import LocalTrainer
-from homeostat.train.memory import Reserve, is_out_of_memory, memory_ladder, write_snapshot
+from homeostat.train.memory import (
+    Reserve,
+    is_out_of_memory,
+    memory_ladder,
+    recorded_allocations,
+    write_snapshot,
+)
 from homeostat.train.nonfinite import find_bad_rows, trace_origin
 from homeostat.train.run_state import RunState
 from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
@@ -56,6 +62,11 @@ class GuardedStep:
         if self.state.token_budget is not None:
             plan = repack(plan, max_tokens=self.state.token_budget)
         report = self._attempt(plan, learning_rate)
+        if report is None and self.trainer.runtime.device.type == "cuda":
+            # Once more as it is: a fragmented cache is whole again now, and if memory does run
+            # out again, the snapshot names who asked for it.
+            with recorded_allocations(self.trainer.runtime.device):
+                report = self._attempt(plan, learning_rate)
         while report is None:
             plan = self._smaller(plan)
             report = self._attempt(plan, learning_rate)

@@ -94,7 +94,7 @@ def _tiles(facts: RunFacts) -> Iterable[str]:
         middle = sorted(speed.finite.tolist())[speed.finite.size // 2]
         yield _tile("Tokens/s", fmt.count(middle), "median")
     for name, label in (
-        ("memory/max_alloc", "GPU memory"),
+        ("memory/max_alloc", "Memory"),
         ("memory/host_rss", "Host memory"),
     ):
         series = facts.columns.get(name)

@@ -1,0 +1,132 @@
+"""Chat templates: Jinja that came with a model, compiled and rendered as transformers does.
+
+Nobody here wrote them, so what they may cost is limited. Jinja's sandbox keeps a template from
+reaching anything; it does not keep it from looping over loops. Its processor time is limited, and
+powers, which can take for ever in one operation that nothing interrupts, are not allowed at all.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import jinja2
+
+from homeostat.data.sources import BadRowError
+from homeostat.errors import ModelError
+
+MAX_CPU_S = 10.0
+# No text of a row is as long; tokenising it would take minutes.
+MAX_CHARS = 100_000_000
+# What a template of any content has been seen to raise.
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RecursionError,
+    MemoryError,
+)
+
+
+def check_template(template: Any, *, setting: str) -> None:
+    """Compile it. Raises ModelError that names the setting and the line."""
+    if not isinstance(template, str):
+        kind = type(template).__name__
+        raise ModelError(f"{setting}: the chat template must be text, this is a {kind}.")
+    try:
+        power = find_power(template)
+        if power is None:
+            _render(template, [])
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(
+            f"{setting}: the chat template is not valid Jinja: line {error.lineno}: "
+            f"{error.message}."
+        ) from None
+    except TEMPLATE_ERRORS as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{setting}: the chat template cannot be used: {error}.") from None
+    if power is not None:
+        raise ModelError(
+            f"{setting}: the chat template computes a power (**) in line {power}, which may take "
+            "for ever and is not allowed. Mend it and name the file in model.chat_template."
+        )
+
+
+def render(
+    template: str,
+    messages: list[dict[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    words: Mapping[str, str],
+) -> str:
+    """The messages as one text. Raises BadRowError with the template's own words."""
+    try:
+        options = {**words, "add_generation_prompt": add_generation_prompt}
+        [text] = _render(template, [messages], **options)
+    except TEMPLATE_ERRORS as error:
+        if isinstance(error, ModelError):
+            raise
+        shown = " ".join(str(error).split())[:300] or type(error).__name__
+        raise BadRowError("the chat template refuses the messages", shown) from None
+    if len(text) > MAX_CHARS:
+        raise BadRowError("too long to tokenise", f"{len(text)} characters")
+    return text
+
+
+def _render(template: str, conversations: list[list[dict[str, Any]]], **options: Any) -> list[str]:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        with _cpu_limit(MAX_CPU_S):
+            texts, _ = render_jinja_template(
+                conversations=conversations, chat_template=template, **options
+            )
+    except TimeoutError:
+        # Not the row's fault: the others would take as long.
+        raise ModelError(
+            f"the chat template (model.chat_template, or that of model.path) came to no end in "
+            f"{MAX_CPU_S:.0f} s on one row. Mend its loops and name the file in "
+            "model.chat_template."
+        ) from None
+    return texts
+
+
+@contextmanager
+def _cpu_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError inside the block once it took this much processor time.
+
+    The timer counts the process's own time, not the clock's, and leaves SIGALRM to others. Signals
+    reach the main thread only: in any other there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, _raise_timeout)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _raise_timeout(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError
+
+
+def find_power(template: str) -> int | None:
+    """The line of the first `a ** b` in a template; `f(**b)` is none."""
+    before = ""
+    for line, kind, text in jinja2.Environment().lex(template):
+        if kind == "operator" and text == "**" and before not in ("(", ","):
+            return line
+        before = before if kind == "whitespace" else text
+    return None

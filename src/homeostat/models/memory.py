@@ -1,0 +1,37 @@
+"""Weights that cannot fit are refused before anything is allocated.
+
+Only what is certain: weights larger than all the memory there is. Whether training fits beside
+them is another question.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import torch
+
+from homeostat.errors import ModelError
+
+SIZES = "model.path: the sizes in config.json make"
+
+
+def require_memory(
+    num_params: int, *, dtype: torch.dtype, device: torch.device, what: str = SIZES
+) -> None:
+    need, have = num_params * dtype.itemsize, memory_bytes(device)
+    if need > have:
+        raise ModelError(
+            f"{what} {num_params:.3g} parameters, whose "
+            f"{need / 1e9:.3g} GB of {str(dtype).removeprefix('torch.')} weights are more than "
+            f"all the memory of the device ({have / 1e9:.3g} GB). Lower it."
+        )
+
+
+def memory_bytes(device: torch.device) -> int:
+    """All the memory a process could have there, whoever uses it now."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return total if allowed == resource.RLIM_INFINITY else min(total, allowed)

@@ -1,0 +1,60 @@
+"""Every key that a recipe accepts works: a real run shows a difference that only it explains.
+
+The table is explicit and complete: a key of the schema without a case fails here by name, and so
+does a case whose key is gone. Keys of a union's members are told apart by the member's type.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from tests.support.every_key import inputs, outputs, trainer
+from tests.support.every_key.workshop import Workshop, assert_same, losses
+
+from homeostat.config import RunConfig
+from homeostat.config.schema import walk_keys
+from homeostat.errors import ConfigError
+
+CASES = {**inputs.CASES, **trainer.CASES, **outputs.CASES}
+
+
+def all_keys() -> list[str]:
+    names = []
+    for path, owner, _, _ in walk_keys(RunConfig):
+        tag = owner.model_fields.get("type")
+        names.append(path if tag is None else f"{path} ({get_args(tag.annotation)[0]})")
+    return names
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("every_key"))
+
+
+def test_every_key_has_a_case() -> None:
+    assert sorted(set(all_keys()) - CASES.keys()) == [], "keys that nothing shows to work"
+    assert sorted(CASES.keys() - set(all_keys())) == [], "cases of keys that do not exist"
+    assert len(CASES) == sum(len(part.CASES) for part in (inputs, outputs, trainer))
+
+
+def test_two_runs_of_one_recipe_are_equal_to_the_bit(workshop: Workshop) -> None:
+    first, second = workshop.run(), workshop.again()
+    assert losses(first) == losses(second)
+    assert_same(first, second)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["trainer.schedule={type: linear, warmup_steps: 6}", "observe.profiler={steps: [6]}"],
+)
+def test_what_lies_beyond_the_last_epoch_is_refused(workshop: Workshop, change: str) -> None:
+    one_epoch = ("trainer.max_steps=null", "trainer.epochs=1")
+    with pytest.raises(ConfigError, match="steps"):
+        workshop.again(*one_epoch, change)
+    assert len(losses(workshop.again(*one_epoch, change.replace("6", "5")))) == 5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_key_does_what_it_says(workshop: Workshop, name: str) -> None:
+    CASES[name](workshop)

@@ -1,0 +1,232 @@
+"""Docs that are true: generated pages are fresh, and every snippet is run or parsed.
+
+yaml    filled up with a minimal recipe, and checked as a config
+jsonl   encoded by the demo's tokenizer
+python  run beside a real run folder
+bash    cheap `homeostat` verbs are run, `train` is parsed with its overrides; make targets
+        and extras must exist
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer.main
+from tests.support import runs, tiny
+from typer.testing import CliRunner
+
+from homeostat.cli.main import app
+from homeostat.config import load_config
+from homeostat.config.data import MessagesSource, PromptCompletionSource, TextSource
+from homeostat.config.load import build_config
+from homeostat.config.model import ModelConfig
+from homeostat.config.run import RunConfig
+from homeostat.config.schema import walk_keys
+from homeostat.config.tree import fill
+from homeostat.config.yaml_file import parse_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = sorted((ROOT / "docs" / "guide").glob("*.md"))
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *GUIDES]
+DEMO = "tiny_wordplay_cpu"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)")
+BASE = {
+    "name": "docs",
+    "model": {"path": "some/folder"},
+    "data": {"train": [{"type": "messages", "path": "rows.jsonl"}]},
+}
+
+
+def blocks(language: str) -> list[Any]:
+    """Every fenced block of a language, named by its page and number."""
+    found = []
+    for page in PAGES:
+        texts = [text for kind, text in FENCE.findall(page.read_text()) if kind == language]
+        found += [pytest.param(text, id=f"{page.stem}-{n}") for n, text in enumerate(texts)]
+    return found
+
+
+def commands() -> list[Any]:
+    found = {}
+    for block in blocks("bash"):
+        for line in block.values[0].splitlines():
+            if line.strip() and not line.startswith("#"):
+                found.setdefault(line, pytest.param(line, id=line))
+    return list(found.values())
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the guides have it: recipes/, and runs/ with a finished demo run."""
+    folder = tmp_path_factory.mktemp("clone")
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    raw = tiny.recipe(
+        folder,
+        name=DEMO,
+        runs_dir=str(folder / "runs"),
+        observe={
+            "console": "quiet",
+            "report": True,
+            "sinks": [{"type": "tensorboard"}],
+            "profiler": {},
+        },
+        eval={"interval_steps": 2},
+        checkpoint={"interval_steps": 2, "export": "every"},
+    )
+    raw["data"]["validation_share"] = 0.1
+    runs.train(build_config(raw, [], file=None))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["config.md", "metrics.md", "events.md", "run_folder.md", "cli.md"]
+)
+def test_the_reference_is_fresh(name: str) -> None:
+    fresh = load_generator().pages()
+    assert name in fresh
+    stored = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+    assert stored == fresh[name], "stale: run `make docs`"
+
+
+def test_the_reference_has_no_other_pages() -> None:
+    stored = {file.name for file in (ROOT / "docs" / "reference").iterdir()}
+    assert stored == set(load_generator().pages())
+
+
+def test_every_key_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "config.md").read_text()
+    # Both lists of sources share their tables.
+    keys = {path.replace("data.validation[]", "data.train[]") for path, *_ in walk_keys(RunConfig)}
+    assert not [path for path in sorted(keys) if f"| `{path}` |" not in page]
+
+
+def test_the_generator_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'docs'); import generate; generate.pages(); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_run_writes_nothing_that_is_not_documented(beside_a_run: Path) -> None:
+    known = {path.split("/")[0] for path in load_generator().RUN_FOLDER}
+    written = {entry.name for entry in (beside_a_run / "runs" / DEMO).iterdir()}
+    assert {"tensorboard", "trace", "report.html", "checkpoints"} <= written
+    assert written <= known
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_yaml_is_a_recipe_or_a_part_of_one(text: str) -> None:
+    raw, _ = parse_yaml(text, name="docs")
+    build_config(fill(raw, BASE), [], file=None)
+
+
+@pytest.mark.parametrize("text", blocks("jsonl"))
+def test_rows_can_be_trained_on(text: str) -> None:
+    from homeostat.data.rows import encode_row
+    from homeostat.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(ModelConfig(path=str(tiny.ASSETS / "tiny-chat")))
+    sources = {
+        "messages": MessagesSource(type="messages", path="x"),
+        "prompt": PromptCompletionSource(type="prompt_completion", path="x"),
+        "text": TextSource(type="text", path="x"),
+    }
+    for line in text.splitlines():
+        row = json.loads(line)
+        source = next(source for column, source in sources.items() if column in row)
+        _, weights_T = encode_row(row, source=source, tokenizer=tokenizer)
+        assert weights_T.any()
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_python_runs_beside_a_run(text: str, beside_a_run: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=beside_a_run, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_does_what_is_said(
+    line: str, beside_a_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = shlex.split(line)
+    monkeypatch.chdir(beside_a_run)
+    if words[0] == "homeostat":
+        run_or_parse(words[1:])
+    elif words[0] == "make":
+        targets = re.findall(r"^([\w%-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets or any(fits(words[1], target) for target in targets)
+    elif words[:2] == ["pip", "install"]:
+        assert extras_of(words[-1]) <= set(known_extras())
+    else:
+        assert words[0] in ("source", "python"), "say here how this is checked"
+        assert words[0] == "source" or (ROOT / words[-1]).is_file()
+
+
+def run_or_parse(arguments: list[str]) -> None:
+    if arguments[0] != "train":
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        assert result.output.strip()
+        return
+    command: Any = typer.main.get_command(app)
+    command.commands["train"].make_context("train", list(arguments[1:]))
+    recipe, *rest = arguments[1:]
+    overrides = [word for word in rest if "=" in word and not word.startswith("-")]
+    if Path(recipe).exists():
+        load_config(recipe, overrides)
+    else:
+        build_config(BASE, overrides, file=None)
+
+
+def fits(target: str, pattern: str) -> bool:
+    return "%" in pattern and target.startswith(pattern.split("%")[0])
+
+
+def extras_of(requirement: str) -> set[str]:
+    match = re.search(r"\[(.*)\]", requirement)
+    return set(match.group(1).split(",")) if match else set()
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def known_extras() -> dict[str, list[str]]:
+    return project()["optional-dependencies"]
+
+
+def test_every_dependency_has_its_reason() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    listed = [*project()["dependencies"], *(name for n in known_extras().values() for name in n)]
+    names = {re.split(r"[\[<>=~! ]", name)[0] for name in listed} - {"homeostat"}
+    assert not [name for name in sorted(names) if f"| `{name}` |" not in page]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text()) if "://" not in target]
+    assert not [target for target in targets if not (page.parent / target).exists()]

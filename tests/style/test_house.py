@@ -1,0 +1,190 @@
+"""The shape of the house: sizes, excepts, prints, docstrings, torch-free packages, recipes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homeostat.config import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "src" / "homeostat").rglob("*.py"))
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+# Long files that are tables: name -> why.
+TABLES: dict[str, str] = {}
+# Broad excepts, by file and function: why nothing narrower will do.
+BROAD_EXCEPTS = {
+    ("observe/sinks/base.py", "_call"): "a vendor's client may raise anything; the run goes on",
+    ("run/session.py", "open_session"): "whatever ends a run is written down, then raised again",
+}
+# A path of somebody's machine, which means nothing on another one.
+MACHINE_PATH = re.compile(r"(?<![\w./~-])/(?:home|root|Users|work|mnt|tmp|workspace)/\w+")
+TEXT_SUFFIXES = {".py", ".md", ".yaml", ".toml", ".txt", ".json", ".css", ".js", ".svg", ""}
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT / "src" / "homeostat").as_posix()
+
+
+def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(SOURCES) > 50
+    assert RECIPES
+
+
+def test_files_are_short() -> None:
+    lengths = {name_of(file): len(file.read_text().splitlines()) for file in SOURCES}
+    long = {name: n for name, n in lengths.items() if n > MAX_FILE_LINES and name not in TABLES}
+    assert not long, "split these files, or name them in TABLES if they are tables"
+
+
+def test_functions_are_short() -> None:
+    long = [
+        f"{name_of(file)}:{node.lineno} {node.name}"
+        for file in SOURCES
+        for node in functions(file)
+        if node.end_lineno is not None and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
+    ]
+    assert not long, f"functions past {MAX_FUNCTION_LINES} lines are two functions"
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(c, ast.Name) and c.id in ("Exception", "BaseException") for c in caught)
+
+
+def broad_excepts(file: Path) -> set[tuple[str, str]]:
+    """Functions with an except that catches everything, or suppress(Exception)."""
+    found = set()
+    for function in functions(file):
+        for node in ast.walk(function):
+            broad = isinstance(node, ast.ExceptHandler) and is_broad(node)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+                broad = any(ast.unparse(arg).endswith("Exception") for arg in node.args)
+            if broad:
+                found.add((name_of(file), function.name))
+    return found
+
+
+def test_no_except_is_broad_without_a_reason() -> None:
+    found = set().union(*(broad_excepts(file) for file in SOURCES))
+    assert found == set(BROAD_EXCEPTS), "catch what can be named, or give the reason above"
+
+
+def prints(node: ast.AST) -> bool:
+    """Writing to stderr is left: it is the last resort of what cannot be logged."""
+    if not isinstance(node, ast.Call):
+        return False
+    elsewhere = any(ast.unparse(word) == "file=sys.stderr" for word in node.keywords)
+    return ast.unparse(node.func) in ("print", "sys.stdout.write") and not elsewhere
+
+
+def test_only_the_command_line_prints() -> None:
+    calls = [
+        f"{name_of(file)}:{node.lineno}"
+        for file in SOURCES
+        if not name_of(file).startswith("cli/")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if prints(node)
+    ]
+    assert not calls
+
+
+def test_every_module_says_what_it_is() -> None:
+    # A package's __init__ may be empty: its modules speak for it.
+    files = [file for file in SOURCES if file.read_text(encoding="utf-8").strip()]
+    silent = [name_of(file) for file in files if not ast.get_docstring(ast.parse(file.read_text()))]
+    assert not silent
+
+
+def tracked_texts() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listed.stdout.splitlines()]
+    return [file for file in files if file.is_file() and file.suffix in TEXT_SUFFIXES]
+
+
+def test_nothing_names_a_machine() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}: {match.group()}"
+        for file in tracked_texts()
+        for match in MACHINE_PATH.finditer(file.read_text(encoding="utf-8", errors="replace"))
+    ]
+    assert not found
+
+
+def loaded_modules(code: str) -> set[str]:
+    """The modules that are loaded once `code` has run in a fresh process."""
+    tail = "\nimport json, sys\nprint('\\n' + json.dumps(sorted(sys.modules)))"
+    command = [sys.executable, "-c", code + tail]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+HEAVY = {"torch", "transformers", "peft", "gguf", "pyarrow", "wandb"}
+
+
+def test_torch_free_packages_import_without_torch() -> None:
+    light = [
+        "homeostat." + name_of(file).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for file in SOURCES
+        if name_of(file).split("/")[0] in ("types.py", "errors.py", "config", "observe")
+    ]
+    # A sink's module needs the package that it speaks to.
+    modules = [name for name in light if ".sinks." not in name]
+    assert len(modules) > 20
+    assert not HEAVY & loaded_modules("".join(f"import {name}\n" for name in modules))
+
+
+def test_help_starts_without_torch() -> None:
+    code = (
+        "import sys\nsys.argv = ['homeostat', '--help']\nfrom homeostat.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
+    )
+    assert not HEAVY & loaded_modules(code)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
+def test_a_recipe_parses_and_is_named_as_its_file(recipe: Path) -> None:
+    assert load_config(recipe).name == recipe.stem
+
+
+def event_kinds() -> Iterator[tuple[str, str]]:
+    """Every kind that the sources emit, with its place: first arguments of event() and emit()."""
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            if ast.unparse(node.func).split(".")[-1] not in ("event", "emit", "append_event"):
+                continue
+            for part in ast.walk(node.args[0]):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value, f"{name_of(file)}:{node.lineno}"
+
+
+def test_the_event_catalogue_is_what_the_sources_emit() -> None:
+    from homeostat.observe.events import EVENTS
+
+    emitted = dict(event_kinds())
+    assert set(emitted) == set(EVENTS), "observe/events.py and the sources differ"

@@ -1,0 +1,7 @@
+"""One case per config key: what a real run shows that only this key explains."""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{module}" for module in ("workshop", "inputs", "trainer", "outputs"))
+)

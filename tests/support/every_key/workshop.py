@@ -1,0 +1,269 @@
+"""Tiny real runs that differ in one key, and what can be seen of them.
+
+    base overrides          -> Run  (kept: many keys are judged against the same base)
+    base overrides + change -> Run
+    see(base run), see(changed run) -> equal, different, or exactly what the case says
+
+Runs are deterministic, so that a difference between two of them has one cause: the change. Paths
+in overrides are relative to the workshop's folder, which `Workshop` fills with inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from tests.support import tiny
+
+from homeostat.config import RunConfig
+from homeostat.config.load import build_config
+from homeostat.errors import HomeostatError
+from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.run.session import open_session
+from homeostat.run.sft import train_sft
+from homeostat.train.checkpoint import CheckpointStore
+
+# The weights that a run of the base recipe came to, in HF format; and an adapter on top of them.
+TRAINED = ("model.path=trained", "model.init=pretrained")
+LORA = (*TRAINED, "lora={rank: 4}")
+EXPORTED = ("checkpoint.export=final",)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left behind. `error` is how it ended, where it ended early."""
+
+    config: RunConfig
+    output: str
+    error: HomeostatError | None
+
+    @property
+    def dir(self) -> Path:
+        return self.config.run_dir
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        return CheckpointStore(self.dir / "checkpoints")
+
+    def metric(self, name: str) -> list[float]:
+        records = read_metrics(self.dir / "metrics.jsonl")
+        return [record[name] for record in records if name in record]
+
+    def steps_with(self, name: str) -> list[int]:
+        return [r["step"] for r in read_metrics(self.dir / "metrics.jsonl") if name in r]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in iter_jsonl(self.dir / "events.jsonl") if event["kind"] == kind]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What the last checkpoint holds of the model."""
+        store = self.checkpoints
+        return load_file(store.path(store.steps()[-1]) / "model.safetensors")
+
+
+See = Callable[[Run], Any]
+Watch = Callable[[], AbstractContextManager[Any]]
+
+
+class Workshop:
+    """A folder of inputs, and the runs made from them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._kept: dict[tuple[str, ...], Run] = {}
+        self._num_runs = 0
+        write_inputs(folder)
+        trained = self.run(*EXPORTED)
+        self._keep_export(trained, "trained")
+        self._keep_export(self.run(*LORA, *EXPORTED), "adapter")
+
+    def run(self, *overrides: str) -> Run:
+        """The finished run of the base recipe with these overrides; the same ones run once."""
+        if overrides not in self._kept:
+            self._kept[overrides] = self.again(*overrides)
+        return self._kept[overrides]
+
+    def again(self, *overrides: str, watch: AbstractContextManager[Any] | None = None) -> Run:
+        """A run of its own, under the eyes of `watch`."""
+        run = self.attempt(*overrides, watch=watch)
+        if run.error is not None:
+            raise run.error
+        return run
+
+    def attempt(self, *overrides: str, watch: AbstractContextManager[Any] | None = None) -> Run:
+        """A run that may end early, by an error that is meant for the user."""
+        config = self.config(*overrides)
+        error: HomeostatError | None = None
+        console = Console(file=io.StringIO())
+        with contextlib.chdir(self.folder), watch or contextlib.nullcontext():
+            try:
+                with open_session(
+                    config, recipe="", command=["train"], console=console, log_level="warning"
+                ) as session:
+                    train_sft(config, session)
+            except HomeostatError as ended:
+                error = ended
+        absolute = config.model_copy(update={"runs_dir": str(self.folder / config.runs_dir)})
+        return Run(absolute, console.file.getvalue(), error)  # type: ignore[attr-defined]
+
+    def config(self, *overrides: str) -> RunConfig:
+        self._num_runs += 1
+        raw = base_recipe(self.folder, name=f"run_{self._num_runs}")
+        return build_config(raw, list(overrides), file=None)
+
+    def _keep_export(self, run: Run, name: str) -> None:
+        last = run.checkpoints.steps()[-1]
+        shutil.copytree(run.checkpoints.path(last) / "hf", self.folder / name)
+
+
+def base_recipe(folder: Path, *, name: str) -> dict[str, Any]:
+    """Three updates of eight rows on the CPU, one micro-batch each, one checkpoint at the end."""
+    raw = tiny.recipe(folder, name=name)
+    raw["runs_dir"] = "runs"
+    raw["data"]["train"] = [{"type": "messages", "path": "rows.jsonl"}]
+    raw["trainer"] = {"max_steps": 3, "batch_rows": 8, "lr": 1e-2, "threads": 1, "device": "cpu"}
+    raw["checkpoint"] = {"interval_steps": 100, "export": "off"}
+    return raw
+
+
+def write_inputs(folder: Path) -> None:
+    """Rows with a column for every kind of source, a flawed file, and models that differ."""
+    tiny.write_rows(folder / "rows.jsonl")
+    rows = []
+    for number, row in enumerate(iter_jsonl(folder / "rows.jsonl")):
+        word = row["messages"][1]["content"]
+        talk = [{"role": "user", "content": "talk"}, {"role": "assistant", "content": word * 2}]
+        row |= {"talk": talk, "prompt": f"say {word}", "completion": word}
+        row |= {"question": "what?", "answer": f"{number} {word}", "text": word, "body": word * 3}
+        rows.append(json.dumps(row))
+    (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    (folder / "fewer.jsonl").write_text("\n".join(rows[5:35]), encoding="utf-8")
+    (folder / "flawed.jsonl").write_text("\n".join([*rows, "{}"]), encoding="utf-8")
+    tiny.write_model(folder / "wide", hidden_size=48)
+    without_merges(tiny.write_model(folder / "bytewise") / "tokenizer.json")
+    template = json.loads((folder / "wide" / "tokenizer_config.json").read_text())["chat_template"]
+    (folder / "polite.jinja").write_text("please {{ '\\n' }}" + template, encoding="utf-8")
+
+
+def without_merges(file: Path) -> None:
+    """A tokenizer that never joins bytes."""
+    description = json.loads(file.read_text(encoding="utf-8"))
+    description["model"]["merges"] = []
+    file.write_text(json.dumps(description), encoding="utf-8")
+
+
+# What can be seen of any run.
+
+
+def losses(run: Run) -> list[float]:
+    return run.metric("train/loss")
+
+
+def eval_losses(run: Run) -> list[float]:
+    return run.metric("eval/loss")
+
+
+def steps(run: Run) -> list[int]:
+    return run.steps_with("train/loss")
+
+
+def kept_steps(run: Run) -> list[int]:
+    return run.checkpoints.steps()
+
+
+def weight_bytes(run: Run) -> dict[str, bytes]:
+    return {
+        name: tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        for name, tensor in run.weights().items()
+    }
+
+
+def metric(name: str) -> See:
+    return lambda run: run.metric(name)
+
+
+def fact(kind: str, field: str) -> See:
+    """A field of the first event of this kind."""
+    return lambda run: run.events(kind)[0][field]
+
+
+def has_file(name: str) -> See:
+    return lambda run: (run.dir / name).is_file()
+
+
+# What a case may claim.
+
+Case = Callable[[Workshop], None]
+Same = Literal["bits", "losses"]
+
+
+def shows(
+    change: str,
+    see: See,
+    *,
+    was: Any,
+    now: Any,
+    base: tuple[str, ...] = (),
+    same: Same | None = None,
+) -> Case:
+    """The base run shows `was`, the changed one `now`; `same` says what must not differ."""
+
+    def case(workshop: Workshop) -> None:
+        before, after = workshop.run(*base), workshop.run(*base, change)
+        assert see(before) == was
+        assert see(after) == now
+        assert_same(before, after, same)
+
+    return case
+
+
+def alters(
+    change: str, see: See = losses, *, base: tuple[str, ...] = (), same: Same | None = None
+) -> Case:
+    """The two runs show different things; `same` says what must not differ."""
+
+    def case(workshop: Workshop) -> None:
+        before, after = workshop.run(*base), workshop.run(*base, change)
+        assert see(before), "nothing was seen in the base run"
+        assert see(before) != see(after)
+        assert_same(before, after, same)
+
+    return case
+
+
+def refuses(change: str, why: str, *, base: tuple[str, ...] = ()) -> Case:
+    """The base run works; with the change it is refused, for this reason."""
+
+    def case(workshop: Workshop) -> None:
+        workshop.run(*base)
+        with pytest.raises(HomeostatError, match=why):
+            workshop.again(*base, change)
+
+    return case
+
+
+def all_of(*cases: Case) -> Case:
+    def case(workshop: Workshop) -> None:
+        for part in cases:
+            part(workshop)
+
+    return case
+
+
+def assert_same(first: Run, second: Run, same: Same | None = "bits") -> None:
+    """bits: the final weights are equal to the bit. losses: sums were taken in another order."""
+    if same == "bits":
+        assert weight_bytes(first) == weight_bytes(second)
+    elif same == "losses":
+        assert losses(first) == pytest.approx(losses(second), rel=1e-5)
