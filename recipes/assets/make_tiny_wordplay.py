@@ -12,22 +12,22 @@ import random
 from pathlib import Path
 
 NUM_ROWS = 4000
-LETTERS = "abcdeilnorst"
+LETTERS = "adeinors"
 
 
 def sort_digits(rng: random.Random) -> tuple[str, str]:
-    digits = "".join(rng.choices("0123456789", k=rng.randint(3, 6)))
+    digits = "".join(rng.choices("0123456789", k=rng.randint(3, 5)))
     return f"sort {digits}", "".join(sorted(digits))
 
 
 def turn_around(rng: random.Random) -> tuple[str, str]:
-    word = "".join(rng.choices(LETTERS, k=rng.randint(3, 6)))
+    word = "".join(rng.choices(LETTERS, k=rng.randint(2, 4)))
     return f"turn around {word}", word[::-1]
 
 
 def count_letter(rng: random.Random) -> tuple[str, str]:
     letter = rng.choice(LETTERS)
-    word = "".join(rng.choices(LETTERS[:6] + letter * 2, k=rng.randint(4, 8)))
+    word = "".join(rng.choices(LETTERS[:4] + letter * 2, k=rng.randint(3, 5)))
     return f"how many {letter} in {word}", str(word.count(letter))
 
 

@@ -15,6 +15,10 @@ class HomeostatError(Exception):
     exit_code = 2
 
 
+# The `line` of what was said on the command line and stands in no file.
+COMMAND_LINE = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with an input: where, what and why, and the way out."""
@@ -26,7 +30,9 @@ class Problem:
 
     def render(self, file: str | None = None) -> str:
         where = self.place or "(whole file)"
-        if file is not None:
+        if self.line == COMMAND_LINE:
+            where = f"command line: {where}"
+        elif file is not None:
             where = f"{file}:{self.line}: {where}" if self.line else f"{file}: {where}"
         tail = f" {self.hint}" if self.hint else ""
         return f"{where}: {self.message}{tail}"

@@ -74,6 +74,13 @@ def test_all_problems_of_a_file_are_reported_at_once_with_lines(tmp_path: Path) 
     assert "trainer.epochs: trainer.max_steps is set too" in text
 
 
+def test_what_the_command_line_says_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("name: a\nmodel: {path: m}\ndata: {train: [{type: text, path: x}]}\n")
+    with pytest.raises(ConfigError, match=r"^command line: trainer\.lr: "):
+        load_config(file, ["trainer.lr=abc"])
+
+
 def test_a_key_in_the_wrong_place_is_pointed_to_the_right_one() -> None:
     assert "Did you mean trainer.lr?" in problems("lr=1e-4")["lr"]
 

@@ -21,7 +21,7 @@ from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
 from homeostat.config.tree import child, fill, has, parts, without
 from homeostat.config.yaml_file import Place, dotted, parse_yaml, read_yaml
-from homeostat.errors import ConfigError, Problem
+from homeostat.errors import COMMAND_LINE, ConfigError, Problem
 
 # Old dotted name -> new one. A recipe that uses an old name is told the new one.
 RENAMED_KEYS: dict[str, str] = {}
@@ -44,6 +44,7 @@ def build_config(
         raise ConfigError([Problem("", what, line=1)], file=file)
     raw = copy.deepcopy(raw)
     problems = [problem for text in overrides if (problem := _apply_override(raw, text))]
+    lines = lines | {parts(text.partition("=")[0]): COMMAND_LINE for text in overrides}
     merged, preset_problems = _merge_presets(raw)
     problems += preset_problems
     config, more = _validate(merged, lines)
@@ -186,7 +187,7 @@ def _tags_hint(item: Any) -> str:
 
 
 def _located(problem: Problem, lines: dict[Place, int]) -> Problem:
-    """The line of the nearest enclosing place that the file has."""
+    """The line of the place, or of the nearest one around it that the file has."""
     place = parts(problem.place)
     while place and place not in lines:
         place = place[:-1]

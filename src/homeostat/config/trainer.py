@@ -29,9 +29,11 @@ class Schedule(Settings):
     """What all schedules share: a linear warm-up from 0."""
 
     warmup_steps: int | None = key(
-        None, ge=0, help="Warm-up in steps. Set this or warmup_share, not both."
+        None, ge=0, resume="warn", help="Warm-up in steps. Set this or warmup_share, not both."
     )
-    warmup_share: float = key(0.03, ge=0, lt=1, help="Warm-up as a share of all steps.")
+    warmup_share: float = key(
+        0.03, ge=0, lt=1, resume="warn", help="Warm-up as a share of all steps."
+    )
 
     def num_warmup_steps(self, total_steps: int) -> int:
         if self.warmup_steps is not None:
@@ -58,7 +60,9 @@ class ConstantSchedule(Schedule):
 
 class LinearSchedule(Schedule):
     type: Literal["linear"]
-    min_lr_share: float = key(0.0, ge=0, le=1, help="Share of the peak reached at the end.")
+    min_lr_share: float = key(
+        0.0, ge=0, le=1, resume="warn", help="Share of the peak reached at the end."
+    )
 
     def after_warmup(self, progress: float) -> float:
         return self.min_lr_share + (1 - self.min_lr_share) * (1 - progress)
@@ -66,7 +70,9 @@ class LinearSchedule(Schedule):
 
 class CosineSchedule(Schedule):
     type: Literal["cosine"] = "cosine"
-    min_lr_share: float = key(0.1, ge=0, le=1, help="Share of the peak reached at the end.")
+    min_lr_share: float = key(
+        0.1, ge=0, le=1, resume="warn", help="Share of the peak reached at the end."
+    )
 
     def after_warmup(self, progress: float) -> float:
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
@@ -77,8 +83,12 @@ class WsdSchedule(Schedule):
     """Warm-up, stable, decay: constant, then linear down over the last `decay_share`."""
 
     type: Literal["wsd"]
-    decay_share: float = key(0.2, gt=0, le=1, help="Share of the steps after warm-up that decay.")
-    min_lr_share: float = key(0.0, ge=0, le=1, help="Share of the peak reached at the end.")
+    decay_share: float = key(
+        0.2, gt=0, le=1, resume="warn", help="Share of the steps after warm-up that decay."
+    )
+    min_lr_share: float = key(
+        0.0, ge=0, le=1, resume="warn", help="Share of the peak reached at the end."
+    )
 
     def after_warmup(self, progress: float) -> float:
         left = min(1.0, (1 - progress) / self.decay_share)

@@ -19,7 +19,7 @@ import jinja2
 from homeostat.data.sources import BadRowError
 from homeostat.errors import ModelError
 
-MAX_CPU_S = 10.0
+MAX_CPU_S = 5.0
 # No text of a row is as long; tokenising it would take minutes.
 MAX_CHARS = 100_000_000
 # What a template of any content has been seen to raise.

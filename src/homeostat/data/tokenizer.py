@@ -320,8 +320,14 @@ def _configured_stops(model: ModelConfig) -> set[int]:
         for name in ("generation_config.json", "config.json"):
             value = _read_object(folder / name).get("eos_token_id")
             ids = value if isinstance(value, list) else [value]
-            found.update(token for token in ids if type(token) is int)
+            found.update(_token_id(token, folder / name) for token in ids if token is not None)
     return found
+
+
+def _token_id(value: Any, file: Path) -> int:
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise ModelError(f"{file}: eos_token_id is {value!r:.60}, which is no token's number.")
+    return value
 
 
 def _read_object(file: Path) -> dict[str, Any]:

@@ -124,14 +124,13 @@ def _indexed_files(folder: Path) -> list[Path]:
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"model.path: {folder / INDEX} has no weight_map.")
-    files = set(weight_map.values())
-    for name in files:
+    for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name or Path(name).suffix != _SUFFIX:
             raise ModelError(
                 f"model.path: {folder / INDEX} names {name!r}, which is no safetensors file "
                 "of its folder."
             )
-    paths = [folder / name for name in sorted(files)]
+    paths = [folder / name for name in sorted(set(weight_map.values()))]
     for path in paths:
         require_plain(path, setting="model.path")
     return paths

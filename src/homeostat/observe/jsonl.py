@@ -16,7 +16,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy as np
 from homeostat.errors import RunDirError
 
 MAX_WAITING_LINES = 10_000
+_MAX_NUMBER = 10**18
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,33 @@ def _restored(value: Any) -> Any:
     return [_restored(item) for item in value] if isinstance(value, list) else value
 
 
-def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+def is_record(record: Mapping[str, Any]) -> bool:
+    """Every line has a step; a time, where it has one, and all numbers can be floats."""
+    numbers = [value for value in record.values() if isinstance(value, int)]
+    time = record.get("time", 0.0)
+    return (
+        type(record.get("step")) is int
+        and isinstance(time, (int, float))
+        and all(abs(number) < _MAX_NUMBER for number in (*numbers, time))
+    )
+
+
+def is_event(record: Mapping[str, Any]) -> bool:
+    return is_record(record) and "time" in record and isinstance(record.get("kind"), str)
+
+
+def is_row_losses(record: Mapping[str, Any]) -> bool:
+    """Row ids and losses are two lists of numbers of one length."""
+    ids, losses = record.get("row_ids"), record.get("losses")
+    if not (is_record(record) and isinstance(ids, list) and isinstance(losses, list)):
+        return False
+    numbers = all(type(x) is int for x in ids) and all(type(x) is float for x in losses)
+    return numbers and len(ids) == len(losses)
+
+
+def iter_jsonl(
+    path: Path, *, is_sound: Callable[[Mapping[str, Any]], bool] = lambda record: True
+) -> Iterator[dict[str, Any]]:
     """The records of a file, one at a time. No file: none. A torn last line is passed over."""
     try:
         file = path.open("rb")
@@ -65,18 +92,18 @@ def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     with file:
         for number, line in enumerate(file, start=1):
             record = _decode(line)
-            if record is not None:
+            if record is not None and is_sound(record):
                 yield record
-            elif line.endswith(b"\n") and file.read(1):
+            elif record is not None or (line.endswith(b"\n") and file.read(1)):
                 raise RunDirError(
-                    f"{path}:{number} is not a JSON object: the file was damaged from outside. "
+                    f"{path}:{number} is not a record of ours: the file was damaged from outside. "
                     "Delete that line to read the rest."
                 )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl, with `step`, `time` and the metrics as floats."""
-    return list(iter_jsonl(path))
+    return list(iter_jsonl(path, is_sound=is_record))
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:

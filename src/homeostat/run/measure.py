@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from homeostat.algorithms import sft
+from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import eval_batches
 from homeostat.observe.devices import host_rss
 from homeostat.types import Role, StepPlan, UpdateReport
@@ -52,7 +53,15 @@ def evaluate(parts: Parts, rows: RowSet) -> float:
     config = parts.config
     spec = sft.loss_spec(config.algorithm, [rows.store[int(row)] for row in rows.ids])
     total = torch.zeros((), dtype=torch.float64)
-    for batch in eval_batches(rows.store, rows.ids, trainer=config.trainer):
+    for batch in eval_batches(rows.store, rows.ids, trainer=_sizes(parts)):
         scores = parts.trainer.score(Role.POLICY, batch)
         total += sft.loss(scores.nll_B.double(), scores.weight_B.double(), spec).cpu()
     return float(total)
+
+
+def _sizes(parts: Parts) -> TrainerConfig:
+    """How rows are split into micro-batches now: memory may have run out since the start."""
+    trainer, budget = parts.config.trainer, parts.state.token_budget
+    if budget is None:
+        return trainer
+    return trainer.model_copy(update={"packing": True, "max_tokens_per_device": budget})

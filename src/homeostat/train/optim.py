@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from homeostat.config.trainer import AdamWConfig
+from homeostat.train.checkpoint import copy_tensors
 
 # torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
 CLIP_EPS = 1e-6

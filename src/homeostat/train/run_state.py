@@ -7,6 +7,9 @@ from typing import Any, get_type_hints
 
 from homeostat.errors import CheckpointError
 
+# As trainer.threads.
+_LARGEST = {"threads": 1024}
+
 
 @dataclass(slots=True)
 class RunState:
@@ -36,9 +39,16 @@ class RunState:
     def from_json(cls, fields: dict[str, Any], *, place: str) -> RunState:
         """`place` names the file, for a message about a field that is none of ours."""
         kinds = get_type_hints(cls)
-        for name in kinds.keys() ^ fields.keys():
+        for name in sorted(kinds.keys() ^ fields.keys()):
             raise CheckpointError(f"{place}: run.{name} is missing or not known.")
         for name, value in fields.items():
-            if not isinstance(value, kinds[name]) or type(value) is bool != (kinds[name] is bool):
+            if not _fits(name, value, kinds[name]):
                 raise CheckpointError(f"{place}: run.{name} cannot be {value!r:.60}.")
         return cls(**fields)
+
+
+def _fits(name: str, value: Any, kind: Any) -> bool:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        return False
+    smallest = 1 if name in ("threads", "token_budget") else 0
+    return not isinstance(value, int) or smallest <= value <= _LARGEST.get(name, 2**62)

@@ -164,7 +164,7 @@ def trackio_runs(project: str) -> list[str]:
 
 def trackio_project_and_name(workshop: Workshop) -> None:
     sink = "observe.sinks=[{{type: trackio, project: {}}}]"
-    project = f"project-{workshop.folder.name}"
+    project = workshop.fresh_name
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRACKIO_DIR", str(workshop.folder / "trackio"))
         first = workshop.run(sink.format(project))
@@ -244,9 +244,12 @@ CASES: dict[str, Case] = {
         "observe.profiler.steps=[1,3]", files_in("trace"), was=["step_00000002.json"],
         now=["step_00000001.json", "step_00000003.json"], base=TRACED, same="bits",
     ),
-    "observe.profiler.folder": shows(
-        "observe.profiler.folder=profiles", files_in("profiles"),
-        was=[], now=["step_00000002.json"], base=TRACED, same="bits",
+    "observe.profiler.folder": all_of(
+        shows(
+            "observe.profiler.folder=profiles", files_in("profiles"),
+            was=[], now=["step_00000002.json"], base=TRACED, same="bits",
+        ),
+        refuses("observe.profiler.folder=../away", "outside the run directory", base=TRACED),
     ),
     "observe.profiler.memory": shows(
         "observe.profiler.memory=false", traces_memory, was=True, now=False, base=TRACED,

@@ -18,6 +18,7 @@ from tests.support.every_key.workshop import (
     all_of,
     alters,
     assert_same,
+    eval_losses,
     fact,
     metric,
     refuses,
@@ -83,11 +84,9 @@ def saved_threads(run: Run) -> int:
     return json.loads(file.read_text())["run"]["threads"]
 
 
-def scheduled(
-    kind: str, change: str, *, was: list[float], now: list[float], base: tuple[str, ...] = ()
-) -> Case:
+def scheduled(kind: str, change: str, *, was: list[float], now: list[float]) -> Case:
     """Four steps of a schedule, and again with one of its keys changed."""
-    base = ("trainer.max_steps=4", f"trainer.schedule={{type: {kind}}}", *base)
+    base = ("trainer.max_steps=4", f"trainer.schedule={{type: {kind}}}")
     return shows(f"trainer.schedule.{change}", learning_rates, was=was, now=now, base=base)
 
 
@@ -185,12 +184,14 @@ def little_memory(max_tokens: int) -> Iterator[None]:
 
 
 def out_of_memory_is_retried_or_halts(workshop: Workshop) -> None:
-    plain = workshop.run()
-    retried = workshop.again(watch=little_memory(200))
+    held_out = "data.validation_share=0.25"
+    plain = workshop.run(held_out)
+    retried = workshop.again(held_out, watch=little_memory(200))
     assert retried.events("oom_retry")
     assert min(retried.metric("data/micro_batches")) > max(plain.metric("data/micro_batches"))
     assert max(retried.metric("data/packing_fill")) <= 1
     assert_same(plain, retried, "losses")
+    assert eval_losses(retried) == pytest.approx(eval_losses(plain), rel=1e-5)
     halted = workshop.attempt("trainer.on_oom=halt", watch=little_memory(200))
     assert isinstance(halted.error, OutOfMemoryHaltError)
     assert not halted.events("oom_retry")

@@ -14,6 +14,7 @@ import contextlib
 import io
 import json
 import shutil
+import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -73,7 +74,6 @@ class Run:
 
 
 See = Callable[[Run], Any]
-Watch = Callable[[], AbstractContextManager[Any]]
 
 
 class Workshop:
@@ -81,6 +81,8 @@ class Workshop:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # For services that remember: a name that no earlier test has used.
+        self.fresh_name = f"every-key-{uuid.uuid4().hex[:8]}"
         self._kept: dict[tuple[str, ...], Run] = {}
         self._num_runs = 0
         write_inputs(folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.observe.jsonl import is_event, is_row_losses, iter_jsonl, read_metrics
 from homeostat.observe.report.series import Series, read_columns
 from homeostat.observe.run_dir import RunPaths
 
@@ -93,14 +93,14 @@ class RunFacts:
 def read_facts(path: Path) -> RunFacts:
     paths = RunPaths(path)
     metrics = read_metrics(paths.metrics)
-    events = list(iter_jsonl(paths.events))
+    events = list(iter_jsonl(paths.events, is_sound=is_event))
     started_at, duration_s = _times(metrics, events)
     return RunFacts(
         paths=paths,
         config=read_config(paths),
         columns=read_columns(metrics),
         events=events,
-        worst_rows=find_worst_rows(iter_jsonl(paths.row_losses)),
+        worst_rows=find_worst_rows(iter_jsonl(paths.row_losses, is_sound=is_row_losses)),
         last_step=max((int(record["step"]) for record in metrics), default=0),
         started_at=started_at,
         duration_s=duration_s,
@@ -121,7 +121,9 @@ def _times(
 ) -> tuple[float | None, float]:
     """When the run began, and the time it ran: its sessions, without the gaps between them."""
     moments = sorted(
-        (float(record["time"]), record.get("kind") in _STARTS) for record in [*metrics, *events]
+        (float(record["time"]), record.get("kind") in _STARTS)
+        for record in [*metrics, *events]
+        if "time" in record
     )
     duration, previous = 0.0, None
     for moment, is_start in moments:
