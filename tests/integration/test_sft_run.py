@@ -314,6 +314,38 @@ def test_out_of_memory_is_retried_smaller_with_the_same_gradient(tmp_path: Path)
     assert runs.losses(config) == pytest.approx(runs.losses(plain), rel=1e-5)
 
 
+STARVED_EVALUATION = """
+import resource
+from homeostat.run import sft
+original = sft.evaluate
+def evaluate(parts, rows, *, memory):
+    size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+    hard = resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_AS, (size + {room}, hard))
+    loss = original(parts, rows, memory=memory)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    return loss
+sft.evaluate = evaluate
+"""
+
+
+def test_out_of_memory_in_an_evaluation_is_retried_smaller_too(tmp_path: Path) -> None:
+    raw = big_recipe(tmp_path, "starved")
+    raw["data"]["validation_share"] = 0.5
+    raw["eval"] = {"at_start": True}
+    process = runs.start(raw, tmp_path, prelude=STARVED_EVALUATION.format(room=16 * 2**20))
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    config = tiny.build_config(raw, [], file=None)
+    assert runs.events(config, "oom_retry")[0]["step"] == 0
+    plain = tiny.build_config({**raw, "name": "plain"}, [], file=None)
+    runs.train(plain)
+    found, expected = (
+        read_metrics(c.run_dir / "metrics.jsonl")[0]["eval/loss"] for c in (config, plain)
+    )
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_one_row_that_does_not_fit_stops_with_the_ladder(tmp_path: Path) -> None:
     raw = big_recipe(tmp_path, "starved", width=768)
     process = runs.start(raw, tmp_path, prelude=STARVED.format(room=-20 * 2**20))

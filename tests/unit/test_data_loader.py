@@ -15,7 +15,7 @@ from homeostat.config.data import DataConfig, TextSource
 from homeostat.config.model import ModelConfig
 from homeostat.config.run import SftConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.data.loader import PlanLoader, can_shrink, eval_batches, repack
+from homeostat.data.loader import PlanLoader, eval_batches, repack
 from homeostat.data.prepare import prepare_rows
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import load_tokenizer
@@ -157,7 +157,6 @@ def test_repacking_keeps_rows_and_loss(store):
     with make_loader(store, max_tokens_per_device=4096) as loader:
         plan = next(loader)
     assert len(plan.micro_batches) == 1
-    assert can_shrink(plan)
     small = repack(plan, max_tokens=100)
     assert max(batch.num_tokens for batch in small.micro_batches) <= 100
     assert (small.step, small.epoch, small.loss) == (plan.step, plan.epoch, plan.loss)
@@ -171,7 +170,7 @@ def test_repacking_keeps_rows_and_loss(store):
             start += int(length)
     single = repack(plan, max_tokens=1)
     assert all(batch.num_rows == 1 for batch in single.micro_batches)
-    assert not can_shrink(single)
+    assert all(batch.num_rows == 1 for batch in single.micro_batches)
 
 
 def test_evaluation_sees_every_row_once_in_a_fixed_order(store):

@@ -140,15 +140,10 @@ class PlanLoader:
         return step
 
 
-def can_shrink(plan: StepPlan) -> bool:
-    """Would a smaller token budget make the plan's largest micro-batch smaller?"""
-    return max(plan.micro_batches, key=lambda batch: batch.num_tokens).num_rows > 1
-
-
 def repack(plan: StepPlan, *, max_tokens: int) -> StepPlan:
     """The same rows and the same loss under another token budget.
 
-    A row longer than the budget stands alone: ask `can_shrink` first.
+    A row longer than the budget stands alone.
     """
     rows = [row for batch in plan.micro_batches for row in _rows_of(batch)]
     bins = pack([len(row) for row in rows], max_tokens)

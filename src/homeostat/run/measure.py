@@ -11,7 +11,8 @@ from homeostat.algorithms import sft
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import eval_batches
 from homeostat.observe.devices import host_rss
-from homeostat.types import Role, StepPlan, UpdateReport
+from homeostat.train.oom import MemoryGuard
+from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
 
 if TYPE_CHECKING:
     from homeostat.run.setup import Parts, RowSet
@@ -48,15 +49,24 @@ def step_metrics(
     return metrics | parts.gpus.sample()
 
 
-def evaluate(parts: Parts, rows: RowSet) -> float:
+def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
     """The loss on the held-out rows, normalised as in training, over all of them."""
-    config = parts.config
-    spec = sft.loss_spec(config.algorithm, [rows.store[int(row)] for row in rows.ids])
-    total = torch.zeros((), dtype=torch.float64)
-    for batch in eval_batches(rows.store, rows.ids, trainer=_sizes(parts)):
-        scores = parts.trainer.score(Role.POLICY, batch)
-        total += sft.loss(scores.nll_B.double(), scores.weight_B.double(), spec).cpu()
-    return float(total)
+    spec = sft.loss_spec(parts.config.algorithm, [rows.store[int(row)] for row in rows.ids])
+
+    def total(batches: list[TrainBatch]) -> float:
+        found = torch.zeros((), dtype=torch.float64)
+        for batch in batches:
+            scores = parts.trainer.score(Role.POLICY, batch)
+            found += sft.loss(scores.nll_B.double(), scores.weight_B.double(), spec).cpu()
+        return float(found)
+
+    step, loss = parts.state.step, None
+    while loss is None:
+        batches = list(eval_batches(rows.store, rows.ids, trainer=_sizes(parts)))
+        loss = memory.attempt(lambda batches=batches: total(batches), step=step)
+        if loss is None:
+            memory.shrink(batches, step=step)
+    return loss
 
 
 def _sizes(parts: Parts) -> TrainerConfig:

@@ -20,6 +20,7 @@ from homeostat.run.measure import evaluate, step_metrics
 from homeostat.run.saving import Saver
 from homeostat.run.session import Session
 from homeostat.run.setup import Parts, set_up
+from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,13 @@ def train_sft(config: RunConfig, session: Session) -> RunResult:
 
 def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
     state, recorder = parts.state, session.recorder
+    memory = MemoryGuard(
+        parts.trainer, config, run_dir=session.run_dir, emit=recorder.event, state=state
+    )
     guarded = GuardedStep(
         parts.trainer,
-        config,
+        config.trainer,
+        memory=memory,
         store=parts.train_rows.store,
         run_dir=session.run_dir,
         emit=recorder.event,
@@ -76,7 +81,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
     )
     saver = Saver(config, parts, session)
     if parts.eval_rows and config.eval.at_start and state.step == 0:
-        recorder.log(0, _evaluated(config, parts, session)[0])
+        recorder.log(0, _evaluated(parts, session, memory)[0])
     with parts.open_plans() as plans:
         for plan in plans:
             started = time.perf_counter()
@@ -92,7 +97,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
             at_end = plan.step == parts.total_steps
             is_best = False
             if parts.eval_rows and (at_end or plan.step % config.eval.interval_steps == 0):
-                eval_metrics, is_best = _evaluated(config, parts, session)
+                eval_metrics, is_best = _evaluated(parts, session, memory)
                 metrics |= eval_metrics
             recorder.log(plan.step, metrics)
             session.keep_row_losses(report)
@@ -106,16 +111,18 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
                 break
 
 
-def _evaluated(config: RunConfig, parts: Parts, session: Session) -> tuple[dict[str, float], bool]:
+def _evaluated(
+    parts: Parts, session: Session, memory: MemoryGuard
+) -> tuple[dict[str, float], bool]:
     """The metrics of the held-out rows, and whether they never scored better."""
     assert parts.eval_rows is not None
     started = time.perf_counter()
-    loss = evaluate(parts, parts.eval_rows)
+    loss = evaluate(parts, parts.eval_rows, memory=memory)
     metrics = {"eval/loss": loss, "time/eval": time.perf_counter() - started}
     state = parts.state
-    is_best = state.judge(loss, min_delta=config.eval.min_delta)
+    is_best = state.judge(loss, min_delta=parts.config.eval.min_delta)
     session.recorder.event("new_best" if is_best else "eval_done", state.step, loss=loss)
-    patience = config.eval.patience
+    patience = parts.config.eval.patience
     if patience is not None and state.evals_without_better >= patience:
         state.stopped_early = True
         fields = {"best_loss": state.best_loss, "patience": patience}

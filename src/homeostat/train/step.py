@@ -1,34 +1,23 @@
 """One optimizer update that survives running out of memory and numbers that are not finite.
 
-Out of memory: the update is begun again with half the tokens per micro-batch. Rows, loss and
-denominator stay, so the gradient is the same; the smaller budget holds for the rest of the run.
-Not finite: nothing is applied; the rows at fault are written down, the update is replayed to name
-the module and direction, and the run skips the step or halts.
+Out of memory: see `oom`. Not finite: nothing is applied; the rows at fault are written down, the
+update is replayed to name the module and direction, and the run skips the step or halts.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from homeostat.config.run import RunConfig
-from homeostat.data.loader import can_shrink, repack
+from homeostat.config.trainer import TrainerConfig
+from homeostat.data.loader import repack
 from homeostat.data.store import RowStore
-from homeostat.errors import OutOfMemoryHaltError, TrainingHaltedError
+from homeostat.errors import TrainingHaltedError
 from homeostat.observe.run_dir import RunDir
 from homeostat.train.events import EmitEvent
 from homeostat.train.local import LocalTrainer
-from homeostat.train.memory import (
-    Reserve,
-    is_out_of_memory,
-    memory_ladder,
-    recorded_allocations,
-    write_snapshot,
-)
 from homeostat.train.nonfinite import find_bad_rows, trace_origin
+from homeostat.train.oom import MemoryGuard
 from homeostat.train.run_state import RunState
 from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
 
@@ -39,8 +28,9 @@ class GuardedStep:
     def __init__(
         self,
         trainer: LocalTrainer,
-        config: RunConfig,
+        config: TrainerConfig,
         *,
+        memory: MemoryGuard,
         store: RowStore,
         run_dir: RunDir,
         emit: EmitEvent,
@@ -49,87 +39,35 @@ class GuardedStep:
     ) -> None:
         self.trainer = trainer
         self.config = config
+        self.memory = memory
         self.store = store
         self.run_dir = run_dir
         self.emit = emit
         self.decode = decode
         self.state = state
         self._skipped_in_a_row = 0
-        self._oom_message = ""
-        self._reserve = Reserve()
 
     def run(self, plan: StepPlan, *, learning_rate: float) -> UpdateReport:
         if self.state.token_budget is not None:
             plan = repack(plan, max_tokens=self.state.token_budget)
         report = self._attempt(plan, learning_rate)
-        if report is None and self.trainer.runtime.device.type == "cuda":
-            # Once more as it is: a fragmented cache is whole again now, and if memory does run
-            # out again, the snapshot names who asked for it.
-            with recorded_allocations(self.trainer.runtime.device):
-                report = self._attempt(plan, learning_rate)
         while report is None:
-            plan = self._smaller(plan)
+            budget = self.memory.shrink(plan.micro_batches, step=plan.step)
+            plan = repack(plan, max_tokens=budget)
             report = self._attempt(plan, learning_rate)
         if report.applied:
             self._skipped_in_a_row = 0
-            return report
-        self._explain_nonfinite(plan, report)
+        else:
+            self._explain_nonfinite(plan, report)
         return report
 
     def _attempt(self, plan: StepPlan, learning_rate: float) -> UpdateReport | None:
-        """The report, or None when memory ran out: then nothing was changed."""
-        try:
-            for batch in plan.micro_batches:
-                self.trainer.accumulate(Role.POLICY, batch, plan.loss, step=plan.step)
-            return self.trainer.apply(Role.POLICY, step=plan.step, learning_rate=learning_rate)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._reserve.release()
-            message = str(error).splitlines()[0]
-            path = self.run_dir.path / "trace" / f"oom_step_{plan.step:08d}.json"
-            write_snapshot(path, device=self.trainer.runtime.device, error=message)
-        # Only now, with the exception and its frames gone, can their tensors be freed.
-        self.trainer.discard(Role.POLICY)
-        gc.collect()
-        if self.trainer.runtime.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self._reserve.take()
-        self._oom_message = message
-        return None
+        return self.memory.attempt(lambda: self._update(plan, learning_rate), step=plan.step)
 
-    def _smaller(self, plan: StepPlan) -> StepPlan:
-        largest = max(batch.num_tokens for batch in plan.micro_batches)
-        longest_row = max(int(batch.lengths_B.max()) for batch in plan.micro_batches)
-        only_single_rows = not can_shrink(plan)
-        if self.config.trainer.on_oom == "halt" or only_single_rows:
-            raise OutOfMemoryHaltError(self._why_halted(plan, longest_row, only_single_rows))
-        self.state.token_budget = max(longest_row, largest // 2)
-        self.emit(
-            "oom_retry",
-            plan.step,
-            tokens_before=largest,
-            tokens_now=self.state.token_budget,
-            error=self._oom_message,
-            snapshot=f"trace/oom_step_{plan.step:08d}.json",
-        )
-        return repack(plan, max_tokens=self.state.token_budget)
-
-    def _why_halted(self, plan: StepPlan, longest_row: int, only_single_rows: bool) -> str:
-        why = (
-            f"one row of {longest_row} tokens no longer fits"
-            if only_single_rows
-            else "trainer.on_oom=halt"
-        )
-        steps = "\n".join(
-            f"  {number}. {text}"
-            for number, text in enumerate(memory_ladder(self.config, longest_row=longest_row), 1)
-        )
-        return (
-            f"out of memory at step {plan.step}, and {why}: {self._oom_message}\n"
-            f"Who held what: {self.run_dir.path}/trace/oom_step_{plan.step:08d}.json\n"
-            f"What to try, least disruptive first:\n{steps}"
-        )
+    def _update(self, plan: StepPlan, learning_rate: float) -> UpdateReport:
+        for batch in plan.micro_batches:
+            self.trainer.accumulate(Role.POLICY, batch, plan.loss, step=plan.step)
+        return self.trainer.apply(Role.POLICY, step=plan.step, learning_rate=learning_rate)
 
     def _explain_nonfinite(self, plan: StepPlan, report: UpdateReport) -> None:
         rows = [self.store[int(row)] for row in report.row_ids_B]
@@ -147,8 +85,8 @@ class GuardedStep:
             rows=[row.row_id for row in bad],
             rows_file=str(file.relative_to(self.run_dir.path)),
         )
-        limit = self.config.trainer.max_nonfinite_steps
-        halting = self.config.trainer.on_nonfinite == "halt"
+        limit = self.config.max_nonfinite_steps
+        halting = self.config.on_nonfinite == "halt"
         if halting or self._skipped_in_a_row >= limit:
             why = "trainer.on_nonfinite=halt" if halting else f"{limit} steps in a row were skipped"
             raise TrainingHaltedError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping
 
 from homeostat.config.observe import TrackioSink as TrackioConfig
@@ -23,15 +25,18 @@ class TrackioSink:
         if context.resumed_from is None:
             mark.unlink(missing_ok=True)
         self._sent = SentMark(mark, service=self.name)
-        self._run = trackio.init(
-            project=config.project,
-            name=config.name or context.run_name,
-            resume="never" if context.resumed_from is None else "allow",
-            embed=False,
-            # The gpu/ metrics are ours already.
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        self._trackio = trackio
+        # trackio greets on stdout, which belongs to our own output (`--format json`).
+        with contextlib.redirect_stdout(sys.stderr):
+            self._run = trackio.init(
+                project=config.project,
+                name=config.name or context.run_name,
+                resume="never" if context.resumed_from is None else "allow",
+                embed=False,
+                # The gpu/ metrics are ours already.
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._sent.is_new(step):
@@ -39,4 +44,6 @@ class TrackioSink:
             self._sent.move_to(step)
 
     def close(self) -> None:
-        self._run.finish()
+        # The module's own finish also tells its exit hook that nothing is left to do.
+        with contextlib.redirect_stdout(sys.stderr):
+            self._trackio.finish()

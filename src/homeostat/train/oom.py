@@ -1,0 +1,111 @@
+"""Work that may run out of memory, begun again with half the tokens per micro-batch.
+
+Rows, loss and denominator stay, so that the result is the same; the smaller budget holds for the
+rest of the run. Only when one row no longer fits does the run halt, with the ladder of settings
+that would help.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from homeostat.config.run import RunConfig
+from homeostat.errors import OutOfMemoryHaltError
+from homeostat.observe.run_dir import RunDir
+from homeostat.train.events import EmitEvent
+from homeostat.train.local import LocalTrainer
+from homeostat.train.memory import (
+    Reserve,
+    is_out_of_memory,
+    memory_ladder,
+    recorded_allocations,
+    write_snapshot,
+)
+from homeostat.train.run_state import RunState
+from homeostat.types import Role, TrainBatch
+
+Result = TypeVar("Result")
+
+
+class MemoryGuard:
+    """Notices that memory ran out, writes down who held it, and halves the token budget."""
+
+    def __init__(
+        self,
+        trainer: LocalTrainer,
+        config: RunConfig,
+        *,
+        run_dir: RunDir,
+        emit: EmitEvent,
+        state: RunState,
+    ) -> None:
+        self.trainer = trainer
+        self.config = config
+        self.run_dir = run_dir
+        self.emit = emit
+        self.state = state
+        self._reserve = Reserve()
+        self._message = ""
+
+    def attempt(self, work: Callable[[], Result], *, step: int) -> Result | None:
+        """What the work gives, or None when memory ran out: then nothing was changed."""
+        result = self._once(work, step)
+        if result is None and self.trainer.runtime.device.type == "cuda":
+            # Once more as it is: a fragmented cache is whole again now, and if memory does run
+            # out again, the snapshot names who asked for it.
+            with recorded_allocations(self.trainer.runtime.device):
+                result = self._once(work, step)
+        return result
+
+    def shrink(self, batches: Sequence[TrainBatch], *, step: int) -> int:
+        """The token budget to try next, now that these did not fit. Halts where none is left."""
+        largest = max(batches, key=lambda batch: batch.num_tokens)
+        longest_row = max(int(batch.lengths_B.max()) for batch in batches)
+        if largest.num_rows == 1:
+            self._halt(f"one row of {longest_row} tokens no longer fits", longest_row, step)
+        if self.config.trainer.on_oom == "halt":
+            self._halt("trainer.on_oom=halt", longest_row, step)
+        self.state.token_budget = max(longest_row, largest.num_tokens // 2)
+        self.emit(
+            "oom_retry",
+            step,
+            tokens_before=largest.num_tokens,
+            tokens_now=self.state.token_budget,
+            error=self._message,
+            snapshot=self._snapshot(step),
+        )
+        return self.state.token_budget
+
+    def _once(self, work: Callable[[], Result], step: int) -> Result | None:
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._reserve.release()
+            self._message = str(error).splitlines()[0]
+            path = self.run_dir.path / self._snapshot(step)
+            write_snapshot(path, device=self.trainer.runtime.device, error=self._message)
+        # Only now, with the exception and its frames gone, can their tensors be freed.
+        self.trainer.discard(Role.POLICY)
+        gc.collect()
+        if self.trainer.runtime.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._reserve.take()
+        return None
+
+    def _snapshot(self, step: int) -> str:
+        return f"trace/oom_step_{step:08d}.json"
+
+    def _halt(self, why: str, longest_row: int, step: int) -> None:
+        ladder = memory_ladder(self.config, longest_row=longest_row)
+        steps = "\n".join(f"  {number}. {text}" for number, text in enumerate(ladder, 1))
+        raise OutOfMemoryHaltError(
+            f"out of memory at step {step}, and {why}: {self._message}\n"
+            f"Who held what: {self.run_dir.path / self._snapshot(step)}\n"
+            f"What to try, least disruptive first:\n{steps}"
+        )
