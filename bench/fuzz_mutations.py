@@ -157,8 +157,7 @@ def damage_bytes(world: World, data: bytes) -> bytes:
         return data[:at] + data[at : at + size] * 2 + data[at + size :]
     if how == "lines":
         lines = data.splitlines(keepends=True)
-        number = world.rng.randrange(len(lines))
-        lines.insert(world.rng.randrange(len(lines) + 1), lines[number])
+        lines.insert(world.rng.randrange(len(lines) + 1), world.rng.choice(lines or [b"\n"]))
         return b"".join(lines)
     if how == "cut":
         return data[:at]
@@ -244,8 +243,6 @@ def recipe_syntax(world: World) -> None:
     world.what = how
     extra = world.rng.choice(YAML_TEXTS)
     if how == "file":
-        path.unlink()
-        path.touch()
         damage_file(world, path)
         return
     encoding = how if how in ("utf-16", "latin-1") else "utf-8-sig" if how == "bom" else "utf-8"
@@ -373,6 +370,17 @@ def model_sizes(world: World) -> None:
         config[name] = world.pick(0, -1, 1, 3, 10**4, 10**6, 10**9, 10**12, 10**18, 10**30,
                                   math.nan, math.inf, 1e-30, 1.5, "8", None)  # fmt: skip
         world.what += f"{name} = {config[name]!r}; "
+    if world.rng.random() < 0.3:
+        rope = {
+            "rope_type": world.pick("yarn", "llama3", "linear", "x", None),
+            "factor": world.pick(4.0, 1, 0, -1, 1e-30, 1e29, "x", math.nan),
+            "original_max_position_embeddings": world.pick(64, 1, 0, 10**30, None),
+            "rope_theta": world.pick(10000.0, 1, 1.0, 1e-30, 1e29, None),
+            **{name: world.pick(1.0, 4.0, 1e-30, 1e29, 0, None)
+               for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")},
+        }  # fmt: skip
+        config["rope_scaling"] = rope
+        world.what += f"rope_scaling = {rope!r}"
     path.write_text(to_json(config), encoding="utf-8")
 
 

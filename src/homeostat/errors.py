@@ -61,6 +61,12 @@ class CheckpointError(HomeostatError, OSError):
     """A checkpoint could not be written, or none that is valid could be read."""
 
 
+class CheckpointWriteError(CheckpointError):
+    """A checkpoint could not be written: the recipe is sound, the disk is not."""
+
+    exit_code = 1
+
+
 class RunDirError(HomeostatError, OSError):
     """The run directory is in use, unwritable or belongs to another kind of run."""
 

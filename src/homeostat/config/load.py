@@ -19,7 +19,7 @@ from homeostat.config.combinations import find_conflicts
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
-from homeostat.config.tree import child, fill, has, parts, without
+from homeostat.config.tree import child, fill, has, is_index, parts, without
 from homeostat.config.yaml_file import Place, dotted, parse_yaml, read_yaml
 from homeostat.errors import COMMAND_LINE, ConfigError, Problem
 
@@ -70,7 +70,7 @@ def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:
     for depth, part in enumerate(words[:-1]):
         place = ".".join(words[: depth + 1])
         if isinstance(here, list):
-            if not part.isdigit() or int(part) >= len(here):
+            if not is_index(part) or int(part) >= len(here):
                 return Problem(name, f"{place} does not exist: the list has {len(here)} items.")
             here = here[int(part)]
         else:
@@ -85,7 +85,7 @@ def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:
 def _set_item(here: dict[str, Any] | list[Any], part: str, value: Any, name: str) -> Problem | None:
     if isinstance(here, dict):
         here[part] = value
-    elif part.isdigit() and int(part) < len(here):
+    elif is_index(part) and int(part) < len(here):
         here[int(part)] = value
     else:
         return Problem(name, f"the list has {len(here)} items, numbered from 0.")

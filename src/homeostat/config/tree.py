@@ -19,8 +19,13 @@ def child(raw: Any, part: str | int, default: Any = None) -> Any:
     return default
 
 
+def is_index(part: str) -> bool:
+    """A plain number of a list's item: not a superscript, nor one of a thousand digits."""
+    return part.isascii() and part.isdigit() and len(part) < 10
+
+
 def parts(place: str) -> Place:
-    return tuple(int(part) if part.isdigit() else part for part in place.split("."))
+    return tuple(int(part) if is_index(part) else part for part in place.split("."))
 
 
 def has(raw: Any, place: str) -> bool:

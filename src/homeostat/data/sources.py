@@ -348,6 +348,8 @@ def _read_indices(folder: Path, state: dict[str, Any], *, num_rows: int) -> np.n
 
 
 def _read_stream(file: Path) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    if file.exists() and not file.is_file():
+        raise DataError(f"{file}: not a plain file.")
     with _as_data_error(file, "not a whole Arrow stream file"):
         reader = pa.ipc.open_stream(pa.memory_map(str(file)))
         return reader.schema, [batch for batch in reader if len(batch)]

@@ -79,10 +79,20 @@ class TransformersModel(nn.Module):
     def probe(self) -> None:
         """Refuses a model that cannot be trained exactly; finds out whether it packs."""
         was_training = self.training
-        with torch.no_grad():
-            _refuse_dropout(self.train().causal_lm)
-            _probe_logits(self.eval().causal_lm)
-            self.packs = self.takes_positions and self._packs()
+        try:
+            with torch.no_grad():
+                _refuse_dropout(self.train().causal_lm)
+                _probe_logits(self.eval().causal_lm)
+                self.packs = self.takes_positions and self._packs()
+        except torch.OutOfMemoryError:
+            raise
+        except _VENDOR_ERRORS as error:
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(
+                f"model.path: transformers built {type(self.causal_lm).__name__}, which cannot run "
+                f"({error}): the sizes in config.json do not go together."
+            ) from error
         self.train(was_training)
 
     def _run(self, tokens_T: Tensor, positions_T: Tensor, keys_T: Tensor | None) -> Tensor:

@@ -68,6 +68,11 @@ class Recorder:
         if own_step or step % self._interval == 0:
             self.flush()
 
+    @property
+    def last_step(self) -> int:
+        """The newest step that was logged; 0 before the first."""
+        return max(0, self._step)
+
     def flush(self) -> None:
         """Close the record at the current step, if anything was logged since the last one."""
         metrics = self._window.reduced()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.config.run import RunConfig
-from homeostat.errors import CheckpointError
+from homeostat.errors import CheckpointWriteError
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import save_adapter
 from homeostat.run.session import Session
@@ -47,7 +47,7 @@ class Saver:
             path = self.store.save(step, tensors, record, write_extra=extra)
             if is_best and self.config.eval.keep_best:
                 self.store.mark_best(step)
-        except CheckpointError as error:
+        except CheckpointWriteError as error:
             recorder.event("checkpoint_failed", step, error=str(error))
             if must:
                 raise

@@ -62,6 +62,12 @@ class Session:
     def start_step(self) -> int:
         return self.resume.found.step if self.resume.found is not None else 0
 
+    @property
+    def last_step(self) -> int:
+        """The newest step of this run, in this call or before it."""
+        done = self._recorder.last_step if self._recorder is not None else 0
+        return max(done, self.start_step)
+
     def begin(self, *, total_steps: int, model_line: str) -> Recorder:
         """Cut what lies beyond the resume point, open sinks and view."""
         found = self.resume.found
@@ -161,8 +167,7 @@ def _tell_start(session: Session, command: list[str]) -> None:
 
 
 def _tell_end(session: Session) -> None:
-    step = session.checkpoints.steps()[-1:]
-    last = step[0] if step else session.start_step
+    last = session.last_step
     if session.stop.requested:
         assert session.stop.signal is not None
         session.event("run_stopped", last, signal=session.stop.signal.name)
@@ -173,7 +178,7 @@ def _tell_end(session: Session) -> None:
 
 
 def _tell_failure(session: Session, error: BaseException) -> None:
-    last = (session.checkpoints.steps() or [session.start_step])[-1]
+    last = session.last_step
     session.run_dir.write_traceback("".join(traceback.format_exception(error)))
     session.event("run_failed", last, error=type(error).__name__, message=str(error))
     if not isinstance(error, HomeostatError):

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from homeostat.errors import CheckpointError
+from homeostat.errors import CheckpointError, CheckpointWriteError
 
 TensorFiles = dict[str, dict[str, Tensor]]
 WriteExtra = Callable[[Path], None]
@@ -92,7 +92,7 @@ class CheckpointStore:
         *,
         write_extra: WriteExtra | None = None,
     ) -> Path:
-        """Write a checkpoint. Raises CheckpointError, leaving no trace, where it cannot."""
+        """Write a checkpoint. Raises CheckpointWriteError, leaving no trace, where it cannot."""
         final = self.path(step)
         building = self.folder / f".building_{final.name}"
         try:
@@ -111,7 +111,7 @@ class CheckpointStore:
             self._point("latest", step)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(building, ignore_errors=True)
-            raise CheckpointError(_why_not_saved(error, final)) from error
+            raise CheckpointWriteError(_why_not_saved(error, final)) from error
         return final
 
     def mark_best(self, step: int) -> None:
@@ -200,7 +200,7 @@ class CheckpointStore:
         )
         free = shutil.disk_usage(self.folder).free
         if free < need * 1.02 + 2**20:
-            text = f"{need / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free"
+            text = f"{need / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free"
             raise OSError(errno.ENOSPC, text)
 
     def _remove_leftovers(self) -> None:
