@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -68,7 +67,7 @@ def write_gguf(path: Path, tensors: dict[str, Any]) -> None:
     }  # fmt: skip
     for name, tensor in tensors.items():
         ours = next(new for old, new in names.items() if old in name)
-        writer.add_tensor(f"{ours}.weight", np.array(tensor.float()))
+        writer.add_tensor(f"{ours}.weight", tensor.float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

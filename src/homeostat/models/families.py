@@ -120,8 +120,8 @@ def refuse_absurd_sizes(config: Json, *, inside: str = "") -> None:
     for name, value in config.items():
         if isinstance(value, Mapping):
             refuse_absurd_sizes(value, inside=f"{inside}{name}.")
-        elif _SIZE_KEY.search(name) and isinstance(value, int):
-            limit = MAX_LAYERS if "layer" in name else MAX_SIZE
+        elif _SIZE_KEY.search(str(name)) and isinstance(value, int):
+            limit = MAX_LAYERS if "layer" in str(name) else MAX_SIZE
             if value > limit:
                 raise ModelError(
                     f"config.json: {inside}{name} is {value:.3g}, more than any model has "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 _BARS = "▁▂▃▄▅▆▇█"  # one block per eighth of the range
 
@@ -55,18 +54,19 @@ def sparkline(values: Sequence[float], width: int) -> str:
     """Values as at most `width` bars, neighbours averaged; one not finite shows as a cross."""
     per_bar = max(1, math.ceil(len(values) / width))
     # Counted from the newest value, so that bars do not change when one is added at the end.
-    recent = [fmean(values[end - per_bar : end]) for end in range(len(values), 0, -per_bar)
-              if end >= per_bar][::-1]  # fmt: skip
+    ends = range(len(values), per_bar - 1, -per_bar)
+    # Divided before they are added, and halved below: the largest floats must not overflow.
+    recent = [sum(v / per_bar for v in values[end - per_bar : end]) for end in ends][::-1]
     finite = [value for value in recent if math.isfinite(value)]
     if not finite:
         return "x" * len(recent)
-    low, span = min(finite), max(finite) - min(finite)
+    low, span = min(finite), max(finite) / 2 - min(finite) / 2
     top = len(_BARS) - 1
 
     def bar(value: float) -> str:
         if not math.isfinite(value):
             return "x"
-        return _BARS[round((value - low) / span * top) if span > 0 else top // 2]
+        return _BARS[round((value / 2 - low / 2) / span * top) if span > 0 else top // 2]
 
     return "".join(bar(value) for value in recent)
 

@@ -73,8 +73,8 @@ def render_plot(plot: Plot) -> str:
     drawing = [
         *_grid(x_axis, y_axis, width=width, height=height),
         *_markers(plot, x_axis, height=height),
-        *_limit(plot, y_axis, width=width),
         *(_path(line, series, x_axis, y_axis) for line, series in thinned),
+        *_limit(plot, y_axis, width=width),
         *_best(plot, x_axis, y_axis),
         f'<line class="cross" y1="{_TOP}" y2="{height - _BOTTOM}" x1="-9" x2="-9"/>',
     ]
