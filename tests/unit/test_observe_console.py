@@ -18,10 +18,11 @@ from rich.console import Console
 
 from homeostat.errors import ConfigError
 from homeostat.observe import format as fmt
-from homeostat.observe.console import PlainView, QuietView, RunLabel, make_view
+from homeostat.observe.console import PlainView, QuietView, make_view
 from homeostat.observe.live import LiveView
 from homeostat.observe.logs import logging_to, resolve_level, tail
 from homeostat.observe.progress import Progress, event_line
+from homeostat.observe.transcript import RunLabel
 
 LABEL = RunLabel("my-run", "qwen3, 596M parameters", total_steps=200)
 

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from homeostat.observe.durable import sha256_of, sync_folder
 from homeostat.types import IntArray, TokenRow
 
 FORMAT_VERSION = 1
@@ -115,7 +116,7 @@ def open_store(folder: Path) -> RowStore | None:
         if meta["version"] != FORMAT_VERSION:
             return None
         for name in _DTYPES:
-            if _digest_of(folder / f"{name}.bin") != meta["sha256"][name]:
+            if sha256_of(folder / f"{name}.bin") != meta["sha256"][name]:
                 return None
         return RowStore(folder, meta)
     except (OSError, ValueError, LookupError, TypeError):
@@ -196,7 +197,7 @@ class StoreWriter:
         with open(self.hidden / "meta.json", "wb") as file:
             file.write(json.dumps(meta).encode())
             _flush(file)
-        _flush_folder(self.hidden)
+        sync_folder(self.hidden)
         # Opened before it is renamed: the maps stay good whatever another builder does.
         store = RowStore(self.hidden, meta)
         _publish(self.hidden, self.folder)
@@ -208,7 +209,7 @@ def _publish(hidden: Path, folder: Path) -> None:
     for _ in range(10):
         try:
             os.rename(hidden, folder)
-            _flush_folder(folder.parent)
+            sync_folder(folder.parent)
             return
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -245,11 +246,6 @@ def _map(folder: Path, name: str) -> np.ndarray:
     return np.memmap(folder / f"{name}.bin", dtype=_DTYPES[name], mode="r")
 
 
-def _digest_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _content_digest(digests: dict[str, str]) -> str:
     joined = "".join(digests[name] for name in ("tokens", "weights", "offsets"))
     return hashlib.sha256(joined.encode()).hexdigest()
@@ -258,11 +254,3 @@ def _content_digest(digests: dict[str, str]) -> str:
 def _flush(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from homeostat.observe import format as fmt
-from homeostat.observe.console import RunLabel, Transcript
 from homeostat.observe.events import mood_of
 from homeostat.observe.progress import Progress, event_line
+from homeostat.observe.transcript import RunLabel, Transcript
 
 _MOOD_STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red"}
 NUM_EVENTS_SHOWN = 4

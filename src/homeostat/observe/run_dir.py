@@ -24,6 +24,7 @@ from typing import Any
 
 from homeostat.config import RunConfig
 from homeostat.errors import RunDirError
+from homeostat.observe.durable import write_atomically
 from homeostat.observe.jsonl import JsonlWriter, encode
 from homeostat.types import FloatArray, IntArray
 
@@ -139,21 +140,6 @@ class RunDir(RunPaths):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:
-    """The file holds the old text or the new one, never a part, also after a power cut (`sync`)."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _lock(path: Path) -> int:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from homeostat.config.run import RunConfig
 from homeostat.errors import HomeostatError, RunDirError
-from homeostat.observe.console import RunLabel, make_view
+from homeostat.observe.console import make_view
 from homeostat.observe.environment import summarise_environment
 from homeostat.observe.jsonl import read_metrics
 from homeostat.observe.logs import logging_to
@@ -25,6 +25,7 @@ from homeostat.observe.recorder import Recorder
 from homeostat.observe.report import write_report
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sinks import build_sinks
+from homeostat.observe.transcript import RunLabel
 from homeostat.run.resume import ResumePoint, find_resume_point
 from homeostat.run.signals import StopRequest
 from homeostat.train.checkpoint import CheckpointStore

@@ -15,7 +15,6 @@ safetensors and JSON are written: reading a checkpoint runs no code of the file'
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -30,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from homeostat.errors import CheckpointError, CheckpointWriteError
+from homeostat.observe.durable import sha256_of, sync_file, sync_folder, write_atomically
 
 TensorFiles = dict[str, dict[str, Tensor]]
 WriteExtra = Callable[[Path], None]
@@ -211,7 +211,7 @@ class CheckpointStore:
         if final.exists():
             self._remove(int(final.name.removeprefix("step_")))
         os.rename(building, final)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def _remove(self, step: int) -> None:
         """Rename first: a removal that is interrupted must not leave half a checkpoint."""
@@ -221,13 +221,8 @@ class CheckpointStore:
         shutil.rmtree(doomed, ignore_errors=True)
 
     def _point(self, name: str, step: int) -> None:
-        temporary = self.folder / f".{name}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(self.path(step).name + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.folder / name)
-        _sync_folder(self.folder)
+        write_atomically(self.folder / name, self.path(step).name + "\n")
+        sync_folder(self.folder)
 
     def _pointed(self, name: str) -> int | None:
         file = self.folder / name
@@ -248,7 +243,7 @@ def why_broken(path: Path) -> str | None:
                 return f"{name} is missing"
             if file.stat().st_size != entry["bytes"]:
                 return f"{name} has {file.stat().st_size} bytes of {entry['bytes']}"
-            if _sha256(file) != entry["sha256"]:
+            if sha256_of(file) != entry["sha256"]:
                 return f"the content of {name} is not what was written"
         return None if "state.json" in manifest else "state.json is missing"
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -273,31 +268,13 @@ def _write_manifest(folder: Path) -> None:
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     manifest = {}
     for file in files:
-        _sync_file(file)
+        sync_file(file)
         name = file.relative_to(folder).as_posix()
-        manifest[name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        manifest[name] = {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
     target = folder / _MANIFEST
     target.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    _sync_file(target)
-    _sync_folder(folder)
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync_file(file: Path) -> None:
-    with open(file, "rb") as stream:
-        os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_file(target)
+    sync_folder(folder)
 
 
 def _why_not_saved(error: Exception, final: Path) -> str:

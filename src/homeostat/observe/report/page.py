@@ -16,13 +16,13 @@ from typing import Any
 
 from homeostat import __version__
 from homeostat.observe import format as fmt
+from homeostat.observe.durable import write_atomically
 from homeostat.observe.events import mood_of
 from homeostat.observe.logs import tail
 from homeostat.observe.progress import event_line
 from homeostat.observe.report.charts import make_plots
 from homeostat.observe.report.facts import RunFacts, read_facts
 from homeostat.observe.report.plots import render_plot
-from homeostat.observe.run_dir import write_atomically
 
 MAX_EVENT_ROWS = 200
 

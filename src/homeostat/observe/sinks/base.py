@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from homeostat.observe.run_dir import RunDir, write_atomically
+from homeostat.observe.durable import write_atomically
+from homeostat.observe.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from homeostat.config.observe import WandbSink as WandbConfig
 from homeostat.errors import ConfigError, MissingDependencyError, Problem
-from homeostat.observe.run_dir import write_atomically
+from homeostat.observe.durable import write_atomically
 from homeostat.observe.sinks.base import SentMark, SinkContext
 
 
