@@ -1,4 +1,4 @@
-"""The sound folder that fuzz_mutations damages: small enough to be copied for every case."""
+"""The sound folder that fuzz_kinds damages: small enough to be copied for every case."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Claim: no mutated recipe, data file, model folder or run directory ever gives a traceback.
 
-Every case (see fuzz_mutations.py) goes through the command line's own `main`, in a process that
+Every case (see fuzz_kinds.py) goes through the command line's own `main`, in a process that
 lives on from case to case, under a limit of address space and of time. Outcomes:
 
     accepted   exit code 0: the mutation happened to leave a sound input
@@ -41,7 +41,8 @@ from typing import Any
 
 import common
 import fuzz_base
-from fuzz_mutations import KINDS, Case, base_recipe, make_case, to_json
+from fuzz_kinds import KINDS, Case, make_case
+from fuzz_mutations import base_recipe, to_json
 
 MAX_BYTES = 8 * 2**30
 TIMEOUT_S = 60.0
@@ -139,8 +140,21 @@ def judge(case: Case, result: Result, seconds: float) -> Verdict:
 
 def _names_place(case: Case, output: str) -> bool:
     """A terminal folds lines, so white space counts for nothing."""
-    text = "".join(output.split())
+    said = output if "json" in case.command else _refusal(output)
+    text = "".join(said.split())
     return any("".join(place.split()) in text for place in case.places if place.strip())
+
+
+def _refusal(output: str) -> str:
+    """The lines that refuse, with what is folded below them; not those that approve."""
+    kept, refuses = [], False
+    for line in output.splitlines():
+        if line.startswith(("error", "no ", "Usage")):
+            refuses = True
+        elif line.startswith(("ok ", "look ", "recipe.yaml: not yet")):
+            refuses = False
+        kept.append(line if refuses else "")
+    return "\n".join(kept)
 
 
 def write_base(folder: Path) -> None:

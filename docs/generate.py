@@ -142,6 +142,8 @@ def _type_name(annotation: Any, info: FieldInfo | None = None) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if get_origin(annotation) is tuple:
         return f"list of {_type_name(get_args(annotation)[0])}"
+    if get_origin(annotation) is dict:
+        return f"names with {_type_name(get_args(annotation)[1])}"
     inner = get_args(annotation)
     if inner:
         known = [_type_name(part) for part in inner if part is not type(None)]

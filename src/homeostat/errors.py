@@ -53,6 +53,12 @@ class DataError(HomeostatError, ValueError):
     """A data file, or a row of one, cannot be used."""
 
 
+class DataWriteError(DataError, OSError):
+    """Tokenised rows could not be written: the data is sound, the disk is not."""
+
+    exit_code = 1
+
+
 class ModelError(HomeostatError, ValueError):
     """A model folder cannot be used, or lacks what the settings ask of it."""
 
@@ -69,6 +75,12 @@ class CheckpointWriteError(CheckpointError):
 
 class RunDirError(HomeostatError, OSError):
     """The run directory is in use, unwritable or belongs to another kind of run."""
+
+
+class RunDirWriteError(RunDirError):
+    """A file of the run directory could not be written: the recipe is sound, the disk is not."""
+
+    exit_code = 1
 
 
 class MissingDependencyError(HomeostatError, ImportError):

@@ -21,6 +21,7 @@ FAMILIES = {
     "llama_tied": {"model_type": "llama", "tie_word_embeddings": True, "num_key_value_heads": 1},
     "llama_bias": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama_wide_heads": {"model_type": "llama", "head_dim": 16},
+    "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 16},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True, "rms_norm_eps": 1e-5},
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "qwen3_bias": {"model_type": "qwen3", "head_dim": 8, "attention_bias": True},

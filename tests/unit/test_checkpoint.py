@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 import subprocess
@@ -12,7 +14,8 @@ import pytest
 import torch
 
 from homeostat.errors import CheckpointError
-from homeostat.train.checkpoint import CheckpointStore, why_broken
+from homeostat.train.checkpoint import CheckpointStore, copy_tensors, why_broken
+from homeostat.train.run_state import RunState
 
 
 def tensors(value: float = 0.0, size: int = 64) -> dict[str, dict[str, torch.Tensor]]:
@@ -161,3 +164,62 @@ def test_kill_nine_at_any_moment_leaves_a_whole_one(tmp_path: Path) -> None:
         assert float(found.tensors()["model"]["w"][0]) == found.state["step"]
         store.save(found.step + 1, tensors(), {})
         assert not list(folder.glob(".*_step_*"))
+
+
+def resealed(path: Path, name: str, content: bytes) -> None:
+    """Change a file and its checksum: what a hand that means well might do."""
+    (path / name).write_bytes(content)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff"])
+def test_a_state_that_is_no_object_is_named(tmp_path: Path, content: bytes) -> None:
+    store = saved(tmp_path, 1)
+    resealed(store.path(1), "state.json", content)
+    with pytest.raises(CheckpointError, match=r"step_00000001/state\.json"):
+        store.newest_valid()
+
+
+def test_tensors_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1)
+    resealed(store.path(1), "model.safetensors", b"x" * 40)
+    found = store.newest_valid()
+    assert found is not None
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        found.tensors()
+    with pytest.raises(CheckpointError, match="run is None"):
+        found.section("run")
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"w": torch.ones(3)}, {"w": torch.ones(2), "x": torch.ones(1)}]
+)
+def test_tensors_of_another_model_are_refused_and_nothing_is_copied(
+    odd: dict[str, torch.Tensor],
+) -> None:
+    own = {"w": torch.zeros(2)}
+    with pytest.raises(CheckpointError, match="another model"):
+        copy_tensors(own, odd, what="model")
+    assert not own["w"].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", "x"), ("step", True), ("step", -1), ("num_tokens", None), ("threads", 0),
+     ("threads", 10**30), ("stopped_early", 1), ("best_loss", "x"), ("extra", 1)],
+)  # fmt: skip
+def test_a_damaged_run_state_names_file_and_field(name: str, value: object) -> None:
+    whole = RunState(step=3, best_loss=0.5).as_json()
+    assert RunState.from_json(whole, place="p").as_json() == whole
+    with pytest.raises(CheckpointError, match=f"p: run.{name}"):
+        RunState.from_json({**whole, name: value}, place="p")
+
+
+@pytest.mark.parametrize("text", ['{"\\ud800": {}}', '{"a": {"bytes": "\\ud800"}}', "{}", "[]"])
+def test_a_damaged_manifest_never_gets_into_a_message(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    broken = why_broken(tmp_path)
+    assert broken is not None
+    assert broken.isprintable()

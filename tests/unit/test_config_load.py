@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -277,3 +278,30 @@ def test_every_recipe_parses() -> None:
     for recipe in recipes:
         load_config(recipe)
         assert yaml.safe_load(recipe.read_text())["name"] == recipe.stem
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "x" * 300, "/".join(["abc"] * 400)])
+def test_a_path_that_no_disk_can_hold_is_refused_by_its_key(path: str) -> None:
+    assert "model.path" in problems(model={"path": path})
+
+
+@pytest.mark.parametrize("part", ["\u00b2", "9" * 5000, "-1"])
+def test_an_index_that_is_no_plain_number_is_explained(part: str) -> None:
+    assert problems(f"data.train.{part}.path=x")
+    assert problems(f"{part}=x")
+
+
+def test_a_recipe_that_is_no_plain_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "r.yaml")
+    with pytest.raises(ConfigError, match="plain file"):
+        load_config(tmp_path / "r.yaml")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"name: a\nb: \xff", b"name: a\nb: \0", b'name: a\nb: "\\uD800"', b'a: 1\n"\\uDFFF": 1'],
+)
+def test_characters_that_are_none_are_refused_with_their_line(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"r\.yaml:2: "):
+        load_config(tmp_path / "r.yaml")

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
+from tests.support.chat import CHATML, TINY, Style, chat, encode, make_tokenizer, trained_text
+from tokenizers import Tokenizer
 
-from homeostat.config.data import MessagesSource, PromptCompletionSource, TextSource
+from homeostat.config.data import PromptCompletionSource, TextSource
 from homeostat.config.model import ModelConfig
 from homeostat.data.rows import encode_row, truncate
 from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 
-TINY = Path(__file__).parents[2] / "recipes" / "assets" / "tiny-chat"
-
-
-@dataclass(frozen=True)
-class Style:
-    """A template, its special tokens, and how it shows an assistant turn."""
-
-    template: str
-    specials: tuple[str, ...]
-    eos: str
-    end: str
-    stops: tuple[str, ...] = ()
-    trims: bool = False
-    lead: str = ""
-    bos: str | None = None
-
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 STYLES = {
     "chatml": Style(CHATML, (), eos="<|im_end|>", end="<|im_end|>"),
     "llama3": Style(
@@ -85,21 +63,6 @@ QWEN3_LIKE = (
 )
 
 
-def make_tokenizer(folder: Path, style: Style) -> ChatTokenizer:
-    folder.mkdir(parents=True, exist_ok=True)
-    backend = Tokenizer.from_file(str(TINY / "tokenizer.json"))
-    backend.add_special_tokens([AddedToken(word, normalized=False) for word in style.specials])
-    backend.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": style.eos}
-    if style.bos is not None:
-        config["bos_token"] = style.bos
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    stops = [backend.token_to_id(word) for word in style.stops]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
-    (folder / "chat.jinja").write_text(style.template)
-    return load_tokenizer(ModelConfig(path=str(folder), chat_template=str(folder / "chat.jinja")))
-
-
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokenizer]:
     root = tmp_path_factory.mktemp("tokenizers")
@@ -110,21 +73,6 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokeni
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     style = Style(QWEN3_LIKE, (), eos="<|im_end|>", end="<|im_end|>")
     return make_tokenizer(tmp_path_factory.mktemp("thinker"), style)
-
-
-def chat(*turns: tuple[str, str], **last: object) -> dict[str, object]:
-    messages: list[dict[str, object]] = [{"role": role, "content": text} for role, text in turns]
-    messages[-1].update(last)
-    return {"messages": messages}
-
-
-def encode(row: dict[str, object], tokenizer: ChatTokenizer, turns: str = "all"):
-    source = MessagesSource(type="messages", path="x", turns=turns)  # type: ignore[arg-type]
-    return encode_row(row, source=source, tokenizer=tokenizer)
-
-
-def trained_text(encoded: tuple, tokenizer: ChatTokenizer) -> str:
-    return tokenizer.decode(encoded[0][encoded[1] > 0])
 
 
 contents = st.text(max_size=40) | st.text(alphabet=" the\n[<|>]", max_size=12)

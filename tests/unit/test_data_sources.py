@@ -50,6 +50,18 @@ def test_json_lines_by_number_with_blank_lines_and_bom(tmp_path):
     assert rows.brackets == (f"{file}:", "")
 
 
+@pytest.mark.parametrize("head", [b"", b"\xef\xbb\xbf", b"\n "])
+def test_one_json_list_by_number(tmp_path, head):
+    file = tmp_path / "a.json"
+    file.write_bytes(head + json.dumps([*ROWS, 3], indent=1).encode())
+    rows = open_rows(str(file), columns=["text"])
+    assert len(rows) == 26
+    assert [rows.row(index) for index in (24, 0)] == [ROWS[24], ROWS[0]]
+    assert (rows.brackets, rows.number(7)) == ((f"{file}[", "]"), 7)
+    with pytest.raises(BadRowError, match="this is a int"):
+        rows.row(25)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "saved", "shards"])
 def test_columns_by_row_number(tmp_path, kind):
     if kind == "parquet":
@@ -97,7 +109,10 @@ def test_a_folder_of_splits_is_refused_with_their_names(tmp_path):
     [
         ("a.jsonl", b"", "empty"),
         ("a.jsonl", b"\n \n", "empty"),
-        ("a.json", b'[{"text": "x"}]', "holds a JSON list"),
+        ("a.jsonl", b'[{"text": "x"}]', "holds a JSON list"),
+        ("a.json", b"[]", "the list is empty"),
+        ("a.json", b'[{"text": "x"}', "not a JSON list"),
+        ("a.json", b"[" * 100_000, "not a JSON list"),
         ("a.jsonl", '{"text": 1}\n'.encode("utf-16"), "UTF-16"),
         ("a.parquet", b"", "not a whole Parquet file"),
         ("a.parquet", b"PAR1abcPAR1", "not a whole Parquet file"),

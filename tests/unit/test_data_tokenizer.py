@@ -150,3 +150,16 @@ def test_no_end_of_sequence_token_anywhere_is_refused(folder):
         change(folder / name, eos_token=None, eos_token_id=None)
     with pytest.raises(ModelError, match="end-of-sequence"):
         load_tokenizer(ModelConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize("value", [-1, 10**30, "2", 1.5, True, [2, None, 10**12]])
+def test_a_stop_that_is_no_token_number_is_named_by_its_file(folder, value):
+    change(folder / "generation_config.json", eos_token_id=value)
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id"):
+        load_tokenizer(ModelConfig(path=str(folder)))
+
+
+def test_a_config_that_transformers_refuses_is_a_message(folder):
+    change(folder / "config.json", hidden_size="wide")
+    with pytest.raises(ModelError, match=r"model\.path.*hidden_size"):
+        load_tokenizer(ModelConfig(path=str(folder)))

@@ -1,11 +1,14 @@
 """A config that the native decoder would run differently is refused, with the way out."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.errors import ModelError
+from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
+from homeostat.models.memory import memory_bytes, require_memory
 
 LLAMA = {
     "model_type": "llama",
@@ -29,6 +32,8 @@ QWEN2 = {**LLAMA, "model_type": "qwen2"}
         ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({**LLAMA, "rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ({**LLAMA, "model_type": "mistral"}, "sliding window"),
+        ({**LLAMA, "model_type": "mistral", "sliding_window": 4096}, "sliding window"),
         ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1}, "sliding window"),
         ({**QWEN2, "use_sliding_window": True, "max_window_layers": 0}, "sliding window"),
         ({**QWEN2, "layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
@@ -113,3 +118,37 @@ def test_whatever_config_json_holds_only_a_model_error_comes_out(key, value, rop
     except ModelError as error:
         message = str(error)
     assert "config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("hidden_size", 10**12), ("num_hidden_layers", 10**9), ("vocab_size", 10**30)],
+)
+def test_absurd_sizes_are_refused_by_name_before_anything_is_built(name, value):
+    with pytest.raises(ModelError, match=f"config.json: {name} is"):
+        decoder_config({**LLAMA, name: value})
+
+
+def test_sizes_that_are_absurd_together_are_refused():
+    with pytest.raises(ModelError, match="more than any model has"):
+        decoder_config({**LLAMA, "hidden_size": 2**24, "intermediate_size": 2**24})
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_the_number_of_parameters_is_known_from_the_sizes(family, tied):
+    shape = decoder_config(
+        {**LLAMA, "model_type": family, "tie_word_embeddings": tied, "attention_bias": True,
+         "mlp_bias": True}
+    )  # fmt: skip
+    with torch.device("meta"):
+        module = Decoder(shape, kernel="sdpa")
+    assert shape.num_params == sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_weights_beyond_all_memory_are_refused():
+    cpu = torch.device("cpu")
+    have = memory_bytes(cpu)
+    require_memory(have // 4, dtype=torch.float32, device=cpu)
+    with pytest.raises(ModelError, match="more than all the memory"):
+        require_memory(have // 4 + 1, dtype=torch.float32, device=cpu)

@@ -56,6 +56,19 @@ def write(folder, *, shard_bytes=10**9, **changes):
     return folder, loaded.module
 
 
+def test_a_head_of_its_own_under_tied_embeddings_is_refused(tmp_path):
+    """transformers would not tie them then: it is another model."""
+    folder, module = write(tmp_path / "model")
+    state = load_file(folder / "model.safetensors")
+    for head in (module.output_weight().detach().clone(), torch.randn(61, 32)):
+        save_file({**state, "lm_head.weight": head}, folder / "model.safetensors")
+        if torch.equal(head, module.output_weight()):
+            assert "lm_head.weight" not in dict(load(folder).module.named_parameters())
+        else:
+            with pytest.raises(ModelError, match="tie_word_embeddings to false"):
+                load(folder)
+
+
 @pytest.fixture
 def folder(tmp_path):
     return write(tmp_path / "model")[0]
@@ -176,6 +189,26 @@ def test_an_index_cannot_lead_out_of_its_folder(tmp_path):
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
     with pytest.raises(ModelError, match="no safetensors file of its folder"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", [3, None, [], {"x": 1}, "/etc/passwd", "a.bin", ".."])
+def test_an_index_names_only_files_of_its_folder(tmp_path, name):
+    folder, _ = write(tmp_path / "model", shard_bytes=10_000)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelError, match="no safetensors file of its folder"):
+        load(folder)
+
+
+@pytest.mark.parametrize("victim", ["config.json", "model-00001-of-00003.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting(tmp_path, victim):
+    folder, _ = write(tmp_path / "model", shard_bytes=10_000)
+    (folder / victim).unlink(missing_ok=True)
+    os.mkfifo(folder / victim)
+    index = {"weight_map": {"a": "model-00001-of-00003.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="not a plain file"):
         load(folder)
 
 

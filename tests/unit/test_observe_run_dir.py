@@ -215,3 +215,30 @@ def test_a_path_that_cannot_be_a_folder_is_refused_with_the_setting(tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirError, match="runs_dir"):
         RunDir(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "console.log", "config.json"])
+def test_a_pipe_or_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    for kind, make in (("pipe", os.mkfifo), ("folder", os.mkdir)):
+        folder = tmp_path / kind
+        folder.mkdir()
+        make(folder / name)
+        with pytest.raises(RunDirError, match=name):
+            RunDir(folder)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"kind": "x"}', '{"step": "1"}', '{"step": true}', '{"step": 1, "time": null}',
+             '{"step": 1, "loss": 1' + "0" * 400 + "}"],
+)  # fmt: skip
+def test_a_record_that_is_none_of_ours_is_named_by_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + line + "\n")
+    with pytest.raises(RunDirError, match=r"metrics\.jsonl:2 "):
+        read_metrics(path)
+
+
+def test_cutting_a_damaged_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "x"}\n')
+    with pytest.raises(RunDirError, match=r"metrics\.jsonl"):
+        JsonlWriter(tmp_path / "metrics.jsonl").cut_after(0)

@@ -107,3 +107,13 @@ def test_no_allocation_is_as_large_as_the_logits():
         token_logprobs(hidden, weight, targets, chunk_bytes=chunk_bytes).backward(upstream)
     sizes = [event.cpu_memory_usage for event in trace.events() if event.name.startswith("aten::")]
     assert 0.9 * chunk_bytes < max(sizes) <= chunk_bytes < num_tokens * vocab * 4 / 20
+
+
+def test_a_second_derivative_is_refused():
+    """The backward pass takes the normaliser as given, so that one would be wrong."""
+    hidden, weight, targets, upstream = problem(4, 30, 8, seed=2)
+    upstream.requires_grad_()
+    logp = token_logprobs(hidden, weight, targets, chunk_bytes=2**16)
+    (grad,) = torch.autograd.grad(logp @ upstream, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()

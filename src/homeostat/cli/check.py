@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
 from homeostat.config import load_config
@@ -38,7 +40,7 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
         console.print(_table(items))
         good = preflight.exit_code == 0
         verdict = "[green]ready to train[/green]" if good else "[red]not yet[/red]"
-        console.print(f"{recipe}: {verdict}", highlight=False)
+        console.print(f"{escape(str(recipe))}: {verdict}", highlight=False)
     raise typer.Exit(preflight.exit_code)
 
 
@@ -53,5 +55,5 @@ def _table(items: list[Item]) -> Table:
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for item in items:
-        table.add_row(marks[item.level], item.name, item.text)
+        table.add_row(marks[item.level], item.name, Text(item.text))
     return table

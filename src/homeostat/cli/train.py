@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from homeostat.cli.options import Format, LogLevel, OutputFormat, Overrides, Recipe
 from homeostat.config import load_config
 from homeostat.observe.logs import resolve_level
+from homeostat.observe.outlet import Outlet
 
 if TYPE_CHECKING:
     from homeostat.run.sft import RunResult
@@ -26,14 +28,16 @@ def train(
     """Train a model as a recipe says.
 
     Everything is written to the run directory (runs_dir/name); the same command goes on where an
-    earlier one stopped. Ctrl-C or SIGTERM finishes the step, saves, and ends.
+    earlier one stopped. Ctrl-C or SIGTERM finishes the step, saves, and ends; a second one ends at
+    once.
     """
     config = load_config(recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)
     from homeostat.run.session import open_session
     from homeostat.run.sft import train_sft
 
-    console = Console(stderr=format is Format.JSON)
+    out = sys.stderr if format is Format.JSON else sys.stdout
+    console = Console(file=cast(IO[str], Outlet(out)))
     text = recipe.read_text(encoding="utf-8")
     with open_session(
         config, recipe=text, command=sys.argv, console=console, log_level=level
@@ -48,4 +52,4 @@ def train(
 
 def _summarise(result: RunResult, console: Console) -> None:
     for name, value in result.lines():
-        console.print(f"[bold]{name:<12}[/bold] {value}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((f"{name:<12}", "bold"), f" {value}"), soft_wrap=True)

@@ -13,7 +13,8 @@ class Source(Settings):
     """What all sources share."""
 
     path: PathText = key(
-        help="A .jsonl or .parquet file, or a folder written by datasets' save_to_disk."
+        help="A .jsonl, .json (one list) or .parquet file, or a folder written by datasets' "
+        "save_to_disk."
     )
     limit: int | None = key(None, ge=1, help="Use only the first rows.")
 
@@ -23,6 +24,11 @@ class MessagesSource(Source):
 
     type: Literal["messages"]
     messages_column: str = key("messages", help="Column that holds the list of messages.")
+    tools_column: str | None = key(
+        None,
+        help="Column that holds the tools the chat template is given: a list, its JSON text, or "
+        "null for a row without.",
+    )
     turns: Literal["all", "last"] = key(
         "all", help="Which assistant turns are trained, where a message does not say itself."
     )

@@ -18,8 +18,8 @@ class ModelConfig(Settings):
     )
     implementation: Literal["native", "transformers"] = key(
         "native",
-        help="native: our packed decoder (Llama, Qwen2, Qwen3). transformers: any causal model "
-        "that transformers can build.",
+        help="native: our packed decoder (Llama, Mistral, Qwen2, Qwen3). transformers: any causal "
+        "model that transformers can build.",
     )
     attention: Literal["auto", "sdpa", "varlen", "eager"] = key(
         "auto",
@@ -38,6 +38,11 @@ class ModelConfig(Settings):
     )
     chat_template: PathText | None = key(
         None, help="A Jinja file used in place of the tokenizer's chat template."
+    )
+    chat_template_options: dict[str, bool | int | float | str] = key(
+        {},
+        help="What the chat template can be told ({enable_thinking: false}, say). Tell it the same "
+        "when the model is used.",
     )
     pad_token: str | None = key(
         None,

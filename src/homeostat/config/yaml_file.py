@@ -19,6 +19,7 @@ from homeostat.errors import ConfigError, Problem
 
 MAX_FILE_BYTES = 1_000_000
 MAX_NODES = 100_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Place = tuple[str | int, ...]
 
@@ -60,6 +61,8 @@ def parse_yaml(text: str, *, name: str) -> tuple[Any, dict[Place, int]]:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
         line = mark.line + 1 if mark else None
+        if isinstance(error, yaml.reader.ReaderError):
+            line = text.count("\n", 0, error.position) + 1
         raise ConfigError([Problem("", f"not valid YAML: {what}.", line=line)], file=name) from None
     except RecursionError:
         raise ConfigError([Problem("", "nested too deeply to read.")], file=name) from None
@@ -85,7 +88,12 @@ def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
         if isinstance(error, ConfigError):
             raise
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError([Problem("", f"cannot read it: {reason}.")], file=name) from None
+        line = None
+        if isinstance(error, UnicodeDecodeError):
+            line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            [Problem("", f"cannot read it: {reason}.", line=line)], file=name
+        ) from None
     return parse_yaml(text, name=name)
 
 
@@ -126,6 +134,8 @@ class _Builder:
         return self.scalar(node, place)
 
     def scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
+        if _SURROGATE.search(node.value):
+            raise self.fail(node, place, "half a surrogate pair is not a character.")
         read = _SCALARS.get(node.tag)
         if read is None:
             raise self.fail(node, place, f"the tag {node.tag!r} is not allowed here.")
@@ -141,6 +151,8 @@ class _Builder:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self.fail(key_node, place, "a key must be a plain word.")
             key = key_node.value
+            if _SURROGATE.search(key):
+                raise self.fail(key_node, place, "a key holds half a surrogate pair.")
             if key in result:
                 raise self.fail(key_node, (*place, key), "this key is given twice.")
             self.lines[(*place, key)] = key_node.start_mark.line + 1

@@ -6,35 +6,48 @@ A trained assistant turn i is what the model would have to write: the text betwe
 
 Both must be prefixes of the whole rendering; a template that rewrites earlier turns breaks that,
 and the row is then refused rather than labelled by guess. The whole text is tokenised once, and
-turns are mapped to tokens by character offsets; no token may straddle the border of a turn. The
-turn's last stop token is trained, the white space a template puts after it is not.
+turns are mapped to tokens by character offsets; no token may straddle the border of a turn. A turn
+is trained up to the stop token where generation would end; what a template puts after that (white
+space, one more stop token that closes the chat) is not. What the row holds of a trained turn and
+the template leaves out (tool calls, reasoning) is refused, not lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from homeostat.data.sources import BadRowError
+from homeostat.data.templates import REFUSES
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.types import FloatArray, IntArray
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 REWRITES = "the chat template rewrites earlier turns"
+LOST = "the chat template leaves out part of the row"
 BAD_MESSAGE = "not a usable message"
+# What a message may hold besides its content; templates have three names for reasoning.
+REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages as the template takes them, and the loss weight of each."""
+    """Messages and tools as the template takes them, and the loss weight of each message."""
 
     messages: list[dict[str, Any]]
     weights: list[float]
+    tools: list[dict[str, Any]] | None = None
+
+    def render(self, tokenizer: ChatTokenizer, count: int, *, prompt: bool = False) -> str:
+        """The first `count` messages as text, `prompt`: and the opening of a turn."""
+        messages = self.messages[:count]
+        return tokenizer.render(messages, tools=self.tools, add_generation_prompt=prompt)
 
 
-def parse_chat(value: Any, *, turns: Literal["all", "last"]) -> Chat:
+def parse_chat(value: Any, *, turns: Literal["all", "last"], tools: Any = None) -> Chat:
     """Check a list of messages and take `train` and `weight` out of them."""
     if not isinstance(value, list) or not value:
         raise BadRowError("no messages", "the column must hold a list of {role, content}")
@@ -48,17 +61,35 @@ def parse_chat(value: Any, *, turns: Literal["all", "last"]) -> Chat:
     for number, (_, own) in enumerate(parsed):
         default = float(is_assistant[number] and (turns == "all" or number == last))
         weights.append(default if own is None else own)
-    return Chat(messages, weights)
+    return Chat(messages, weights, _parse_tools(tools))
 
 
 def encode_chat(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]:
-    """Tokens of the whole chat, and the weight of predicting each."""
-    text = tokenizer.render(chat.messages, add_generation_prompt=False)
+    """Tokens of the whole chat, and the weight of predicting each.
+
+    Arguments of tool calls are objects to most templates, and some would quote a JSON text once
+    more; those that take a text only refuse objects, and then have the text as it is.
+    """
+    parsed = replace(chat, messages=[_with_objects(message) for message in chat.messages])
+    if parsed != chat:
+        try:
+            return _encode(parsed, tokenizer)
+        except BadRowError as error:
+            if error.reason != REFUSES:
+                raise
+    return _encode(chat, tokenizer)
+
+
+def _encode(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]:
+    text = chat.render(tokenizer, len(chat.messages))
+    _refuse_lost_tools(chat, text, tokenizer)
+    _refuse_python_text(chat, text)
     tokens_T, offsets_T2 = tokenizer.encode(text)
     weights_T = np.zeros(len(tokens_T), dtype=np.float32)
     for number, weight in enumerate(chat.weights):
         if weight > 0:
-            start, end = _turn_span(chat.messages, number, text, tokenizer)
+            start, end = _turn_span(chat, number, text, tokenizer)
+            _refuse_lost_parts(chat, number, tokenizer)
             first, stop = _turn_tokens(number, start, end, text, tokens_T, offsets_T2, tokenizer)
             weights_T[first : stop + 1] = weight
     return tokens_T, weights_T
@@ -75,7 +106,8 @@ def _parse_message(number: int, item: Any) -> tuple[dict[str, Any], float | None
     }
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise BadRowError(BAD_MESSAGE, f"message {number} has no role")
+        keys = ", ".join(map(str, list(item)[:6]))
+        raise BadRowError(BAD_MESSAGE, f"message {number} has no role (its keys: {keys})")
     message["content"] = _text_content(number, message)
     weight = _own_weight(number, item)
     if weight and role != "assistant":
@@ -121,30 +153,116 @@ def _own_weight(number: int, item: dict[str, Any]) -> float | None:
     return float(weight)
 
 
-def _turn_span(
-    messages: list[dict[str, Any]], number: int, text: str, tokenizer: ChatTokenizer
-) -> tuple[int, int]:
+def _parse_tools(value: Any) -> list[dict[str, Any]] | None:
+    """A list of tool descriptions, or the JSON text of one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise BadRowError("not a list of tools", f"its text is not JSON: {error}") from None
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise BadRowError("not a list of tools", "the column must hold a list of objects")
+    return value
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its tool calls as objects, where they are JSON texts."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_object(call["function"])}
+    try:
+        arguments = json.loads(call["arguments"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return call
+    return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
+
+
+def _refuse_python_text(chat: Chat, text: str) -> None:
+    """A template made for JSON texts prints an object the way Python would."""
+    for message in chat.messages:
+        for call in message.get("tool_calls") or ():
+            function = call.get("function", call) if isinstance(call, dict) else {}
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, dict) and arguments and str(arguments) in text:
+                raise BadRowError(
+                    REFUSES, "it shows arguments of tool calls as they are: give them as JSON text"
+                )
+
+
+def _refuse_lost_tools(chat: Chat, text: str, tokenizer: ChatTokenizer) -> None:
+    if chat.tools and replace(chat, tools=None).render(tokenizer, len(chat.messages)) == text:
+        raise BadRowError(
+            LOST,
+            "the row has tools, and the text is the same without them. Name a template that "
+            "knows tools in model.chat_template, or remove tools_column from the source",
+        )
+
+
+def _refuse_lost_parts(chat: Chat, number: int, tokenizer: ChatTokenizer) -> None:
+    """Every part of a trained turn must make a difference to the text."""
+    message = chat.messages[number]
+    parts = {"tool_calls": ("tool_calls",), "reasoning": REASONING}
+    held = {part: names for part, names in parts.items() if any(map(message.get, names))}
+    if held and message["content"].strip():
+        held["content"] = ("content",)
+    for part, names in held.items():
+        less = {name: field for name, field in message.items() if name not in names}
+        without = replace(chat, messages=[*chat.messages[:number], {"content": "", **less}])
+        try:
+            is_lost = without.render(tokenizer, number + 1) == chat.render(tokenizer, number + 1)
+        except BadRowError:
+            continue  # a template that cannot do without it does show it
+        if is_lost:
+            raise BadRowError(
+                LOST,
+                f"message {number}: its {part} leaves no trace in the text, so the model would "
+                "learn a turn without it. Name a template that shows it in model.chat_template "
+                f"(for reasoning they differ in the key: {', '.join(REASONING)}), or remove it",
+            )
+
+
+def _turn_span(chat: Chat, number: int, text: str, tokenizer: ChatTokenizer) -> tuple[int, int]:
     """Where in the whole text turn `number` stands."""
-    head = tokenizer.render(messages[:number], add_generation_prompt=True)
-    is_last = number == len(messages) - 1
-    through = text if is_last else _render_through(messages, number, tokenizer)
+    head = chat.render(tokenizer, number, prompt=True)
+    is_last = number == len(chat.messages) - 1
+    through = text if is_last else chat.render(tokenizer, number + 1)
+    if not text.startswith(through):
+        through = _without_close(through, tokenizer)
     if not text.startswith(through):
         raise _rewritten(number, "the turn itself reads differently once the chat goes on")
     if not through.startswith(head):
-        before = tokenizer.render(messages[:number], add_generation_prompt=False)
+        before = chat.render(tokenizer, number)
         if not text.startswith(before):
             raise _rewritten(number, "what stands before it reads differently once it is there")
         raise BadRowError(
             "the generation prompt is not how the template renders a turn",
             f"message {number}: the template opens the assistant's turn with "
-            f"{head[len(before) :][:60]!r} when it asks for one, but not when it shows one. Mend "
-            "the template and name it in model.chat_template",
+            f"{head[len(before) :][:60]!r} when it asks for one, but not when it shows one. Set "
+            "what the template offers in model.chat_template_options (enable_thinking, say), or "
+            "mend it and name the file in model.chat_template",
         )
     return len(head), len(through)
 
 
-def _render_through(messages: list[dict[str, Any]], number: int, tokenizer: ChatTokenizer) -> str:
-    return tokenizer.render(messages[: number + 1], add_generation_prompt=False)
+def _without_close(through: str, tokenizer: ChatTokenizer) -> str:
+    """Without the stop token by which a template closes a whole chat, after that of the turn."""
+    stops = tuple(tokenizer.decode([token]) for token in tokenizer.stop_ids)
+    bare = through.rstrip()
+    for word in stops:
+        turn = bare.removesuffix(word)
+        if turn != bare and turn.rstrip().endswith(stops):
+            return turn
+    return through
 
 
 def _rewritten(number: int, how: str) -> BadRowError:
@@ -167,10 +285,15 @@ def _turn_tokens(
     """First trained token of a turn, and the stop token that ends it."""
     starts_T, ends_T = offsets_T2[:, 0], offsets_T2[:, 1]
     touching = np.flatnonzero((ends_T > start) & (starts_T < end))
-    stop_ids = tokenizer.stop_ids
-    stop = next((int(n) for n in touching[::-1] if int(tokens_T[n]) in stop_ids), None)
-    if stop is None or text[ends_T[stop] : end].strip():
-        known = sorted(tokenizer.decode([token]) for token in stop_ids)
+    stop = None
+    # Back through white space and stop tokens: generation ends at the first of them.
+    for n in touching[::-1].tolist():
+        if int(tokens_T[n]) in tokenizer.stop_ids:
+            stop = n
+        elif text[starts_T[n] : min(ends_T[n], end)].strip():
+            break
+    if stop is None:
+        known = sorted(tokenizer.decode([token]) for token in tokenizer.stop_ids)
         raise BadRowError(
             "the turn has no end-of-turn token",
             f"message {number}: the template ends the turn with {text[start:end][-20:]!r}, and "

@@ -130,10 +130,10 @@ class PlanLoader:
     def _resume_from(self, state: Mapping[str, Any]) -> int:
         step, data = state.get("step"), state.get("data")
         if type(step) is not int or step < 0 or not isinstance(data, str):
-            raise DataError(f"the saved state of the data is damaged: {dict(state)!r:.200}")
+            raise DataError(f"the checkpoint's state.json: data is damaged: {dict(state)!r:.200}")
         if data != self._fingerprint:
             raise DataError(
-                "the rows are not those this run was started on (or data.shuffle, seed or "
+                "the rows are not those of the checkpoint's state.json (or data.shuffle, seed or "
                 "trainer.batch_rows changed), so it cannot be continued where it stopped. Restore "
                 "the data files and settings, or start a new run with another `name`."
             )

@@ -38,7 +38,7 @@ from homeostat.data.store import (
     open_store,
 )
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.errors import DataError
+from homeostat.errors import DataError, DataWriteError
 from homeostat.types import IntArray
 
 NUM_EXAMPLES = 5
@@ -203,7 +203,7 @@ def _build(
             _judge(report, data)
             return writer.commit(report, [rows.brackets for rows in opened])
     except OSError as error:
-        raise DataError(
+        raise DataWriteError(
             f"{folder.parent}: tokenised rows cannot be written: {error.strerror}. Free some "
             "room, or set data.cache_dir to another folder."
         ) from None

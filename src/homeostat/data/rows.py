@@ -31,7 +31,8 @@ Encoded = tuple[IntArray, FloatArray]
 def columns_of(source: AnySource) -> list[str]:
     """The columns a source reads."""
     if isinstance(source, MessagesSource):
-        return [source.messages_column]
+        tools = [] if source.tools_column is None else [source.tools_column]
+        return [source.messages_column, *tools]
     if isinstance(source, PromptCompletionSource):
         return [source.prompt_column, source.completion_column]
     return [source.text_column]
@@ -47,7 +48,8 @@ def encode_row(row: dict[str, Any], *, source: AnySource, tokenizer: ChatTokeniz
     """Tokens and weights of a row. Raises BadRowError."""
     if isinstance(source, MessagesSource):
         messages = _cell(row, source.messages_column, "a list of messages")
-        encoded = encode_chat(parse_chat(messages, turns=source.turns), tokenizer)
+        tools = _tools(row, source.tools_column)
+        encoded = encode_chat(parse_chat(messages, turns=source.turns, tools=tools), tokenizer)
     elif isinstance(source, PromptCompletionSource):
         encoded = _encode_pair(row, source, tokenizer)
     else:
@@ -119,6 +121,13 @@ def _cell(row: dict[str, Any], column: str, wanted: str) -> Any:
         has = ", ".join(list(row)[:12]) or "none"
         raise BadRowError("missing column", f"{what}, {wanted} is needed (columns: {has})")
     return value
+
+
+def _tools(row: dict[str, Any], column: str | None) -> Any:
+    """null is a row without tools; a row without the column is a slip."""
+    if column is None or (column in row and row[column] is None):
+        return None
+    return _cell(row, column, "a list of tools")
 
 
 def _text_cell(row: dict[str, Any], column: str) -> str:

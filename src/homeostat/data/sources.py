@@ -1,11 +1,12 @@
-"""Rows by number from JSON lines, Parquet files and folders written by datasets' save_to_disk.
+"""Rows by number from JSON, Parquet and folders written by datasets' save_to_disk.
 
 Invariant: whatever the bytes are, only DataError leaves this module, and it names the file and
 the line or row. A defect of one row is a BadRowError (the caller may drop that row and go on); a
 defect of the file is a plain DataError.
 
-Nothing is held decoded as a whole: JSON lines are found by byte offset, Arrow batches are memory
-mapped, and of a Parquet file one row group is open at a time.
+Nothing large is held decoded as a whole: JSON lines are found by byte offset, Arrow batches are
+memory mapped, and of a Parquet file one row group is open at a time. Only a JSON list has to be,
+and may not be large.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ import pyarrow.parquet as pq
 from homeostat.errors import DataError
 
 KNOWN_KINDS = (
-    "a .jsonl file (one JSON object per line), a .parquet file or a folder written by "
-    "datasets' save_to_disk"
+    "a .jsonl file (one JSON object per line), a .json file with a list of objects, a .parquet "
+    "file or a folder written by datasets' save_to_disk"
 )
 MAX_STATE_BYTES = 10_000_000
+# Decoded it takes several times as much, in each process that tokenises.
+MAX_LIST_BYTES = 500_000_000
 
 # What reading hostile bytes through json and pyarrow has been seen to raise.
 _DECODE_ERRORS = (
@@ -87,6 +90,8 @@ def open_rows(path: str, *, columns: Sequence[str]) -> RowSource:
     if kind == "folder":
         return _SavedDataset(path, columns)
     suffix = Path(path).suffix.lower()
+    if suffix == ".json" and _holds_list(path):
+        return _JsonList(path)
     if suffix in (".jsonl", ".json", ".ndjson"):
         return _JsonLines(path)
     if suffix == ".parquet":
@@ -157,9 +162,7 @@ class _JsonLines:
         if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise DataError(f"{self.path}:1: this is UTF-16 text. Save the file as UTF-8.")
         if line.lstrip().startswith(b"["):
-            raise DataError(
-                f"{self.path}:1: the file holds a JSON list. Write one JSON object per line."
-            )
+            raise DataError(f"{self.path}:1: the file holds a JSON list. Name it .json.")
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -179,9 +182,40 @@ class _JsonLines:
             raise BadRowError("not JSON", "nested too deeply") from None
         except ValueError as error:
             raise BadRowError("not JSON", str(error)) from None
-        if not isinstance(value, dict):
-            raise BadRowError("not a JSON object", f"this is a {type(value).__name__}")
-        return value
+        return _require_object(value)
+
+
+class _JsonList:
+    """One list of JSON objects, decoded as a whole."""
+
+    def __init__(self, path: str) -> None:
+        self.brackets = (f"{path}[", "]")
+        with _as_data_error(path, "not a JSON list"):
+            if Path(path).stat().st_size > MAX_LIST_BYTES:
+                raise DataError(f"{path}: too large for a JSON list. Write one object per line.")
+            self.values = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
+        if not self.values:
+            raise DataError(f"{path}: the list is empty.")
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def number(self, index: int) -> int:
+        return index
+
+    def row(self, index: int) -> dict[str, Any]:
+        return _require_object(self.values[index])
+
+
+def _holds_list(path: str) -> bool:
+    with _as_data_error(path, "cannot be read"), open(path, "rb") as file:
+        return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+def _require_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRowError("not a JSON object", f"this is a {type(value).__name__}")
+    return value
 
 
 class _Batches:

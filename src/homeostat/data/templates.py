@@ -20,6 +20,9 @@ from homeostat.data.sources import BadRowError
 from homeostat.errors import ModelError
 
 MAX_CPU_S = 5.0
+REFUSES = "the chat template refuses the messages"
+# What a template reads and no setting may say.
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 # No text of a row is as long; tokenising it would take minutes.
 MAX_CHARS = 100_000_000
 # What a template of any content has been seen to raise.
@@ -64,18 +67,19 @@ def render(
     template: str,
     messages: list[dict[str, Any]],
     *,
+    tools: list[dict[str, Any]] | None = None,
     add_generation_prompt: bool,
-    words: Mapping[str, str],
+    words: Mapping[str, Any],
 ) -> str:
     """The messages as one text. Raises BadRowError with the template's own words."""
     try:
         options = {**words, "add_generation_prompt": add_generation_prompt}
-        [text] = _render(template, [messages], **options)
+        [text] = _render(template, [messages], tools=tools, **options)
     except TEMPLATE_ERRORS as error:
         if isinstance(error, ModelError):
             raise
         shown = " ".join(str(error).split())[:300] or type(error).__name__
-        raise BadRowError("the chat template refuses the messages", shown) from None
+        raise BadRowError(REFUSES, shown) from None
     if len(text) > MAX_CHARS:
         raise BadRowError("too long to tokenise", f"{len(text)} characters")
     return text
@@ -120,6 +124,19 @@ def _cpu_limit(seconds: float) -> Iterator[None]:
 
 def _raise_timeout(number: int, frame: FrameType | None) -> None:
     raise TimeoutError
+
+
+def check_options(template: str, options: Mapping[str, Any], *, setting: str) -> None:
+    """Refuse an option that the template never reads: it would have no effect."""
+    names = {text for _, kind, text in jinja2.Environment().lex(template) if kind == "name"}
+    for name in options:
+        if name in RESERVED:
+            raise ModelError(f"{setting}: {name} comes from the row, and cannot be set here.")
+        if name not in names:
+            raise ModelError(
+                f"{setting}: the chat template never reads {name!r}, so it would have no effect. "
+                "Remove it, or name the template that does in model.chat_template."
+            )
 
 
 def find_power(template: str) -> int | None:

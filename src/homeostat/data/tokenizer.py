@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from homeostat.config.model import ModelConfig
 from homeostat.data.sources import BadRowError
-from homeostat.data.templates import TEMPLATE_ERRORS, check_template, render
+from homeostat.data.templates import TEMPLATE_ERRORS, check_options, check_template, render
 from homeostat.errors import HomeostatError, MissingDependencyError, ModelError
 from homeostat.types import IntArray
 
@@ -57,13 +57,13 @@ class _Refuse:
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Ids with a meaning, and the words a template may use for them."""
+    """Ids with a meaning, and what a template may read: the words for them, and its options."""
 
     eos_id: int
     pad_id: int
     stop_ids: frozenset[int]
     prefix_ids: tuple[int, ...]
-    words: Mapping[str, str]
+    words: Mapping[str, str | bool | int | float]
 
 
 class ChatTokenizer:
@@ -129,12 +129,19 @@ class ChatTokenizer:
         """The text of the tokens, special ones included."""
         return self._backend.decode([int(token) for token in ids], skip_special_tokens=False)
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool,
+    ) -> str:
         """The messages as one text. Raises BadRowError with the template's own words."""
         assert self.chat_template is not None, "require_chat_template comes first"
         return render(
             self.chat_template,
             messages,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             words=self.special.words,
         )
@@ -257,6 +264,12 @@ def _chat_template(
         found = found["default"]
     if found is not None:
         check_template(found, setting=setting)
+        check_options(found, model.chat_template_options, setting="model.chat_template_options")
+    elif model.chat_template_options:
+        raise ModelError(
+            "model.chat_template_options: the tokenizer has no chat template to give them to. "
+            "Remove them, or set model.chat_template."
+        )
     return found
 
 
@@ -303,6 +316,7 @@ def _special_tokens(
     words = {
         name: word for name, word in original.special_tokens_map.items() if isinstance(word, str)
     }
+    words |= model.chat_template_options
     special = SpecialTokens(
         eos_id=eos_id,
         pad_id=pad_id,

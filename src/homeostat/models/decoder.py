@@ -1,4 +1,4 @@
-"""The native decoder: Llama, Qwen2 and Qwen3 in one packed forward.
+"""The native decoder: Llama, Mistral, Qwen2 and Qwen3 in one packed forward.
 
     tokens_N -> embed -> layers (attention, MLP) -> norm -> hidden_ND
 

@@ -135,6 +135,13 @@ def _llama(config: Json) -> DecoderConfig:
     return _common(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
+def _mistral(config: Json) -> DecoderConfig:
+    # Without a word about it transformers takes a window of 4096.
+    if config.get("sliding_window", 4096) is not None:
+        raise _windowed()
+    return _common(config)
+
+
 def _qwen2(config: Json) -> DecoderConfig:
     _refuse_sliding_window(config)
     return _common(config, qkv_bias=True)
@@ -148,6 +155,7 @@ def _qwen3(config: Json) -> DecoderConfig:
 
 FAMILIES: dict[str, Callable[[Json], DecoderConfig]] = {
     "llama": _llama,
+    "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
 }
@@ -219,10 +227,14 @@ def _refuse_sliding_window(config: Json) -> None:
     if types is None:
         types = ["sliding_attention"] if window is not None and first < num_layers else []
     if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
-        raise ModelError(
-            "config.json: some layers attend over a sliding window only, and the native decoder "
-            f"attends over the whole document. {WAY_OUT}"
-        )
+        raise _windowed()
+
+
+def _windowed() -> ModelError:
+    return ModelError(
+        "config.json: some layers attend over a sliding window only, and the native decoder "
+        f"attends over the whole document. {WAY_OUT}"
+    )
 
 
 def _rope(config: Json) -> RopeConfig:

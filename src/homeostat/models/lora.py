@@ -51,6 +51,9 @@ _UNSUPPORTED = (
     "trainable_token_indices",
     "alora_invocation_tokens",
 )
+# Starts that leave the base as it is. Others (pissa, olora ...) move a part of it into the adapter,
+# which then belongs to what is left.
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 class LoraLinear(nn.Linear):
@@ -228,6 +231,12 @@ def _check_settings(settings: dict[str, Any], folder: Path, config: LoraConfig) 
     if used or settings.get("bias", "none") != "none":
         raise ModelError(
             f"{where} uses {', '.join(used) or 'bias'}, which plain LoRA here does not have."
+        )
+    start = settings.get("init_lora_weights")
+    if start not in _PLAIN_STARTS:
+        raise ModelError(
+            f"{where}: init_lora_weights is {start!r}, so that the adapter belongs to a base that "
+            "was changed with it. Convert it with peft (path_initial_model_for_weight_conversion)."
         )
     for key, name, value in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
         if settings.get(key) != value:

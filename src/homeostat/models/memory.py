@@ -6,12 +6,12 @@ them is another question.
 
 from __future__ import annotations
 
-import os
 import resource
 
 import torch
 
 from homeostat.errors import ModelError
+from homeostat.observe.devices import host_memory
 
 SIZES = "model.path: the sizes in config.json make"
 
@@ -32,6 +32,6 @@ def memory_bytes(device: torch.device) -> int:
     """All the memory a process could have there, whoever uses it now."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    _, total = host_memory()
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     return total if allowed == resource.RLIM_INFINITY else min(total, allowed)

@@ -1,8 +1,9 @@
 """Parameters filled from a stream of named tensors, or drawn from a seed.
 
 Invariant: after `fill` every parameter holds a value that came from the stream. A tensor that is
-missing, unknown or of another shape is refused by name. Nothing else holds state: the native
-decoder has no buffers.
+missing, unknown or of another shape is refused by name, and so is an output matrix of its own
+where the config says that it is the embedding. Nothing else holds state: the native decoder has no
+buffers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from homeostat.errors import ModelError
 
 _NAMES_SHOWN = 5
 _ADVICE = "The weights do not belong to this config.json: check model.path."
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Old checkpoints store rotary frequencies, which follow from the config.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
@@ -25,7 +27,7 @@ _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], *, source: str) -> int:
     """Copies the stream into the parameters, cast on the way. Returns the bytes read."""
     parameters = dict(module.named_parameters())
-    is_tied = "lm_head.weight" not in parameters
+    head: Tensor | None = None
     filled: set[str] = set()
     unknown: list[str] = []
     num_bytes = 0
@@ -34,11 +36,15 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], *, source: st
             _copy(parameters[name], tensor, name=name, source=source)
             filled.add(name)
             num_bytes += tensor.nbytes
-        elif not (_DERIVED.search(name) or (is_tied and name == "lm_head.weight")):
+        elif name == _HEAD:
+            head = tensor
+        elif not _DERIVED.search(name):
             unknown.append(name)
     missing = [name for name in parameters if name not in filled]
     if missing or unknown:
         raise ModelError(f"{source}: {_mismatch(missing, unknown)}. {_ADVICE}")
+    if head is not None and not head.is_meta:
+        _require_tied(parameters[_EMBEDDING], head, source=source)
     return num_bytes
 
 
@@ -67,6 +73,14 @@ def _copy(parameter: nn.Parameter, tensor: Tensor, *, name: str, source: str) ->
             "quantised. Name an unquantised checkpoint in model.path."
         )
     parameter.copy_(tensor)
+
+
+def _require_tied(embedding: Tensor, head: Tensor, *, source: str) -> None:
+    if head.shape != embedding.shape or not torch.equal(head.to(embedding), embedding):
+        raise ModelError(
+            f"{source}: config.json ties the output matrix to the embedding, and the weights hold "
+            f"an {_HEAD} that differs from it. Set tie_word_embeddings to false in config.json."
+        )
 
 
 def _mismatch(missing: list[str], unknown: list[str]) -> str:

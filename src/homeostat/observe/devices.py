@@ -141,3 +141,11 @@ def host_rss() -> float:
         return float(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of memory that the machine has, and how many of them its container may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    value = limit.read_text().strip() if limit.is_file() else ""
+    return total, min(total, int(value)) if value.isdigit() else total

@@ -18,7 +18,7 @@ from typing import Any
 
 from homeostat import __version__
 from homeostat.observe import format as fmt
-from homeostat.observe.devices import GpuFacts, GpuSampler
+from homeostat.observe.devices import GpuFacts, GpuSampler, host_memory
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic", "pyyaml",
@@ -236,11 +236,10 @@ def _cpu_name() -> str:
 
 
 def _memory() -> str:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total, allowed = host_memory()
     text = fmt.byte_size(total)
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (value := limit.read_text().strip()).isdigit() and int(value) < total:
-        text += f", {fmt.byte_size(int(value))} allowed by the container"
+    if allowed < total:
+        text += f", {fmt.byte_size(allowed)} allowed by the container"
     return text
 
 

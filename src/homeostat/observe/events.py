@@ -91,7 +91,7 @@ _LIST: tuple[EventInfo, ...] = (
         "warn",
     ),
     EventInfo(
-        "run_stopped", "A signal asked the run to stop; it saved and ended.", ("signal",), "warn"
+        "run_stopped", "A signal ended the run. What was saved stays.", ("signal",), "warn"
     ),
     EventInfo("run_finished", "The run is complete.", mood="good"),
     EventInfo(

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from homeostat.config import RunConfig
-from homeostat.errors import RunDirError
-from homeostat.observe.durable import write_atomically
+from homeostat.errors import RunDirError, RunDirWriteError
+from homeostat.observe.durable import OUT_OF_SPACE, write_atomically
 from homeostat.observe.jsonl import JsonlWriter, encode
 from homeostat.types import FloatArray, IntArray
 
@@ -66,18 +66,19 @@ class RunDir(RunPaths):
             path.mkdir(parents=True, exist_ok=True)
             self._require_plain_files()
             self._lock_fd: int | None = _lock(path / ".lock")
+            # A run directory is used once anything happened in it.
+            self.was_used = self.events.is_file() and self.events.stat().st_size > 0
+            self._metrics = JsonlWriter(self.metrics)
+            self._events = JsonlWriter(self.events, sync=True)
+            self._row_losses = JsonlWriter(self.row_losses)
         except OSError as error:
             if isinstance(error, RunDirError):
                 raise
-            raise RunDirError(
+            kind = RunDirWriteError if error.errno in OUT_OF_SPACE else RunDirError
+            raise kind(
                 f"cannot use the run directory {path}: {error.strerror}. Change runs_dir or name."
             ) from None
         _forget_lock_in_children(self)
-        # A run directory is used once anything happened in it.
-        self.was_used = self.events.is_file() and self.events.stat().st_size > 0
-        self._metrics = JsonlWriter(self.metrics)
-        self._events = JsonlWriter(self.events, sync=True)
-        self._row_losses = JsonlWriter(self.row_losses)
 
     def _require_plain_files(self) -> None:
         """What stands where we write must be a file: a pipe would wait for a reader for ever."""
@@ -114,8 +115,14 @@ class RunDir(RunPaths):
 
     def write_config(self, config: RunConfig, *, recipe: str) -> None:
         """The resolved config, and the recipe's text as the user gave it."""
-        write_atomically(self.config_json, config.model_dump_json(indent=2) + "\n")
-        write_atomically(self.config_yaml, recipe)
+        try:
+            write_atomically(self.config_json, config.model_dump_json(indent=2) + "\n")
+            write_atomically(self.config_yaml, recipe)
+        except OSError as error:
+            raise RunDirWriteError(
+                f"the run directory {self.path} cannot be written: {error.strerror}. Free some "
+                "space, or set runs_dir to another disk. Nothing saved is lost."
+            ) from None
 
     def write_offending_rows(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
         """Keep the rows of a step that went wrong, one JSON object per line."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 VOCAB_CHUNK = 8192
 
@@ -70,6 +71,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return target_logit_M - lse_M
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         hidden_MD, weight_VD, targets_M, lse_M = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]

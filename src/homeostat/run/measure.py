@@ -44,7 +44,7 @@ def step_metrics(
         "memory/host_rss": host_rss(),
     }
     if parts.config.trainer.packing:
-        budget = parts.state.token_budget or parts.config.trainer.max_tokens_per_device
+        budget = _sizes(parts).max_tokens_per_device
         metrics["data/packing_fill"] = plan.num_tokens / (report.num_micro_batches * budget)
     return metrics | parts.gpus.sample()
 
@@ -72,6 +72,6 @@ def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
 def _sizes(parts: Parts) -> TrainerConfig:
     """How rows are split into micro-batches now: memory may have run out since the start."""
     trainer, budget = parts.config.trainer, parts.state.token_budget
-    if budget is None:
+    if budget is None or (trainer.packing and budget >= trainer.max_tokens_per_device):
         return trainer
     return trainer.model_copy(update={"packing": True, "max_tokens_per_device": budget})

@@ -26,6 +26,11 @@ def find_resume_point(config: RunConfig, run_dir: RunDir) -> ResumePoint:
     store = CheckpointStore(run_dir.checkpoints)
     load_step = config.checkpoint.load_step
     if not run_dir.was_used:
+        if load_step is None and store.steps():
+            raise RunDirError(
+                f"{store.folder} holds checkpoints, but nothing says what run they are of: "
+                "events.jsonl is missing. Give this run another name, or move them away."
+            )
         return ResumePoint(None if load_step is None else store.at_step(load_step), ())
     if config.checkpoint.resume == "never":
         raise RunDirError(
@@ -42,11 +47,18 @@ def find_resume_point(config: RunConfig, run_dir: RunDir) -> ResumePoint:
 def _saved_config(run_dir: RunDir) -> RunConfig:
     try:
         return RunConfig.model_validate_json(run_dir.config_json.read_text(encoding="utf-8"))
-    except (OSError, ValidationError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise RunDirError(
-            f"{run_dir.config_json} cannot be read ({str(error).splitlines()[0]}), so it is not "
-            "known what the run was. Give this run another name."
+            f"{run_dir.config_json} cannot be read ({_first_line(error)}), so it is not known "
+            "what the run was. Give this run another name."
         ) from None
+
+
+def _first_line(error: OSError | ValueError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'the whole file'}: {first['msg']}"
+    return str(error).splitlines()[0]
 
 
 def _refuse_other_experiment(changes: list[Change], run_dir: RunDir) -> None:

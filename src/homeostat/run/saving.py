@@ -27,14 +27,25 @@ class Saver:
         self.session = session
         self.store = session.checkpoints
         self._seconds = 0.0
+        self._point_to_best()
+
+    def _point_to_best(self) -> None:
+        """An end just after a save, or going back to an earlier step, may leave `best` stale."""
+        best_step = self.parts.state.best_step
+        if best_step is None or not self.config.eval.keep_best:
+            return
+        try:
+            self.store.mark_best(best_step)
+        except OSError as error:
+            log.error("checkpoints/best was not set to step %d: %s", best_step, error)
 
     def take_seconds(self) -> float:
         """Seconds spent saving since this was last asked."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def save(self, data_state: dict[str, Any], *, is_best: bool, at_end: bool, must: bool) -> None:
-        """`must`: nothing comes after this save, so that a failure ends the run with an error."""
+    def save(self, data_state: dict[str, Any], *, at_end: bool, must: bool) -> bool:
+        """True when it is in place. `must`: nothing comes after it, so a failure is an error."""
         recorder, step = self.session.recorder, self.parts.state.step
         recorder.flush()
         started = time.perf_counter()
@@ -42,27 +53,36 @@ class Saver:
         with_export = export == "every" or (export == "final" and at_end)
         record = {"run": self.parts.state.as_json(), "data": data_state}
         extra = self._export if with_export else None
+        is_best = self.parts.state.best_step == step
         try:
-            tensors = self.parts.trainer.state()
-            path = self.store.save(step, tensors, record, write_extra=extra)
-            if is_best and self.config.eval.keep_best:
-                self.store.mark_best(step)
+            path = self.store.save(
+                step,
+                self.parts.trainer.state(),
+                record,
+                best=is_best and self.config.eval.keep_best,
+                write_extra=extra,
+            )
         except CheckpointWriteError as error:
             recorder.event("checkpoint_failed", step, error=str(error))
             if must:
                 raise
             log.error("%s Training goes on.", error)
-            return
+            return False
         seconds = time.perf_counter() - started
         self._seconds += seconds
         recorder.event("checkpoint_saved", step, path=str(path), seconds=seconds, best=is_best)
         if with_export:
             recorder.event("export_written", step, path=str(path / "hf"))
         self._prune(step)
+        return True
 
     def _prune(self, step: int) -> None:
         limits = self.config.checkpoint
-        removed = self.store.prune(keep_last=limits.keep_last, max_bytes=limits.max_bytes)
+        try:
+            removed = self.store.prune(keep_last=limits.keep_last, max_bytes=limits.max_bytes)
+        except OSError as error:
+            log.error("old checkpoints were not removed: %s", error)
+            return
         if removed:
             self.session.recorder.event("checkpoint_pruned", step, removed=removed)
 

@@ -72,7 +72,8 @@ class Session:
     def begin(self, *, total_steps: int, model_line: str) -> Recorder:
         """Cut what lies beyond the resume point, open sinks and view."""
         found = self.resume.found
-        self.run_dir.truncate_after(self.start_step)
+        # A run that begins anew has no records yet, not even of an evaluation before step 1.
+        self.run_dir.truncate_after(found.step if found is not None else -1)
         if found is not None:
             self.checkpoints.set_aside_after(found.step)
         sinks = build_sinks(
@@ -180,7 +181,15 @@ def _tell_end(session: Session) -> None:
 
 def _tell_failure(session: Session, error: BaseException) -> None:
     last = session.last_step
-    session.run_dir.write_traceback("".join(traceback.format_exception(error)))
+    if session.stop.signal is not None and isinstance(error, SystemExit):
+        name = session.stop.signal.name
+        session.event("run_stopped", last, signal=name)
+        log.warning("ended at once by %s; the same command goes on from what was saved", name)
+        return
+    try:
+        session.run_dir.write_traceback("".join(traceback.format_exception(error)))
+    except OSError as why:
+        log.error("%s was not written: %s", session.run_dir.traceback, why)
     session.event("run_failed", last, error=type(error).__name__, message=str(error))
     if not isinstance(error, HomeostatError):
         log.error("the run failed: %s: %s", type(error).__name__, error)

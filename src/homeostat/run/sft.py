@@ -82,6 +82,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
     saver = Saver(config, parts, session)
     if parts.eval_rows and config.eval.at_start and state.step == 0:
         recorder.log(0, _evaluated(parts, session, memory)[0])
+    session.stop.let_steps_finish()
     with parts.open_plans() as plans:
         for plan in plans:
             started = time.perf_counter()
@@ -106,7 +107,9 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
             last = at_end or session.stop.requested
             save_due = plan.step % config.checkpoint.interval_steps == 0
             if last or save_due or (is_best and config.eval.keep_best):
-                saver.save(plans.state(), is_best=is_best, at_end=at_end, must=last)
+                saved = saver.save(plans.state(), at_end=at_end, must=last)
+                # Asked to stop while it was saved: there is nothing to save twice.
+                last = last or (saved and session.stop.requested)
             if last:
                 break
 

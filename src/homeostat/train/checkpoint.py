@@ -29,14 +29,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from homeostat.errors import CheckpointError, CheckpointWriteError
-from homeostat.observe.durable import sha256_of, sync_file, sync_folder, write_atomically
+from homeostat.observe.durable import (
+    OUT_OF_SPACE,
+    sha256_of,
+    sync_file,
+    sync_folder,
+    write_atomically,
+)
 
 TensorFiles = dict[str, dict[str, Tensor]]
 WriteExtra = Callable[[Path], None]
 
 _NAME = re.compile(r"step_(\d{8})")
 _MANIFEST = "manifest.json"
-_OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ class CheckpointStore:
         tensors: TensorFiles,
         state: dict[str, Any],
         *,
+        best: bool = False,
         write_extra: WriteExtra | None = None,
     ) -> Path:
         """Write a checkpoint. Raises CheckpointWriteError, leaving no trace, where it cannot."""
@@ -109,13 +115,18 @@ class CheckpointStore:
             _write_manifest(building)
             self._put_in_place(building, final)
             self._point("latest", step)
+            if best:
+                self._point("best", step)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(building, ignore_errors=True)
             raise CheckpointWriteError(_why_not_saved(error, final)) from error
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
         return final
 
     def mark_best(self, step: int) -> None:
-        self._point("best", step)
+        """Point to the best, where that is not so already and its checkpoint is still there."""
+        if step != self.best_step() and self.path(step).is_dir():
+            self._point("best", step)
 
     def best_step(self) -> int | None:
         return self._pointed("best")
@@ -239,6 +250,8 @@ def why_broken(path: Path) -> str | None:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         for name, entry in manifest.items():
             file = path / name
+            if not (name.isprintable() and isinstance(entry["bytes"], int)):
+                return f"{_MANIFEST} was damaged"
             if not file.is_file():
                 return f"{name} is missing"
             if file.stat().st_size != entry["bytes"]:
@@ -278,7 +291,7 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _why_not_saved(error: Exception, final: Path) -> str:
-    full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
+    full = isinstance(error, OSError) and error.errno in OUT_OF_SPACE
     full = full or "No space left" in str(error) or "File too large" in str(error)
     if full:
         return (

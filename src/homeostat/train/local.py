@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import resource
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.train.checkpoint import copy_tensors
+from homeostat.train.frozen import frozen_checksums, require_same_frozen
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, RowScores
@@ -115,12 +117,19 @@ class LocalTrainer:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         model = {name: param.detach() for name, param in self.optimizer.params.items()}
-        return {"model": model, "optimizer": self.optimizer.state()}
+        tensors = {"model": model, "optimizer": self.optimizer.state()}
+        return tensors | ({"frozen": self._frozen} if self._frozen else {})
 
     @torch.no_grad()
     def load_state(self, state: dict[str, dict[str, Tensor]]) -> None:
+        require_same_frozen(self._frozen, state.get("frozen", {}))
         copy_tensors(self.optimizer.params, state.get("model", {}), what="model")
         self.optimizer.load_state(state.get("optimizer", {}))
+
+    @cached_property
+    def _frozen(self) -> dict[str, Tensor]:
+        """Of the weights under an adapter, which no checkpoint holds: their bytes, summed up."""
+        return frozen_checksums(self.model.causal_lm)
 
     def memory_report(self) -> MemoryReport:
         if self.runtime.device.type == "cuda":

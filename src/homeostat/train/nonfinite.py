@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from homeostat.train.local import LocalTrainer
 from homeostat.types import Role, StepPlan, TokenRow, TrainBatch
 
+# The direction of an origin that no other rows can mend.
+STORED_WEIGHTS = "stored weights"
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -52,42 +55,57 @@ def find_bad_rows(trainer: LocalTrainer, rows: list[TokenRow], plan: StepPlan) -
     return bad
 
 
-def trace_origin(trainer: LocalTrainer, rows: list[TokenRow], plan: StepPlan) -> Origin:
-    """Replay these rows with everything watched: the forward pass, then the backward pass."""
+def trace_origin(trainer: LocalTrainer, bad: list[TokenRow], plan: StepPlan) -> Origin:
+    """Replay the first bad row, or all micro-batches where no row is bad alone."""
     weights = bad_weights(trainer.model)
     if weights:
-        return Origin("stored weights", weights[0], f"{len(weights)} tensors are not finite")
-    batch = TrainBatch.of(rows)
+        return Origin(STORED_WEIGHTS, weights[0], f"{len(weights)} tensors are not finite")
+    # Never more at once than the step itself had: memory was enough for that.
+    batches = [TrainBatch.of(bad[:1])] if bad else plan.micro_batches
+    found = (_origin_in(trainer, batch, plan) for batch in batches)
+    overflow = Origin("backward pass", "the gradient's norm", "its parts are finite, it is not")
+    return next((origin for origin in found if origin is not None), overflow)
+
+
+def _origin_in(trainer: LocalTrainer, batch: TrainBatch, plan: StepPlan) -> Origin | None:
+    """Replay a batch with everything watched: the forward pass, then the backward pass."""
     with _watched(trainer.model) as watch:
         scores = trainer.score(Role.POLICY, batch)
         if watch.forward:
             return Origin("forward pass", watch.forward[0])
         if not bool(torch.isfinite(scores.nll_B).all()):
             return Origin("forward pass", "the LM head", "log-probabilities of the trained tokens")
-        operation = _replay_backward(trainer, batch, plan)
-    where = watch.backward[0] if watch.backward else "the loss"
-    return Origin("backward pass", where, operation)
+        trainer.accumulate(Role.POLICY, batch, plan.loss, step=plan.step)
+    masters = trainer.optimizer.masters
+    suspects = watch.backward + [name for name, m in masters.items() if not _is_finite(m.grad)]
+    trainer.discard(Role.POLICY)
+    if not suspects:
+        return None
+    return Origin("backward pass", suspects[0], _bad_operation(trainer, batch, plan))
 
 
-def _replay_backward(trainer: LocalTrainer, batch: TrainBatch, plan: StepPlan) -> str:
+def _bad_operation(trainer: LocalTrainer, batch: TrainBatch, plan: StepPlan) -> str:
     """The operation whose gradient was NaN, by autograd's anomaly detection; '' for none."""
     try:
         # Anomaly detection says where the forward call was in a warning of many lines; the
         # operation's name is in the error.
         with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
             trainer.accumulate(Role.POLICY, batch, plan.loss, step=plan.step)
+        return ""
     except RuntimeError as error:
         if "returned nan values" not in str(error):
             raise
         return str(error).split("'")[1]
     finally:
         trainer.discard(Role.POLICY)
-    return ""
 
 
 def bad_weights(model: nn.Module) -> list[str]:
-    named = model.named_parameters()
-    return [name for name, param in named if not bool(torch.isfinite(param).all())]
+    return [name for name, param in model.named_parameters() if not _is_finite(param)]
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    return tensor is None or bool(torch.isfinite(tensor).all())
 
 
 @contextmanager
@@ -107,7 +125,7 @@ def _watched(model: nn.Module) -> Iterator[_Watch]:
 
 def _forward_hook(watch: _Watch, name: str):
     def hook(module: nn.Module, args: tuple, output: object) -> None:
-        if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
+        if isinstance(output, Tensor) and not _is_finite(output):
             watch.forward.append(name)
 
     return hook
@@ -116,7 +134,7 @@ def _forward_hook(watch: _Watch, name: str):
 def _backward_hook(watch: _Watch, name: str):
     def hook(module: nn.Module, grad_input: tuple, grad_output: tuple) -> None:
         grads = [g for g in (*grad_output, *grad_input) if isinstance(g, Tensor)]
-        if any(not bool(torch.isfinite(grad).all()) for grad in grads):
+        if not all(map(_is_finite, grads)):
             watch.backward.append(name)
 
     return hook

@@ -8,6 +8,7 @@ that would help.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -29,6 +30,8 @@ from homeostat.train.run_state import RunState
 from homeostat.types import Role, TrainBatch
 
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 
 class MemoryGuard:
@@ -88,8 +91,7 @@ class MemoryGuard:
                 raise
             self._reserve.release()
             self._message = str(error).splitlines()[0]
-            path = self.run_dir.path / self._snapshot(step)
-            write_snapshot(path, device=self.trainer.runtime.device, error=self._message)
+            self._write_snapshot(step)
         # Only now, with the exception and its frames gone, can their tensors be freed.
         self.trainer.discard(Role.POLICY)
         gc.collect()
@@ -97,6 +99,13 @@ class MemoryGuard:
             torch.cuda.empty_cache()
         self._reserve.take()
         return None
+
+    def _write_snapshot(self, step: int) -> None:
+        path = self.run_dir.path / self._snapshot(step)
+        try:
+            write_snapshot(path, device=self.trainer.runtime.device, error=self._message)
+        except OSError as error:
+            log.error("%s was not written: %s", path, error)
 
     def _snapshot(self, step: int) -> str:
         return f"trace/oom_step_{step:08d}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
@@ -16,7 +17,10 @@ class RunState:
     step: int = 0
     num_tokens: int = 0
     num_skipped: int = 0
+    # Kept over a resume: a run that only ever skips must halt, however often it is begun again.
+    skipped_in_a_row: int = 0
     best_loss: float | None = None
+    best_step: int | None = None
     evals_without_better: int = 0
     stopped_early: bool = False
     # None until memory ran out once; then the tokens a micro-batch may have.
@@ -25,10 +29,11 @@ class RunState:
     threads: int | None = None
 
     def judge(self, loss: float, *, min_delta: float) -> bool:
-        """Take in an evaluation; True when it is the best so far."""
-        better = self.best_loss is None or loss < self.best_loss - min_delta
+        """Take in an evaluation; True when it is the best so far. One not finite never is."""
+        best = math.inf if self.best_loss is None else self.best_loss
+        better = loss < best - min_delta
         if better:
-            self.best_loss = loss
+            self.best_loss, self.best_step = loss, self.step
         self.evals_without_better = 0 if better else self.evals_without_better + 1
         return better
 

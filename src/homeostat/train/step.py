@@ -7,7 +7,6 @@ update is replayed to name the module and direction, and the run skips the step 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import repack
@@ -16,7 +15,7 @@ from homeostat.errors import TrainingHaltedError
 from homeostat.observe.run_dir import RunDir
 from homeostat.train.events import EmitEvent
 from homeostat.train.local import LocalTrainer
-from homeostat.train.nonfinite import find_bad_rows, trace_origin
+from homeostat.train.nonfinite import STORED_WEIGHTS, Origin, find_bad_rows, trace_origin
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.run_state import RunState
 from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
@@ -45,18 +44,18 @@ class GuardedStep:
         self.emit = emit
         self.decode = decode
         self.state = state
-        self._skipped_in_a_row = 0
 
     def run(self, plan: StepPlan, *, learning_rate: float) -> UpdateReport:
-        if self.state.token_budget is not None:
-            plan = repack(plan, max_tokens=self.state.token_budget)
+        budget = self.state.token_budget
+        if budget is not None and max(batch.num_tokens for batch in plan.micro_batches) > budget:
+            plan = repack(plan, max_tokens=budget)
         report = self._attempt(plan, learning_rate)
         while report is None:
             budget = self.memory.shrink(plan.micro_batches, step=plan.step)
             plan = repack(plan, max_tokens=budget)
             report = self._attempt(plan, learning_rate)
         if report.applied:
-            self._skipped_in_a_row = 0
+            self.state.skipped_in_a_row = 0
         else:
             self._explain_nonfinite(plan, report)
         return report
@@ -72,10 +71,10 @@ class GuardedStep:
     def _explain_nonfinite(self, plan: StepPlan, report: UpdateReport) -> None:
         rows = [self.store[int(row)] for row in report.row_ids_B]
         bad = find_bad_rows(self.trainer, rows, plan)
-        origin = trace_origin(self.trainer, bad or rows, plan)
-        file = self._write_rows(plan.step, bad or rows)
+        origin = trace_origin(self.trainer, bad, plan)
+        place = self._write_rows(plan.step, bad or rows)
         self.state.num_skipped += 1
-        self._skipped_in_a_row += 1
+        self.state.skipped_in_a_row += 1
         self.emit(
             "step_skipped",
             plan.step,
@@ -83,20 +82,35 @@ class GuardedStep:
             grad_norm=report.grad_norm,
             origin=origin.describe(),
             rows=[row.row_id for row in bad],
-            rows_file=str(file.relative_to(self.run_dir.path)),
+            rows_file=place,
         )
-        limit = self.config.max_nonfinite_steps
-        halting = self.config.on_nonfinite == "halt"
-        if halting or self._skipped_in_a_row >= limit:
-            why = "trainer.on_nonfinite=halt" if halting else f"{limit} steps in a row were skipped"
+        why = self._why_halt(origin)
+        if why is not None:
             raise TrainingHaltedError(
                 f"step {plan.step}: loss {report.loss}, gradient norm {report.grad_norm}. It first "
-                f"went wrong in the {origin.describe()}. The step was not applied; the rows are in "
-                f"{file}. Halted because {why}. Look at the rows; if they are sound, lower "
-                "trainer.lr or set trainer.precision=fp32 to see whether the numbers overflow."
+                f"went wrong in the {origin.describe()}. The step was not applied; its rows, in "
+                f"{self.run_dir.path}: {place}. {why}"
             )
 
-    def _write_rows(self, step: int, rows: list[TokenRow]) -> Path:
+    def _why_halt(self, origin: Origin) -> str | None:
+        """Why the run cannot go on, and what to do; None when it can."""
+        if origin.direction == STORED_WEIGHTS:
+            return (
+                "Halted at once because no other rows can mend that: check the files of "
+                "model.path, or go back to an earlier checkpoint with checkpoint.load_step."
+            )
+        limit = self.config.max_nonfinite_steps
+        halting = self.config.on_nonfinite == "halt"
+        if not halting and self.state.skipped_in_a_row < limit:
+            return None
+        why = "trainer.on_nonfinite=halt" if halting else f"{limit} steps in a row were skipped"
+        return (
+            f"Halted because {why}. Look at the rows; if they are sound, lower trainer.lr or set "
+            "trainer.precision=fp32 to see whether the numbers overflow."
+        )
+
+    def _write_rows(self, step: int, rows: list[TokenRow]) -> str:
+        """Where they were written, inside the run directory, or why they were not."""
         records = [
             {
                 "row_id": row.row_id,
@@ -107,4 +121,8 @@ class GuardedStep:
             }
             for row in rows
         ]
-        return self.run_dir.write_offending_rows(step, records)
+        try:
+            file = self.run_dir.write_offending_rows(step, records)
+        except OSError as error:
+            return f"(not written: {error})"
+        return str(file.relative_to(self.run_dir.path))

@@ -173,9 +173,13 @@ def prepared(group: str) -> Any:
     return see
 
 
+OPTIONS = ("model.chat_template=options.jinja",)
+
+
 def source_case(group: str, kind: str, change: str) -> Case:
     """The source's tokens change; of a validation source, that is all that changes."""
-    base = (f"data.{group}=[{{type: {kind}, path: rows.jsonl}}]",)
+    # The template shows tools where there are any, and is the model's own otherwise.
+    base = (f"data.{group}=[{{type: {kind}, path: rows.jsonl}}]", *OPTIONS)
     change = f"data.{group}.0.{change}"
     seen = alters(
         change, prepared(group), base=base, same="bits" if group == "validation" else None
@@ -185,7 +189,7 @@ def source_case(group: str, kind: str, change: str) -> Case:
 
 # Of each type of source: key -> the change that is seen.
 SOURCE_CHANGES = {
-    "messages": {"messages_column": "talk", "turns": "last"},
+    "messages": {"messages_column": "talk", "tools_column": "tools", "turns": "last"},
     "prompt_completion": {
         "prompt_column": "question", "completion_column": "answer", "chat": "false",
         "system": "Be brief.",
@@ -230,6 +234,10 @@ CASES: dict[str, Case] = {
     "model.meta_init": meta_init_spares_a_first_initialisation,
     "model.tokenizer": alters("model.tokenizer=bytewise", metric("num_tokens")),
     "model.chat_template": alters("model.chat_template=polite.jinja", metric("num_tokens")),
+    "model.chat_template_options": all_of(
+        alters("model.chat_template_options={shout: true}", metric("num_tokens"), base=OPTIONS),
+        refuses("model.chat_template_options={whisper: true}", "never reads", base=OPTIONS),
+    ),
     "model.pad_token": shows(
         "model.pad_token=<|im_start|>", saved_pad_token,
         was="<|im_end|>", now="<|im_start|>", base=EXPORTED, same="bits",

@@ -147,6 +147,7 @@ def write_inputs(folder: Path) -> None:
         word = row["messages"][1]["content"]
         talk = [{"role": "user", "content": "talk"}, {"role": "assistant", "content": word * 2}]
         row |= {"talk": talk, "prompt": f"say {word}", "completion": word}
+        row |= {"tools": [{"name": f"tool {number}"}]}
         row |= {"question": "what?", "answer": f"{number} {word}", "text": word, "body": word * 3}
         rows.append(json.dumps(row))
     (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
@@ -156,6 +157,8 @@ def write_inputs(folder: Path) -> None:
     without_merges(tiny.write_model(folder / "bytewise") / "tokenizer.json")
     template = json.loads((folder / "wide" / "tokenizer_config.json").read_text())["chat_template"]
     (folder / "polite.jinja").write_text("please {{ '\\n' }}" + template, encoding="utf-8")
+    options = "{% if shout %}!!!{% endif %}{{ tools | tojson if tools else '' }}"
+    (folder / "options.jinja").write_text(options + template, encoding="utf-8")
 
 
 def without_merges(file: Path) -> None:
