@@ -155,7 +155,7 @@ def test_rows_can_be_trained_on(text: str) -> None:
     for line in text.splitlines():
         row = json.loads(line)
         source = next(source for column, source in sources.items() if column in row)
-        _, weights_T = encode_row(row, source=source, tokenizer=tokenizer)
+        ((_, weights_T),) = encode_row(row, source=source, tokenizer=tokenizer)
         assert weights_T.any()
 
 

@@ -61,7 +61,8 @@ def encode(
     row: dict[str, object], tokenizer: ChatTokenizer, turns: str = "all", **settings: Any
 ) -> Encoded:
     source = MessagesSource(type="messages", path="x", turns=turns, **settings)  # type: ignore[arg-type]
-    return encode_row(row, source=source, tokenizer=tokenizer)
+    (encoded,) = encode_row(row, source=source, tokenizer=tokenizer)
+    return encoded
 
 
 def trained_text(encoded: Encoded, tokenizer: ChatTokenizer) -> str:

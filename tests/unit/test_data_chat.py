@@ -232,14 +232,14 @@ def test_pairs_and_texts_end_with_eos(tokenizers):
     tokenizer = tokenizers["chatml"]
     plain = PromptCompletionSource(type="prompt_completion", path="x", chat=False)
     row = {"prompt": "on the", "completion": " other", "text": "it is"}
-    encoded = encode_row(row, source=plain, tokenizer=tokenizer)
+    (encoded,) = encode_row(row, source=plain, tokenizer=tokenizer)
     assert trained_text(encoded, tokenizer) == " other<|im_end|>"
     assert tokenizer.decode(encoded[0]) == "on the other<|im_end|>"
     spoken = PromptCompletionSource(type="prompt_completion", path="x", system="S")
-    encoded = encode_row(row, source=spoken, tokenizer=tokenizer)
+    (encoded,) = encode_row(row, source=spoken, tokenizer=tokenizer)
     assert trained_text(encoded, tokenizer) == " other<|im_end|>"
     assert tokenizer.decode(encoded[0]).startswith("<|im_start|>system\nS<|im_end|>\n<|im_start|>u")
-    tokens_T, weights_T = encode_row(
+    ((tokens_T, weights_T),) = encode_row(
         row, source=TextSource(type="text", path="x"), tokenizer=tokenizer
     )
     assert tokenizer.decode(tokens_T) == "it is<|im_end|>"
@@ -260,7 +260,7 @@ def test_bos_and_eos_are_never_doubled(tmp_path):
     source = TextSource(type="text", path="x")
     whole = "<|im_start|>ab<|im_end|>"
     for text in ("ab", "<|im_start|>ab", "ab<|im_end|>", whole):
-        tokens_T, weights_T = encode_row({"text": text}, source=source, tokenizer=tokenizer)
+        ((tokens_T, weights_T),) = encode_row({"text": text}, source=source, tokenizer=tokenizer)
         assert tokenizer.decode(tokens_T) == whole
         assert weights_T[0] == 0
         assert weights_T[1:].all()

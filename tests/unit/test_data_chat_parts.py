@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.support.chat import CHATML, Style, chat, encode, make_tokenizer, trained_text
 
+from homeostat.config.data import MessagesSource
+from homeostat.data.rows import encode_row
 from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import ModelError
@@ -83,6 +85,12 @@ def test_what_the_template_leaves_out_of_a_trained_turn_is_refused(tmp_path, par
     assert trained_text(encode(context, tokenizer, turns="last"), tokenizer) == "b<|im_end|>"
 
 
+def test_reasoning_of_white_space_alone_is_nothing_lost(tmp_path):
+    tokenizer = of(tmp_path, CHATML)
+    row = chat(("user", "q"), ("assistant", "a"), reasoning_content="\n ", tool_calls=[])
+    assert trained_text(encode(row, tokenizer), tokenizer) == "a<|im_end|>"
+
+
 def test_content_that_a_tool_call_pushes_out_is_refused(tmp_path):
     template = WHOLE.replace(
         "{{ m.content }}", "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
@@ -156,6 +164,28 @@ def test_an_option_of_the_template_makes_prompt_and_turn_agree(tmp_path):
 def test_an_option_without_effect_is_refused(tmp_path, name, message):
     with pytest.raises(ModelError, match=rf"model\.chat_template_options: .*{message}"):
         of(tmp_path, SWITCH, chat_template_options={name: True})
+
+
+def test_each_turn_is_a_row_that_sees_what_inference_would(tmp_path):
+    """A template that strips reasoning from earlier turns: exact labels for all of them."""
+    shown = "{{ m.content if loop.last else m.content.split('</think>')[-1] }}"
+    tokenizer = of(tmp_path, CHATML.replace("{{ m.content }}", shown))
+    row = chat(
+        ("user", "q"), ("assistant", "<think>x</think>a"), ("user", "r"),
+        ("assistant", "<think>y</think>b"),
+    )  # fmt: skip
+    with pytest.raises(BadRowError, match="turns: each"):
+        encode(row, tokenizer)
+    source = MessagesSource(type="messages", path="x", turns="each")
+    first, second = encode_row(row, source=source, tokenizer=tokenizer)
+    assert trained_text(first, tokenizer) == "<think>x</think>a<|im_end|>"
+    assert trained_text(second, tokenizer) == "<think>y</think>b<|im_end|>"
+    assert "assistant\na<|im_end|>" in tokenizer.decode(second[0])
+    row["messages"][1]["train"] = False  # type: ignore[index]
+    assert len(encode_row(row, source=source, tokenizer=tokenizer)) == 1
+    row["messages"][3]["train"] = False  # type: ignore[index]
+    with pytest.raises(BadRowError, match="trains on nothing"):
+        encode_row(row, source=source, tokenizer=tokenizer)
 
 
 def test_a_message_without_role_is_refused_with_its_keys(tmp_path):

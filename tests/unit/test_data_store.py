@@ -65,7 +65,7 @@ def test_the_store_holds_each_row_as_it_was_encoded(tmp_path, tokenizer):
     store = prepare_rows([source], tokenizer, settings(source), cache_dir=tmp_path / "c")
     lines = Path(source.path).read_text().splitlines()
     for index, line in enumerate(lines):
-        tokens_T, weights_T = encode_row(json.loads(line), source=source, tokenizer=tokenizer)
+        ((tokens_T, weights_T),) = encode_row(json.loads(line), source=source, tokenizer=tokenizer)
         row = store[index]
         assert row.row_id == index
         assert row.tokens_T.tolist() == tokens_T.tolist()
@@ -350,12 +350,35 @@ def _alive(pid: int) -> bool:
 
 
 def test_the_split_is_fixed_by_the_seed_and_never_empty():
-    train, held_out = split_rows(100, 0.1, 5)
+    rows = np.arange(100)
+    train, held_out = split_rows(rows, 0.1, 5)
     assert sorted([*train, *held_out]) == list(range(100))
     assert len(held_out) == 10
-    assert np.array_equal(split_rows(100, 0.1, 5)[1], held_out)
-    assert not np.array_equal(split_rows(100, 0.1, 6)[1], held_out)
-    assert [len(part) for part in split_rows(2, 0.5, 0)] == [1, 1]
-    assert [len(part) for part in split_rows(1000, 1e-9, 0)] == [999, 1]
+    assert np.array_equal(split_rows(rows, 0.1, 5)[1], held_out)
+    assert not np.array_equal(split_rows(rows, 0.1, 6)[1], held_out)
+    assert [len(part) for part in split_rows(rows[:2], 0.5, 0)] == [1, 1]
+    assert [len(part) for part in split_rows(np.arange(1000), 1e-9, 0)] == [999, 1]
     with pytest.raises(DataError, match=r"data\.validation_share"):
-        split_rows(1, 0.5, 0)
+        split_rows(rows[:1], 0.5, 0)
+
+
+def test_a_row_for_each_turn_which_the_split_keeps_together(tmp_path):
+    turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    rows = [json.dumps({"messages": messages[: 2 + 2 * (number % 2)]}) for number in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    source = MessagesSource(type="messages", path=str(tmp_path / "a.jsonl"), turns="each")
+    tokenizer, data = load_tokenizer(ModelConfig(path=str(TINY))), DataConfig(train=(source,))
+    reads: list[int] = []
+    store = prepare_rows(
+        (source,), tokenizer, data, cache_dir=tmp_path / "cache",
+        progress=lambda done, total: reads.append(done),
+    )  # fmt: skip
+    assert (store.report.seen, store.report.kept, reads[-1]) == (30, 30, 20)
+    texts = [tokenizer.decode(store[row].tokens_T[store[row].weights_T > 0]) for row in (0, 1, 2)]
+    assert texts == ["b<|im_end|>", "b<|im_end|>", "d<|im_end|>"]
+    assert store.origin(1) == store.origin(2) != store.origin(3)
+    assert store.made_from_B[:6].tolist() == [0, 1, 1, 2, 3, 3]
+    train, held_out = (set(store.made_from_B[ids]) for ids in split_rows(store.made_from_B, 0.3, 1))
+    assert not train & held_out
+    assert (len(train), len(held_out)) == (14, 6)

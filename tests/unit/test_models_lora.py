@@ -194,7 +194,8 @@ def test_other_adapter_kinds_are_refused(folder, tmp_path):
     save_adapter(load(folder, adapter).module, tmp_path / "adapter", adapter)
     path = tmp_path / "adapter" / "adapter_config.json"
     settings = json.loads(path.read_text())
-    for change in ({"use_dora": True}, {"peft_type": "IA3"}, {"bias": "all"}):
+    changes = ({"use_dora": True}, {"peft_type": "IA3"}, {"bias": "all"})
+    for change in (*changes, {"init_lora_weights": "pissa"}):
         path.write_text(json.dumps({**settings, **change}))
         with pytest.raises(ModelError, match=r"lora\.path"):
             load(folder, adapter.model_copy(update={"path": str(tmp_path / "adapter")}))

@@ -29,8 +29,11 @@ class MessagesSource(Source):
         help="Column that holds the tools the chat template is given: a list, its JSON text, or "
         "null for a row without.",
     )
-    turns: Literal["all", "last"] = key(
-        "all", help="Which assistant turns are trained, where a message does not say itself."
+    turns: Literal["all", "last", "each"] = key(
+        "all",
+        help="Which assistant turns are trained, where a message does not say itself. each: a row "
+        "of its own for every trained turn, which ends there: what the model sees when it answers, "
+        "also where the template rewrites earlier turns.",
     )
 
 

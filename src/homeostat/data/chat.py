@@ -47,7 +47,7 @@ class Chat:
         return tokenizer.render(messages, tools=self.tools, add_generation_prompt=prompt)
 
 
-def parse_chat(value: Any, *, turns: Literal["all", "last"], tools: Any = None) -> Chat:
+def parse_chat(value: Any, *, turns: Literal["all", "last", "each"], tools: Any = None) -> Chat:
     """Check a list of messages and take `train` and `weight` out of them."""
     if not isinstance(value, list) or not value:
         raise BadRowError("no messages", "the column must hold a list of {role, content}")
@@ -59,9 +59,18 @@ def parse_chat(value: Any, *, turns: Literal["all", "last"], tools: Any = None) 
     last = len(messages) - 1 - is_assistant[::-1].index(True)
     weights = []
     for number, (_, own) in enumerate(parsed):
-        default = float(is_assistant[number] and (turns == "all" or number == last))
+        default = float(is_assistant[number] and (turns != "last" or number == last))
         weights.append(default if own is None else own)
     return Chat(messages, weights, _parse_tools(tools))
+
+
+def split_turns(chat: Chat) -> list[Chat]:
+    """A chat for each trained turn, which is its last."""
+    trained = [number for number, weight in enumerate(chat.weights) if weight > 0]
+    return [
+        Chat(chat.messages[: number + 1], [0.0] * number + [chat.weights[number]], chat.tools)
+        for number in trained
+    ]
 
 
 def encode_chat(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]:
@@ -212,8 +221,10 @@ def _refuse_lost_parts(chat: Chat, number: int, tokenizer: ChatTokenizer) -> Non
     """Every part of a trained turn must make a difference to the text."""
     message = chat.messages[number]
     parts = {"tool_calls": ("tool_calls",), "reasoning": REASONING}
-    held = {part: names for part, names in parts.items() if any(map(message.get, names))}
-    if held and message["content"].strip():
+    # A template may strip white space, so that a part of nothing else has nothing to show.
+    said = {name for name, field in message.items() if field and str(field).strip()}
+    held = {part: names for part, names in parts.items() if said.intersection(names)}
+    if held and "content" in said:
         held["content"] = ("content",)
     for part, names in held.items():
         less = {name: field for name, field in message.items() if name not in names}
@@ -268,8 +279,9 @@ def _without_close(through: str, tokenizer: ChatTokenizer) -> str:
 def _rewritten(number: int, how: str) -> BadRowError:
     return BadRowError(
         REWRITES,
-        f"message {number}: {how}, so no label of it would be right. Train the last turn only "
-        "(turns: last on the source), or set train: false on the earlier messages",
+        f"message {number}: {how}, so no label of it would be right. Make a row of each turn "
+        "(turns: each on the source), or train the last one only (turns: last, or train: false on "
+        "the earlier messages)",
     )
 
 

@@ -116,7 +116,7 @@ def inspect_rows(
     )
     train_ids = np.arange(len(store))
     if config.data.validation_share > 0:
-        train_ids, _ = split_rows(len(store), config.data.validation_share, config.seed)
+        train_ids, _ = split_rows(store.made_from_B, config.data.validation_share, config.seed)
     chosen = row_ids or list(range(min(num_rows, len(store))))
     return Inspection(
         vocab_size=tokenizer.vocab_size,

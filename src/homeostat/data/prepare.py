@@ -50,8 +50,9 @@ Chunk = tuple[int, int, int]  # source, first row, row after the last
 
 @dataclass(slots=True)
 class _Part:
-    """What a chunk came to."""
+    """What a chunk came to: `read` rows of the source were made into `seen`."""
 
+    read: int = 0
     seen: int = 0
     dropped_overlong: int = 0
     truncated: int = 0
@@ -80,22 +81,35 @@ class _Encoder:
 
     def encode(self, chunk: Chunk) -> _Part:
         number, start, stop = chunk
-        rows, part = self.open(number), _Part(seen=stop - start)
+        rows, part = self.open(number), _Part(read=stop - start)
         for index in range(start, stop):
             place = (number, rows.number(index))
             try:
-                encoded = encode_row(
+                made = encode_row(
                     rows.row(index), source=self.sources[number], tokenizer=self.tokenizer
                 )
-                if len(encoded[0]) > self.max_length:
-                    self._shorten(encoded, place, part)
-                else:
-                    _keep(encoded, place, part)
             except BadRowError as error:
-                part.bad[error.reason] += 1
-                part.examples.append(BadRow(self._name(place), error.reason, str(error)))
-                del part.examples[NUM_EXAMPLES:]
+                part.seen += 1
+                self._drop(error, place, part)
+                continue
+            for encoded in made:
+                self._take(encoded, place, part)
         return part
+
+    def _take(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
+        part.seen += 1
+        try:
+            if len(encoded[0]) > self.max_length:
+                self._shorten(encoded, place, part)
+            else:
+                _keep(encoded, place, part)
+        except BadRowError as error:
+            self._drop(error, place, part)
+
+    def _drop(self, error: BadRowError, place: tuple[int, int], part: _Part) -> None:
+        part.bad[error.reason] += 1
+        part.examples.append(BadRow(self._name(place), error.reason, str(error)))
+        del part.examples[NUM_EXAMPLES:]
 
     def _shorten(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
         if self.overlong == "truncate":
@@ -160,16 +174,23 @@ def _identity(file: Path) -> list[str | int]:
     return [str(file.absolute()), stat.st_size, stat.st_mtime_ns]
 
 
-def split_rows(num_rows: int, share: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Row ids to train on and to hold out, both ascending, at least one of each."""
+def split_rows(made_from_B: IntArray, share: float, seed: int) -> tuple[IntArray, IntArray]:
+    """Row ids to train on and to hold out, both ascending, at least one of each.
+
+    `made_from_B` is RowStore's: rows made from one row of a source stay on one side, as the longer
+    ones hold the shorter.
+    """
+    num_rows = int(made_from_B[-1]) + 1
     if num_rows < 2:
         raise DataError(
             f"data.validation_share: {num_rows} row(s) cannot be split into two parts. Add rows, "
             "or set data.validation_share=0."
         )
     num_held_out = min(max(1, round(num_rows * share)), num_rows - 1)
-    order = shuffled(num_rows, (seed, 0, 1))
-    return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
+    is_held_out = np.zeros(num_rows, dtype=bool)
+    is_held_out[shuffled(num_rows, (seed, 0, 1))[:num_held_out]] = True
+    held_out_B = is_held_out[made_from_B]
+    return np.flatnonzero(~held_out_B), np.flatnonzero(held_out_B)
 
 
 def shuffled(num_rows: int, counter: tuple[int, ...]) -> IntArray:
@@ -227,7 +248,7 @@ def _write_all(
                 origins_B2=np.array(part.origins),
             )
         if progress is not None:
-            progress(total.seen, num_rows)
+            progress(total.read, num_rows)
     return PrepareReport(
         seen=total.seen,
         kept=kept,
@@ -242,6 +263,7 @@ def _write_all(
 
 
 def _add_counts(total: _Part, part: _Part) -> None:
+    total.read += part.read
     total.seen += part.seen
     total.dropped_overlong += part.dropped_overlong
     total.truncated += part.truncated

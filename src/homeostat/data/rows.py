@@ -1,6 +1,6 @@
 """One row of a source to tokens with loss weights, by the source's type.
 
-    messages            chat.py
+    messages            chat.py; with turns: each as many rows as it has trained turns
     prompt_completion   chat: a user and an assistant turn; else both texts end to end + eos
     text                the text + eos, all of it trained
 
@@ -20,7 +20,7 @@ from homeostat.config.data import (
     PromptCompletionSource,
     TextSource,
 )
-from homeostat.data.chat import Chat, encode_chat, parse_chat, straddles
+from homeostat.data.chat import Chat, encode_chat, parse_chat, split_turns, straddles
 from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.types import FloatArray, IntArray
@@ -44,19 +44,24 @@ def needs_chat_template(source: AnySource) -> bool:
     )
 
 
-def encode_row(row: dict[str, Any], *, source: AnySource, tokenizer: ChatTokenizer) -> Encoded:
-    """Tokens and weights of a row. Raises BadRowError."""
+def encode_row(
+    row: dict[str, Any], *, source: AnySource, tokenizer: ChatTokenizer
+) -> list[Encoded]:
+    """Tokens and weights of a row, or of the rows it is made into. Raises BadRowError."""
     if isinstance(source, MessagesSource):
         messages = _cell(row, source.messages_column, "a list of messages")
         tools = _tools(row, source.tools_column)
-        encoded = encode_chat(parse_chat(messages, turns=source.turns, tools=tools), tokenizer)
+        chat = parse_chat(messages, turns=source.turns, tools=tools)
+        # A chat that trains on nothing stays whole, and is refused as such.
+        chats = (source.turns == "each" and split_turns(chat)) or [chat]
+        encoded = [encode_chat(chat, tokenizer) for chat in chats]
     elif isinstance(source, PromptCompletionSource):
-        encoded = _encode_pair(row, source, tokenizer)
+        encoded = [_encode_pair(row, source, tokenizer)]
     else:
         assert isinstance(source, TextSource), source
         text = _text_cell(row, source.text_column)
-        encoded = _close_document(text, 0, tokenizer)
-    return require_trained(encoded, "no token of the row has a loss weight")
+        encoded = [_close_document(text, 0, tokenizer)]
+    return [require_trained(one, "no token of the row has a loss weight") for one in encoded]
 
 
 def truncate(encoded: Encoded, max_length: int) -> Encoded:

@@ -84,6 +84,9 @@ class RowStore:
         self._brackets: list[tuple[str, str]] = [tuple(pair) for pair in meta["brackets"]]
         self.report = PrepareReport.from_json(meta["report"])
         self.lengths: IntArray = np.diff(self._offsets_B)
+        is_new_B = np.diff(self._origins_B2, axis=0).any(axis=1)
+        # Numbers the rows of the sources: equal where several rows were made from one of them.
+        self.made_from_B: IntArray = np.concatenate([[0], np.cumsum(is_new_B)]).astype(np.int64)
         # Of the content, not of the files: a copy of the data on another disk is the same data.
         self.fingerprint: str = _content_digest(meta["sha256"])
 

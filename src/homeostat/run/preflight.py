@@ -156,7 +156,8 @@ class Preflight:
         config, trainer = self.config, self.config.trainer
         ids = np.arange(len(self.store), dtype=np.int64)
         if config.data.validation_share > 0:
-            ids, _ = split_rows(len(self.store), config.data.validation_share, config.seed)
+            share = config.data.validation_share
+            ids, _ = split_rows(self.store.made_from_B, share, config.seed)
         with PlanLoader(
             self.store, row_ids=ids, trainer=trainer, data=config.data,
             algorithm=config.algorithm, seed=config.seed,

@@ -121,7 +121,7 @@ def open_rows(
         held_out = _prepare(config, tokenizer, session, "validation")
         train, evaluation = RowSet.whole(store), RowSet.whole(held_out)
     elif data.validation_share > 0:
-        train_ids, held_out_ids = split_rows(len(store), data.validation_share, config.seed)
+        train_ids, held_out_ids = split_rows(store.made_from_B, data.validation_share, config.seed)
         train, evaluation = RowSet(store, train_ids), RowSet(store, held_out_ids)
     else:
         return RowSet.whole(store), None

@@ -69,7 +69,8 @@ def trace_origin(trainer: LocalTrainer, bad: list[TokenRow], plan: StepPlan) -> 
 
 def _origin_in(trainer: LocalTrainer, batch: TrainBatch, plan: StepPlan) -> Origin | None:
     """Replay a batch with everything watched: the forward pass, then the backward pass."""
-    with _watched(trainer.model) as watch:
+    # Hooks warn where a module's input is no float, and anomaly detection in many lines.
+    with warnings.catch_warnings(action="ignore"), _watched(trainer.model) as watch:
         scores = trainer.score(Role.POLICY, batch)
         if watch.forward:
             return Origin("forward pass", watch.forward[0])
