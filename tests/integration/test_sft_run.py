@@ -149,6 +149,17 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert (config.run_dir / "metrics.jsonl").read_bytes() == metrics
 
 
+def test_a_finished_run_can_be_exported_later(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path)
+    assert runs.train(config).export is None
+    before = runs.final_tensors(config)
+    again = tiny.config(tmp_path, checkpoint={"export": "final"})
+    export = runs.train(again).export
+    assert export is not None
+    assert (export / "model.safetensors").is_file()
+    assert runs.final_tensors(again) == before
+
+
 def test_a_run_directory_does_not_mix_experiments(tmp_path: Path) -> None:
     runs.train(tiny.config(tmp_path))
     with pytest.raises(ConfigError, match=r"trainer\.batch_rows: 4 here"):

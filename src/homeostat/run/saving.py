@@ -76,6 +76,13 @@ class Saver:
         self._prune(step)
         return True
 
+    def add_missing_export(self) -> None:
+        """A complete run that is asked for HF weights only now saves its last step once more."""
+        path = self.store.path(self.parts.state.step)
+        if self.config.checkpoint.export != "off" and not (path / "hf").is_dir():
+            assert self.parts.data_state is not None, "a complete run has a checkpoint"
+            self.save(self.parts.data_state, at_end=True, must=True)
+
     def _prune(self, step: int) -> None:
         limits = self.config.checkpoint
         try:

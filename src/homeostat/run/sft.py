@@ -57,7 +57,8 @@ def train_sft(config: RunConfig, session: Session) -> RunResult:
     """Train until the last step, an early stop, or a request to stop."""
     parts = set_up(config, session)
     if parts.state.step >= parts.total_steps or parts.state.stopped_early:
-        log.info("the run is complete at step %d: nothing is left to do", parts.state.step)
+        log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
+        Saver(config, parts, session).add_missing_export()
     else:
         with contextlib.closing(parts.gpus):
             _loop(config, parts, session)
