@@ -146,7 +146,8 @@ def sick_model(workshop: Workshop) -> tuple[str, ...]:
         for file in (workshop.folder / "trained").iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
         state = load_file(folder / "model.safetensors")
-        state["model.norm.weight"].fill_(float("nan"))
+        # Finite, and too large for the MLP: its products are not.
+        state["model.layers.0.mlp.up_proj.weight"].fill_(1e38)
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return ("model.path=sick", "model.init=pretrained", "trainer.max_steps=4")
 
