@@ -264,7 +264,7 @@ def commit() -> str:
     found = git("rev-parse", "--short=12", "HEAD")
     if not found:
         return "unknown"
-    return found + ("+" if git("status", "--porcelain", "--", "../src", ".") else "")
+    return found + ("+" if git("status", "--porcelain", "--", "../src", ".", ":!results") else "")
 
 
 def machine(packages: Iterable[str]) -> dict[str, Any]:
