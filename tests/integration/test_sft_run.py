@@ -320,6 +320,7 @@ def test_out_of_memory_is_retried_smaller_with_the_same_gradient(tmp_path: Path)
     assert retries[0]["tokens_now"] < retries[0]["tokens_before"]
     snapshot = json.loads((config.run_dir / retries[0]["snapshot"]).read_text())
     assert snapshot["largest"][0]["bytes"] > 0
+    assert any("decoder.py" in entry["site"] for entry in snapshot["largest"])
     plain = tiny.build_config({**raw, "name": "plain"}, [], file=None)
     runs.train(plain)
     assert runs.losses(config) == pytest.approx(runs.losses(plain), rel=1e-5)

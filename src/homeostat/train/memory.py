@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import mmap
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from homeostat.config.run import RunConfig
+
+Site = dict[str, str | int]
 
 _CPU_ALLOCATOR_FAILED = "can't allocate memory"
 _RESERVE_BYTES = 64 * 2**20
@@ -62,34 +67,83 @@ def recorded_allocations(device: torch.device) -> Iterator[None]:
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def write_snapshot(path: Path, *, device: torch.device, error: str) -> dict[str, Any]:
-    """The largest live allocations by call site (on the CPU: live tensors by shape), as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def recorded_call_sites(device: torch.device) -> Iterator[Callable[[], list[Site]]]:
+    """Yields a function that lists the largest live allocations made inside, by call site."""
     if device.type == "cuda":
-        sites = largest_by_call_site(torch.cuda.memory._snapshot())
-        content = {
-            "device": torch.cuda.get_device_name(device),
-            "allocated_bytes": torch.cuda.memory_allocated(device),
-            "reserved_bytes": torch.cuda.memory_reserved(device),
-        }
+        with recorded_allocations(device):
+            yield lambda: largest_by_call_site(torch.cuda.memory._snapshot())
     else:
-        sites = _largest_tensors_if_possible()
-        content = {"device": "cpu"}
-    content |= {"error": error, "largest": sites}
+        with CpuAllocations() as allocations:
+            yield allocations.largest
+
+
+class CpuAllocations(TorchDispatchMode):
+    """What the operations inside allocate on the CPU, and which code of ours asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int, str]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf.untyped_storage())
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        known = self._made.get(storage.data_ptr())
+        if known is None or known[0].expired():
+            site = _call_site(_frames_here())
+            self._made[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes(), site)
+
+    def largest(self) -> list[Site]:
+        live = [(size, site) for weak, size, site in self._made.values() if not weak.expired()]
+        return _ranked(live)
+
+
+def _frames_here() -> list[dict[str, Any]]:
+    """The frames that led here, innermost first, without those of this file."""
+    frames = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename != __file__:
+            place = {"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name}
+            frames.append(place)
+        frame = frame.f_back
+    return frames
+
+
+def write_snapshot(path: Path, *, device: torch.device, error: str, sites: list[Site]) -> None:
+    """Who held memory when it ran out, as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content: dict[str, Any] = {"device": str(device), "error": error, "largest": sites}
+    if device.type == "cuda":
+        content["allocated_bytes"] = torch.cuda.memory_allocated(device)
+        content["reserved_bytes"] = torch.cuda.memory_reserved(device)
     path.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    return content
 
 
-def largest_by_call_site(snapshot: dict[str, Any], *, most: int = 20) -> list[dict[str, Any]]:
+def largest_by_call_site(snapshot: dict[str, Any]) -> list[Site]:
     """Live blocks of a CUDA memory snapshot, summed by the innermost Python frames."""
+    blocks = (block for segment in snapshot["segments"] for block in segment["blocks"])
+    return _ranked(
+        [
+            (block["size"], _call_site(block.get("frames", [])))
+            for block in blocks
+            if block["state"] == "active_allocated"
+        ]
+    )
+
+
+def _ranked(allocations: list[tuple[int, str]], *, most: int = 20) -> list[Site]:
     bytes_of: dict[str, int] = defaultdict(int)
     blocks_of: dict[str, int] = defaultdict(int)
-    for segment in snapshot["segments"]:
-        for block in segment["blocks"]:
-            if block["state"] == "active_allocated":
-                site = _call_site(block.get("frames", []))
-                bytes_of[site] += block["size"]
-                blocks_of[site] += 1
+    for size, site in allocations:
+        bytes_of[site] += size
+        blocks_of[site] += 1
     ranked = sorted(bytes_of, key=lambda site: -bytes_of[site])[:most]
     return [{"site": s, "bytes": bytes_of[s], "blocks": blocks_of[s]} for s in ranked]
 
@@ -98,28 +152,6 @@ def _call_site(frames: list[dict[str, Any]]) -> str:
     ours = [frame for frame in frames if "homeostat" in frame["filename"]] or frames
     names = [f"{Path(f['filename']).name}:{f['line']} {f['name']}" for f in ours[:3]]
     return " < ".join(names) or "(recorded before the history began)"
-
-
-def _largest_tensors_if_possible() -> list[dict[str, Any]]:
-    try:
-        return largest_tensors()
-    except MemoryError:
-        return [{"site": "(no memory was left to list tensors)", "bytes": 0, "blocks": 0}]
-
-
-def largest_tensors(*, most: int = 20) -> list[dict[str, Any]]:
-    """Live CPU tensors, largest first, each storage counted once."""
-    seen: dict[int, dict[str, Any]] = {}
-    for item in gc.get_objects():
-        if issubclass(type(item), torch.Tensor) and item.device.type == "cpu":
-            storage = item.untyped_storage()
-            entry = {
-                "site": f"{type(item).__name__}{list(item.shape)} {item.dtype}",
-                "bytes": storage.nbytes(),
-                "blocks": 1,
-            }
-            seen.setdefault(storage.data_ptr(), entry)
-    return sorted(seen.values(), key=lambda entry: -entry["bytes"])[:most]
 
 
 def memory_ladder(config: RunConfig, *, longest_row: int) -> list[str]:

@@ -21,9 +21,10 @@ from homeostat.train.events import EmitEvent
 from homeostat.train.local import LocalTrainer
 from homeostat.train.memory import (
     Reserve,
+    Site,
     is_out_of_memory,
     memory_ladder,
-    recorded_allocations,
+    recorded_call_sites,
     write_snapshot,
 )
 from homeostat.train.run_state import RunState
@@ -56,12 +57,12 @@ class MemoryGuard:
 
     def attempt(self, work: Callable[[], Result], *, step: int) -> Result | None:
         """What the work gives, or None when memory ran out: then nothing was changed."""
-        result = self._once(work, step)
-        if result is None and self.trainer.runtime.device.type == "cuda":
+        result = self._once(work, step, None)
+        if result is None:
             # Once more as it is: a fragmented cache is whole again now, and if memory does run
             # out again, the snapshot names who asked for it.
-            with recorded_allocations(self.trainer.runtime.device):
-                result = self._once(work, step)
+            with recorded_call_sites(self.trainer.runtime.device) as call_sites:
+                result = self._once(work, step, call_sites)
         return result
 
     def shrink(self, batches: Sequence[TrainBatch], *, step: int) -> int:
@@ -83,7 +84,9 @@ class MemoryGuard:
         )
         return self.state.token_budget
 
-    def _once(self, work: Callable[[], Result], step: int) -> Result | None:
+    def _once(
+        self, work: Callable[[], Result], step: int, call_sites: Callable[[], list[Site]] | None
+    ) -> Result | None:
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
@@ -91,7 +94,8 @@ class MemoryGuard:
                 raise
             self._reserve.release()
             self._message = str(error).splitlines()[0]
-            self._write_snapshot(step)
+            if call_sites is not None:
+                self._write_snapshot(step, call_sites())
         # Only now, with the exception and its frames gone, can their tensors be freed.
         self.trainer.discard(Role.POLICY)
         gc.collect()
@@ -100,10 +104,11 @@ class MemoryGuard:
         self._reserve.take()
         return None
 
-    def _write_snapshot(self, step: int) -> None:
+    def _write_snapshot(self, step: int, sites: list[Site]) -> None:
         path = self.run_dir.path / self._snapshot(step)
         try:
-            write_snapshot(path, device=self.trainer.runtime.device, error=self._message)
+            device = self.trainer.runtime.device
+            write_snapshot(path, device=device, error=self._message, sites=sites)
         except OSError as error:
             log.error("%s was not written: %s", path, error)
 
