@@ -63,6 +63,16 @@ class ModelError(HomeostatError, ValueError):
     """A model folder cannot be used, or lacks what the settings ask of it."""
 
 
+class EngineError(HomeostatError, RuntimeError):
+    """The engine cannot serve a request, or stopped answering."""
+
+    exit_code = 1
+
+
+class RewardError(HomeostatError, RuntimeError):
+    """A reward cannot be used at all: it does not import, or nothing of it can be called."""
+
+
 class CheckpointError(HomeostatError, OSError):
     """A checkpoint could not be written, or none that is valid could be read."""
 

@@ -1,7 +1,7 @@
 """The values that cross module borders. Torch-free: arrays here are numpy.
 
 Suffixes, here and everywhere: `_N` packed tokens, `_B` rows (documents), `_T` tokens of one row,
-`_V` vocabulary, `_D` model dim, `_L` layer.
+`_G` samples of a group, `_M` predicted tokens, `_V` vocabulary, `_D` model dim, `_L` layer.
 
 The token-to-logit map is fixed once, here: `weights_N[n]` is the weight of *predicting* token n,
 which the hidden state at n - 1 does. The first token of a row is predicted by nothing, so its
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +27,117 @@ class Role(StrEnum):
     """Which model a Trainer call addresses."""
 
     POLICY = "policy"
+    REFERENCE = "reference"
+
+
+class StopReason(StrEnum):
+    """Why a completion ended. The same words in metrics, journal and docs."""
+
+    STOP = "stop"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    DEADLINE = "deadline"
+    ABORTED = "aborted"
+
+    @property
+    def is_cut(self) -> bool:
+        """The policy did not end it itself."""
+        return self in (StopReason.LENGTH, StopReason.DEADLINE, StopReason.ABORTED)
+
+
+class Author(StrEnum):
+    """Who wrote the tokens of a segment. Only the engine's are trained."""
+
+    ENGINE = "engine"
+    TOOL = "tool"
+    USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens of a completion that one author wrote under one version of the policy.
+
+    `engine_logp_T` is under the whole distribution at the sampling temperature, comparable with
+    the trainer's. Where top-k or top-p cut the distribution, `sampled_logp_T` is under what was
+    left of it; None says that nothing was cut. Tokens that no engine sampled have NaN.
+    """
+
+    tokens_T: IntArray
+    engine_logp_T: FloatArray
+    policy_version: int
+    policy_id: str = "policy"
+    author: Author = Author.ENGINE
+    sampled_logp_T: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of a request."""
+
+    request_id: str
+    segments: tuple[Segment, ...]
+    stop_reason: StopReason
+
+    @cached_property
+    def tokens_T(self) -> IntArray:
+        parts = [segment.tokens_T for segment in self.segments]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    @cached_property
+    def engine_logp_T(self) -> FloatArray:
+        parts = [segment.engine_logp_T for segment in self.segments]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+    def __len__(self) -> int:
+        return sum(len(segment.tokens_T) for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A row to be answered. `prompt` is its text, or its messages; `columns` holds the rest."""
+
+    prompt_id: int
+    tokens_T: IntArray
+    prompt: str | list[dict[str, Any]]
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A completion with what it earned. `rewards` has every function's value, None where it has
+    none; `reward` is their weighted sum as trained on, None where no function gave a value."""
+
+    completion: Completion
+    text: str
+    rewards: Mapping[str, float | None]
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """All samples of one prompt."""
+
+    prompt: Prompt
+    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One training example after tokenisation. `row_id` is its number in the data set."""
+    """One training example after tokenisation. `row_id` is its number in the data set.
+
+    `columns` holds further values per token, aligned like the weights (`old_logp`, `advantage`).
+    """
 
     row_id: int
     tokens_T: IntArray
     weights_T: FloatArray
+    columns: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert self.tokens_T.shape == self.weights_T.shape, (
-            f"row {self.row_id}: {self.tokens_T.shape} tokens, {self.weights_T.shape} weights"
-        )
+        for name, values_T in (("weights", self.weights_T), *self.columns.items()):
+            assert values_T.shape == self.tokens_T.shape, (
+                f"row {self.row_id}: {self.tokens_T.shape} tokens, {values_T.shape} {name}"
+            )
 
     def __len__(self) -> int:
         return int(self.tokens_T.shape[0])
@@ -48,7 +147,8 @@ class TokenRow:
 class TrainBatch:
     """One micro-batch: rows laid end to end, without padding.
 
-    `lengths_B` gives the rows' lengths in order; `positions_N` restarts at 0 for each row.
+    `lengths_B` gives the rows' lengths in order; `positions_N` restarts at 0 for each row. All
+    rows have the same columns.
     """
 
     tokens_N: IntArray
@@ -56,6 +156,7 @@ class TrainBatch:
     weights_N: FloatArray
     lengths_B: IntArray
     row_ids_B: IntArray
+    columns: Mapping[str, FloatArray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: list[TokenRow]) -> TrainBatch:
@@ -69,7 +170,26 @@ class TrainBatch:
             weights_N=np.concatenate(weights),
             lengths_B=np.array([len(row) for row in rows], dtype=np.int64),
             row_ids_B=np.array([row.row_id for row in rows], dtype=np.int64),
+            columns={
+                name: np.concatenate([row.columns[name] for row in rows])
+                for name in rows[0].columns
+            },
         )
+
+    def rows(self) -> list[TokenRow]:
+        """The rows it was made of."""
+        cuts = np.cumsum(self.lengths_B)[:-1]
+        tokens, weights = np.split(self.tokens_N, cuts), np.split(self.weights_N, cuts)
+        columns = {name: np.split(values_N, cuts) for name, values_N in self.columns.items()}
+        return [
+            TokenRow(
+                int(row_id),
+                tokens[index],
+                weights[index],
+                {name: parts[index] for name, parts in columns.items()},
+            )
+            for index, row_id in enumerate(self.row_ids_B)
+        ]
 
     @property
     def num_tokens(self) -> int:
@@ -116,7 +236,7 @@ class UpdateReport:
     """What an update did. The same on every rank.
 
     `applied` is False when the loss or gradient was not finite: weights and optimizer are then
-    exactly as before the step.
+    exactly as before the step. `stats` holds what the loss measured on the way.
     """
 
     step: int
@@ -127,3 +247,4 @@ class UpdateReport:
     num_micro_batches: int
     row_ids_B: IntArray
     row_losses_B: FloatArray
+    stats: Mapping[str, float] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from tests.support import tiny
 
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config import RunConfig
-from homeostat.config.run import SftConfig
+from homeostat.config.algorithm import SftConfig
 from homeostat.models.build import load_model
 from homeostat.models.hf import save_hf
 from homeostat.ops.attention import PackedLayout

@@ -14,7 +14,7 @@ from tests.contract.test_trainer_contract import rows
 from tests.support import runs, tiny
 
 from homeostat.algorithms.sft import loss_spec
-from homeostat.config.run import SftConfig
+from homeostat.config.algorithm import SftConfig
 from homeostat.models.build import load_model
 from homeostat.observe.jsonl import read_metrics
 from homeostat.train.local import LocalTrainer

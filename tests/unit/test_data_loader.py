@@ -13,7 +13,7 @@ import pytest
 
 from homeostat.config.data import DataConfig, TextSource
 from homeostat.config.model import ModelConfig
-from homeostat.config.run import SftConfig
+from homeostat.config.algorithm import SftConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import PlanLoader, eval_batches, repack
 from homeostat.data.prepare import prepare_rows

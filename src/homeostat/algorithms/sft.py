@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from homeostat.config.run import SftConfig
+from homeostat.config.algorithm import SftConfig
 from homeostat.types import LossSpec, TokenRow
 
 if TYPE_CHECKING:

@@ -27,6 +27,11 @@ class ModelConfig(Settings):
         "plain reference.",
         resume="warn",
     )
+    numerics: Literal["fast", "invariant"] = key(
+        "fast",
+        help="invariant: a token's log-prob has the same bits whatever it was computed together "
+        "with, in the engine and in the trainer. Slower; native decoder, fp32 on the CPU.",
+    )
     meta_init: bool = key(
         True,
         help="Build the model without memory and stream the weights in: the peak is one copy of "

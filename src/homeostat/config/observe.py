@@ -48,6 +48,15 @@ class ProfilerConfig(Settings):
     )
 
 
+class CompletionsConfig(Settings):
+    """What is kept of the sampled completions, for people to read (RL)."""
+
+    interval_steps: int = key(1, ge=1, resume="free", help="Steps between files.")
+    max_per_step: int | None = key(
+        None, ge=1, resume="free", help="Completions in a file. Default: all."
+    )
+
+
 class ObserveConfig(Settings):
     log_interval: int = key(1, ge=1, resume="free", help="Steps between metric records.")
     log_level: Literal["debug", "info", "warning", "error"] = key(
@@ -63,7 +72,28 @@ class ObserveConfig(Settings):
     row_losses: bool = key(
         True, resume="free", help="Keep row ids and losses of each step, to trace a spike."
     )
+    completions: CompletionsConfig = key(
+        CompletionsConfig(), help="Which sampled completions are kept to be read (RL)."
+    )
     report: bool = key(True, resume="free", help="Write report.html at the end.")
+
+
+class EvalSamplingConfig(Settings):
+    """How held-out prompts are answered, and what counts as solved (RL)."""
+
+    samples_per_prompt: int = key(
+        1, ge=1, resume="warn", help="Completions of each prompt; more than one gives pass@k."
+    )
+    temperature: float = key(1.0, ge=0, le=100, resume="warn", help="0: the likeliest token.")
+    top_p: float = key(1.0, gt=0, le=1, resume="warn", help="Keep the likeliest tokens up to this.")
+    top_k: int | None = key(None, ge=1, resume="warn", help="Keep so many of the likeliest tokens.")
+    max_new_tokens: int | None = key(
+        None, ge=1, resume="warn", help="Default: rollout.max_new_tokens."
+    )
+    solved_at: float = key(1.0, resume="warn", help="Reward from which on a prompt is solved.")
+    solved_by: str | None = key(
+        None, resume="warn", help="Name of the reward that decides it. Default: their sum."
+    )
 
 
 class EvalConfig(Settings):
@@ -78,10 +108,11 @@ class EvalConfig(Settings):
         None, ge=1, resume="warn", help="Stop after this many evaluations without a better one."
     )
     min_delta: float = key(
-        0.0, ge=0, resume="warn", help="How much lower eval/loss must be to count as better."
+        0.0, ge=0, resume="warn", help="How much better an evaluation must be to count."
     )
-    keep_best: bool = key(
-        True, resume="free", help="Keep the checkpoint with the lowest eval/loss."
+    keep_best: bool = key(True, resume="free", help="Keep the checkpoint with the best evaluation.")
+    sampling: EvalSamplingConfig = key(
+        EvalSamplingConfig(), help="How held-out prompts are answered (RL)."
     )
 
 

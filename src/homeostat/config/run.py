@@ -5,23 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from homeostat.config.algorithm import AnyAlgorithm, SftConfig
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.data import DataConfig
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
+from homeostat.config.rewards import RewardsConfig
+from homeostat.config.rollout import (
+    AnyEngine,
+    AnyReference,
+    DebugConfig,
+    NativeEngineConfig,
+    RolloutConfig,
+)
 from homeostat.config.trainer import TrainerConfig
 
 SCHEMA_VERSION = 1
-
-
-class SftConfig(Settings):
-    """Supervised fine-tuning: cross-entropy on the trained tokens."""
-
-    type: Literal["sft"] = "sft"
-    normalise: Literal["token", "row"] = key(
-        "token",
-        help="token: every trained token of an update counts the same. row: every row does.",
-    )
 
 
 class RunConfig(Settings):
@@ -36,10 +35,19 @@ class RunConfig(Settings):
         (), resume="free", help="Named sets of defaults, later ones first; your keys win over all."
     )
     seed: int = key(0, ge=0, lt=2**31, help="Source of all randomness.")
-    algorithm: SftConfig = key(SftConfig(), help="What is trained, and by which loss.")
+    algorithm: AnyAlgorithm = key(SftConfig(), help="What is trained, and by which loss.")
     model: ModelConfig = key(help="The model.")
     lora: LoraConfig | None = key(None, help="Train an adapter in place of all weights.")
     data: DataConfig = key(help="The rows.")
+    rollout: RolloutConfig = key(RolloutConfig(), help="Sampling of completions (RL).")
+    engine: AnyEngine = key(NativeEngineConfig(), help="What samples them (RL).")
+    rewards: RewardsConfig | None = key(None, help="What a completion earns (RL).")
+    reference: AnyReference | None = key(
+        None,
+        help="The model that algorithm.kl compares with. Default: the policy without its adapter, "
+        "or a copy of the weights the run starts from.",
+    )
+    debug: DebugConfig | None = key(None, help="Half a run, to find out which half is sick (RL).")
     trainer: TrainerConfig = key(TrainerConfig(), help="The updates.")
     eval: EvalConfig = key(EvalConfig(), help="Evaluation on held-out rows.")
     checkpoint: CheckpointConfig = key(CheckpointConfig(), help="Saving and resuming.")
@@ -52,3 +60,7 @@ class RunConfig(Settings):
     @property
     def has_validation(self) -> bool:
         return bool(self.data.validation) or self.data.validation_share > 0
+
+    @property
+    def is_rl(self) -> bool:
+        return not isinstance(self.algorithm, SftConfig)

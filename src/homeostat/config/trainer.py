@@ -2,7 +2,9 @@
 
 One arithmetic for sizes (shown by `homeostat check`): an update is `batch_rows` rows; packing lays
 them into micro-batches of at most `max_tokens_per_device` tokens, or, with packing off, of
-`micro_batch_rows` rows. The loss is normalised over the whole update.
+`micro_batch_rows` rows. The loss is normalised over the whole update. In RL a step samples
+`rollout.prompts_per_step` x `rollout.samples_per_prompt` rows and splits them into
+`updates_per_step` updates.
 """
 
 from __future__ import annotations
@@ -114,6 +116,9 @@ class TrainerConfig(Settings):
     )
     max_steps: int | None = key(None, ge=1, resume="warn", help="Optimizer updates to do.")
     batch_rows: int = key(32, ge=1, help="Rows of one optimizer update.")
+    updates_per_step: int = key(
+        1, ge=1, help="Optimizer updates that the samples of a step are split into (RL)."
+    )
     packing: bool = key(
         True, help="Choose the rows of a micro-batch so that max_tokens_per_device is filled."
     )

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from homeostat.algorithms.sft import loss_spec
+from homeostat.config.algorithm import SftConfig
 from homeostat.config.data import DataConfig
-from homeostat.config.run import SftConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.packing import Bins, group, pack
 from homeostat.data.prepare import shuffled
@@ -146,7 +146,7 @@ def repack(plan: StepPlan, *, max_tokens: int) -> StepPlan:
 
     A row longer than the budget stands alone.
     """
-    rows = [row for batch in plan.micro_batches for row in _rows_of(batch)]
+    rows = [row for batch in plan.micro_batches for row in batch.rows()]
     bins = pack([len(row) for row in rows], max_tokens)
     return StepPlan(plan.step, plan.epoch, _batches(rows, bins), plan.loss)
 
@@ -167,10 +167,3 @@ def _split(lengths: list[int], trainer: TrainerConfig) -> Bins:
 
 def _batches(rows: Sequence[TokenRow], bins: Bins) -> tuple[TrainBatch, ...]:
     return tuple(TrainBatch.of([rows[index] for index in chosen]) for chosen in bins)
-
-
-def _rows_of(batch: TrainBatch) -> list[TokenRow]:
-    cuts = np.cumsum(batch.lengths_B)[:-1]
-    tokens, weights = np.split(batch.tokens_N, cuts), np.split(batch.weights_N, cuts)
-    ids = batch.row_ids_B.tolist()
-    return [TokenRow(*parts) for parts in zip(ids, tokens, weights, strict=True)]

@@ -2,6 +2,9 @@
 
     tokens_N -> embed -> layers (attention, MLP) -> norm -> hidden_ND
 
+One forward serves training, prefill and decoding; what the tokens of it see of each other, and of
+tokens computed before, is up to the attention context.
+
 Invariants: documents lie end to end and never see each other; logits are not computed here (the
 log-prob function takes `hidden` and `output_weight`); parameter names are the Hugging Face names,
 so that `state_dict` is canonical.
@@ -19,7 +22,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from homeostat.models.families import DecoderConfig
-from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.norms import rms_norm
 from homeostat.ops.rope import apply_rope, inverse_frequencies, rope_tables
@@ -29,10 +32,9 @@ from homeostat.ops.rope import apply_rope, inverse_frequencies, rope_tables
 class _Context:
     """What all layers of one forward share."""
 
-    layout: PackedLayout
+    attention: AttentionContext
     cos_NF: Tensor
     sin_NF: Tensor
-    kernel: str
 
 
 class RMSNorm(nn.Module):
@@ -48,8 +50,9 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query causal attention; q_norm and k_norm exist where the family has them."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, *, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         self.head_dim = config.head_dim
         width, kv_width = (
             heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads)
@@ -68,13 +71,12 @@ class Attention(nn.Module):
         v_NHd = self.v_proj(x_ND).unflatten(1, heads)
         if self.q_norm is not None and self.k_norm is not None:
             q_NHd, k_NHd = self.q_norm(q_NHd), self.k_norm(k_NHd)
-        out_NHd = packed_attention(
+        out_NHd = context.attention.attend(
+            self.layer,
             apply_rope(q_NHd, context.cos_NF, context.sin_NF),
             apply_rope(k_NHd, context.cos_NF, context.sin_NF),
             v_NHd,
-            context.layout,
             scale=self.head_dim**-0.5,
-            kernel=context.kernel,
         )
         return self.o_proj(out_NHd.flatten(1))
 
@@ -92,9 +94,9 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, *, layer: int) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, layer=layer)
         self.mlp = MLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -110,7 +112,9 @@ class Trunk(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            Layer(config, layer=layer) for layer in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
@@ -158,15 +162,21 @@ class Decoder(nn.Module):
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
         with self.dropout_keys.use(dropout_keys_N):
-            x_ND = self._layers(tokens_N, positions_N, layout)
+            x_ND = self._layers(tokens_N, positions_N, PackedAttention(layout, self.kernel))
         if order_N is not None:
             x_ND = x_ND[order_N.argsort()]
         return self.model.norm(x_ND)
 
-    def _layers(self, tokens_N: Tensor, positions_N: Tensor, layout: PackedLayout) -> Tensor:
+    def hidden_in(
+        self, tokens_N: Tensor, positions_N: Tensor, attention: AttentionContext
+    ) -> Tensor:
+        """[N, D] after the final norm, in the context of tokens computed before. No dropout."""
+        return self.model.norm(self._layers(tokens_N, positions_N, attention))
+
+    def _layers(self, tokens_N: Tensor, positions_N: Tensor, attention: AttentionContext) -> Tensor:
         self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)
         tables = rope_tables(positions_N, self.inv_freq_F, self.config.rope)
-        context = _Context(layout, *tables, self.kernel)
+        context = _Context(attention, *tables)
         x_ND = self.model.embed_tokens(tokens_N)
         for layer in self.model.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():

@@ -105,7 +105,7 @@ class _ConsoleLog(logging.FileHandler):
         with suppress(OSError):  # what could not be written cannot be written now either
             super().close()
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+    def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
         elif not self._told:

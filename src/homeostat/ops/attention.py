@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import accumulate, groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +30,16 @@ from torch.nn import functional
 from homeostat.errors import ModelError
 
 MAX_VARLEN_HEAD_DIM = 256
+
+
+class AttentionContext(Protocol):
+    """What the tokens of one forward pass see."""
+
+    def attend(
+        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+    ) -> Tensor:
+        """[N, H, d]. Called once per layer, with the layer's rotated queries and keys."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,19 @@ class PackedLayout:
         ]
         layout = PackedLayout.of([self.lengths[document] for document in order], device)
         return layout, torch.cat(spans).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAttention:
+    """The context of training: whole documents, nothing before them."""
+
+    layout: PackedLayout
+    kernel: str
+
+    def attend(
+        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+    ) -> Tensor:
+        return packed_attention(q_NHd, k_NHd, v_NHd, self.layout, scale=scale, kernel=self.kernel)
 
 
 def packed_attention(

@@ -1,0 +1,129 @@
+"""What a completion earns. Rewards run in worker processes with a time limit."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from homeostat.config.base import Settings, key
+
+
+class Reward(Settings):
+    """What all rewards share."""
+
+    name: str | None = key(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]{1,60}$",
+        help="Name in metrics (rewards/<name>/mean). Default: the type, or the function's name.",
+    )
+    weight: float = key(1.0, help="Weight in the sum.")
+
+    @property
+    def label(self) -> str:
+        return self.name or self.default_label()
+
+    def default_label(self) -> str:
+        raise NotImplementedError
+
+
+class ExactMatchReward(Reward):
+    """1 where the completion's answer is the expected text, else 0."""
+
+    type: Literal["exact_match"]
+    column: str = key("answer", help="Column of the expected answer.")
+    extract: str | None = key(
+        None,
+        help="Regular expression; its first group (or whole match) in the completion is the "
+        "answer, the last match counts. Default: the whole completion.",
+    )
+    ignore_case: bool = key(False, help="Compare without regard to case.")
+
+    def default_label(self) -> str:
+        return self.type
+
+
+class RegexFormatReward(Reward):
+    """1 where the whole completion matches the pattern, else 0."""
+
+    type: Literal["regex_format"]
+    pattern: str = key(help="Regular expression for the whole completion; '.' matches newlines.")
+
+    def default_label(self) -> str:
+        return self.type
+
+
+class MathVerifyReward(Reward):
+    """1 where math-verify finds the completion's answer equal to the expected one, else 0."""
+
+    type: Literal["math_verify"]
+    column: str = key("answer", help="Column of the expected answer (LaTeX or plain).")
+
+    def default_label(self) -> str:
+        return self.type
+
+
+class LengthReward(Reward):
+    """0 up to `free_tokens`, then falling linearly to -1 at `max_tokens` and beyond."""
+
+    type: Literal["length"]
+    free_tokens: int = key(ge=0, help="Tokens that cost nothing.")
+    max_tokens: int = key(ge=1, help="Tokens from which on the reward is -1.")
+
+    def default_label(self) -> str:
+        return self.type
+
+
+class ReasoningGymReward(Reward):
+    """The score that the prompt's own reasoning-gym task gives (rows of a reasoning_gym source)."""
+
+    type: Literal["reasoning_gym"]
+    extract: str | None = key(
+        None,
+        help="Regular expression; its first group (or whole match) in the completion is the "
+        "answer, the last match counts. Default: the whole completion.",
+    )
+
+    def default_label(self) -> str:
+        return self.type
+
+
+class FunctionReward(Reward):
+    """Your function, as TRL calls it: f(completions, prompts=, **columns) -> list of floats."""
+
+    type: Literal["function"]
+    path: str = key(
+        pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$",
+        help="package.module:function or folder/file.py:function.",
+    )
+    options: dict[str, bool | int | float | str] = key(
+        {}, help="Further arguments that the function is called with."
+    )
+
+    def default_label(self) -> str:
+        return self.path.rpartition(":")[2]
+
+
+AnyReward = Annotated[
+    ExactMatchReward
+    | RegexFormatReward
+    | MathVerifyReward
+    | LengthReward
+    | ReasoningGymReward
+    | FunctionReward,
+    Field(discriminator="type"),
+]
+
+
+class RewardsConfig(Settings):
+    functions: tuple[AnyReward, ...] = key(min_length=1, help="The rewards that are summed.")
+    timeout_s: float = key(
+        10.0, gt=0, resume="free", help="Seconds one reward may take for the samples of a group."
+    )
+    workers: int = key(1, ge=1, le=64, resume="free", help="Processes that compute rewards.")
+    normalise: Literal["none", "scale", "standardise"] = key(
+        "none",
+        help="By the rewards seen so far in the run. scale: divide by their deviation. "
+        "standardise: take off their mean, too.",
+    )
+    clip: float | None = key(None, gt=0, help="Bound of a reward's size, after normalising.")

@@ -1,0 +1,171 @@
+"""The Engine protocol: what samples completions. tests/contract holds every engine to it.
+
+    submit(Request) ... -> poll() -> Completion ...
+
+Tokens go in and tokens come out; an engine never sees text but to find stop strings. What a request
+samples depends on the weights, its tokens and (seed, id, position) alone, never on the order of
+submission; the last bits of its log-probs may depend on what else was in the batch, unless the
+engine is `batch_invariant`.
+
+Weights change between `begin_update` and `commit`, with the engine quiesced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from homeostat.errors import EngineError
+from homeostat.types import Completion, FloatArray, IntArray, Segment, TokenRow
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 takes the likeliest; log-probs are then at 1."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion to sample.
+
+    `id` is unique among the requests in the engine and, with `seed`, keys the noise. Requests with
+    one `session_key` and equal tokens share the computation of their prompt. `begun` is what an
+    aborted request had sampled already: it goes on from there. `deadline_s` counts from submission.
+    """
+
+    id: str
+    tokens_T: IntArray
+    sampling: Sampling
+    seed: int
+    session_key: str | None = None
+    deadline_s: float | None = None
+    begun: tuple[Segment, ...] = ()
+    policy_id: str = "policy"
+
+
+class Quiesce(StrEnum):
+    """What becomes of requests in flight when weights change.
+
+    drain: they finish first. retract: they go on later, their cache computed anew by the new
+    weights. in_place: they go on with the cache they have. abort: they end, partial.
+    """
+
+    DRAIN = "drain"
+    RETRACT = "retract"
+    IN_PLACE = "in_place"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do, known before it starts."""
+
+    name: str
+    shares_weights: bool
+    batch_invariant: bool
+    quiesce: frozenset[Quiesce]
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts since the engine was made; the loop takes differences."""
+
+    prompt_tokens: int = 0
+    prompt_tokens_shared: int = 0
+    new_tokens: int = 0
+    forward_passes: int = 0
+    preemptions: int = 0
+    max_running: int = 0
+    cache_bytes: int = 0
+
+
+class Engine(Protocol):
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights that tokens are sampled with now."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises EngineError where it can never be served, and says why."""
+        ...
+
+    def poll(self, *, timeout_s: float) -> list[Completion]:
+        """What finished since the last call; waits for at least one unless nothing is in flight.
+
+        Returns [] when `timeout_s` passed first.
+        """
+        ...
+
+    def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        """End requests (all of them by default); what they had comes back as ABORTED."""
+        ...
+
+    def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
+        """Per row, the log-prob of each token of weight > 0, in order."""
+        ...
+
+    def begin_update(self, how: Quiesce) -> list[Completion]:
+        """Make ready for new weights; what ended because of it comes back."""
+        ...
+
+    def commit(self, version: int) -> None:
+        """The weights are in place: sample with them from now on."""
+        ...
+
+    def sleep(self) -> None:
+        """Free what sampling needs and training does not. Twice is once."""
+        ...
+
+    def wake(self) -> None:
+        """Undo `sleep`. Twice is once; `submit` does it by itself."""
+        ...
+
+    def health(self) -> str | None:
+        """None when it can serve, else what is wrong."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None: ...
+
+
+def generate(
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    timeout_s: float,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Completion]:
+    """All completions, in the order of the requests. No answer for `timeout_s` is an error."""
+    for request in requests:
+        engine.submit(request)
+    found: dict[str, Completion] = {}
+    while len(found) < len(requests):
+        started = time.monotonic()
+        finished = engine.poll(timeout_s=timeout_s)
+        if not finished:
+            waiting = [request.id for request in requests if request.id not in found]
+            trouble = engine.health() or f"waited {time.monotonic() - started:.0f} s"
+            engine.abort()
+            raise EngineError(
+                f"the {engine.capabilities.name} engine finished none of {len(waiting)} requests "
+                f"({waiting[0]} and others): {trouble}."
+            )
+        found |= {completion.request_id: completion for completion in finished}
+        if progress is not None:
+            progress(len(found), len(requests))
+    return [found[request.id] for request in requests]
