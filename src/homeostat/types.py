@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
+FloatArray64 = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 
 class Role(StrEnum):

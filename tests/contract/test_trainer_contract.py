@@ -215,10 +215,14 @@ def test_bf16_keeps_fp32_masters_gradients_and_moments(
 
 def test_row_losses_name_their_rows(build: Callable[..., LocalTrainer], tmp_path: Path) -> None:
     trainer, data = build(tiny.config(tmp_path)), rows()
-    scores = trainer.score(POLICY, TrainBatch.of(data))
+    batch = TrainBatch.of(data)
+    scores = trainer.score(POLICY, batch)
     accumulate(trainer, [data[4:], data[:4]], loss_spec(SftConfig(), data))
     report = trainer.apply(POLICY, step=1, learning_rate=0.0)
     by_id = dict(zip(report.row_ids_B.tolist(), report.row_losses_B.tolist(), strict=True))
-    expected = (scores.nll_B / scores.weight_B).tolist()
+    weights_M = torch.from_numpy(batch.weights_N)[scores.index_M]
+    zeros, rows_M = torch.zeros(len(data)), scores.row_of_M
+    nll_B = zeros.index_add(0, rows_M, -scores.logp_M * weights_M)
+    expected = (nll_B / zeros.index_add(0, rows_M, weights_M)).tolist()
     for row, loss in zip(data, expected, strict=True):
         assert by_id[row.row_id] == pytest.approx(loss, rel=1e-5)

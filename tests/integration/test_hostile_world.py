@@ -269,7 +269,7 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best() -> None:
         False,
         True,
     ]
-    assert state.best_loss == 2.0
+    assert state.best_eval == 2.0
     assert state.evals_without_better == 0
 
 

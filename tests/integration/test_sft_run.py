@@ -220,7 +220,7 @@ def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
     store = CheckpointStore(config.run_dir / "checkpoints")
     best = store.best_step()
     assert best is not None
-    assert losses[best] == min(losses.values()) == result.best_eval_loss
+    assert losses[best] == min(losses.values()) == result.best_eval
     assert best in store.steps()
     assert runs.train(config).step == result.step
 

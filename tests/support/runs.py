@@ -14,8 +14,9 @@ from rich.console import Console
 
 from homeostat.config import RunConfig
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.run import dispatch
+from homeostat.run.result import RunResult
 from homeostat.run.session import open_session
-from homeostat.run.sft import RunResult, train_sft
 from homeostat.train.checkpoint import CheckpointStore
 
 
@@ -24,7 +25,7 @@ def train(config: RunConfig) -> RunResult:
     with open_session(
         config, recipe="", command=["homeostat", "train"], console=console, log_level="warning"
     ) as session:
-        return train_sft(config, session)
+        return dispatch.train(config, session)
 
 
 def losses(config: RunConfig) -> list[float]:

@@ -208,10 +208,10 @@ def test_tensors_of_another_model_are_refused_and_nothing_is_copied(
 @pytest.mark.parametrize(
     ("name", "value"),
     [("step", "x"), ("step", True), ("step", -1), ("num_tokens", None), ("threads", 0),
-     ("threads", 10**30), ("stopped_early", 1), ("best_loss", "x"), ("extra", 1)],
+     ("threads", 10**30), ("stopped_early", 1), ("best_eval", "x"), ("extra", 1)],
 )  # fmt: skip
 def test_a_damaged_run_state_names_file_and_field(name: str, value: object) -> None:
-    whole = RunState(step=3, best_loss=0.5).as_json()
+    whole = RunState(step=3, best_eval=0.5).as_json()
     assert RunState.from_json(whole, place="p").as_json() == whole
     with pytest.raises(CheckpointError, match=f"p: run.{name}"):
         RunState.from_json({**whole, name: value}, place="p")

@@ -6,7 +6,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from homeostat.ops import logprobs
-from homeostat.ops.logprobs import token_logprobs
+from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 
 
 def problem(num_tokens, vocab, dim, *, seed, dtype=torch.float32):
@@ -117,3 +117,115 @@ def test_a_second_derivative_is_refused():
     (grad,) = torch.autograd.grad(logp @ upstream, hidden, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         grad.sum().backward()
+
+
+def entropy_reference(hidden, weight, targets, upstreams, temperature=1.0):
+    """(logp, entropy, gradient of hidden, gradient of weight) in float64."""
+    hidden64 = hidden.detach().double().requires_grad_()
+    weight64 = weight.detach().double().requires_grad_()
+    log_p = torch.log_softmax(hidden64 @ weight64.t() / temperature, -1)
+    logp = log_p.gather(1, targets[:, None]).squeeze(1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    (logp @ upstreams[0].double() + entropy @ upstreams[1].double()).backward()
+    return logp.detach(), entropy.detach(), hidden64.grad, weight64.grad
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("vocab", [5, 97, 20_001])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 8.0])
+def test_entropy_and_its_gradient_equal_float64(seed, vocab, temperature, sharpness):
+    hidden, weight, targets, upstream = problem(13, vocab, 24, seed=seed)
+    hidden = (hidden.detach() * sharpness).requires_grad_()
+    upstreams = upstream, torch.randn(13)
+    logp, entropy = token_logprobs_and_entropy(
+        hidden, weight, targets, temperature=temperature, chunk_bytes=2**17, entropy_grad=True
+    )
+    torch.autograd.backward((logp, entropy), upstreams)
+    wants = entropy_reference(hidden, weight, targets, upstreams, temperature)
+    assert entropy.dtype == torch.float32
+    # A logit of size z is known to about 1e-6 z, and so is what follows from it.
+    unit = 1e-6 * float((hidden.detach() @ weight.detach().t()).abs().max()) / temperature
+    for got, want in zip((logp, entropy, hidden.grad, weight.grad), wants, strict=True):
+        limit = 2e-6 + 5 * unit * float(want.abs().max().clamp_min(1))
+        torch.testing.assert_close(got.detach().double(), want, atol=limit, rtol=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [97, 9000])
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_the_entropy_leaves_every_bit_of_the_logprobs(vocab, entropy_grad):
+    hidden, weight, targets, _ = problem(37, vocab, 16, seed=9)
+    settings = {"temperature": 0.8, "chunk_bytes": 2**18}
+    plain = token_logprobs(hidden, weight, targets, **settings)
+    logp, _ = token_logprobs_and_entropy(
+        hidden, weight, targets, entropy_grad=entropy_grad, **settings
+    )
+    assert torch.equal(logp, plain)
+
+
+def test_an_entropy_without_gradient_leaves_the_backward_pass_as_it_was():
+    gradients = []
+    for with_entropy in (False, True):
+        hidden, weight, targets, upstream = problem(21, 300, 16, seed=7)
+        if with_entropy:
+            logp, entropy = token_logprobs_and_entropy(
+                hidden, weight, targets, chunk_bytes=2**16, entropy_grad=False
+            )
+            assert not entropy.requires_grad
+        else:
+            logp = token_logprobs(hidden, weight, targets, chunk_bytes=2**16)
+        logp.backward(upstream)
+        gradients.append((hidden.grad, weight.grad))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert torch.equal(gradients[0][1], gradients[1][1])
+
+
+def test_the_cut_into_tiles_does_not_change_the_entropy():
+    results = []
+    for chunk_bytes in (2**16, 2**18, 2**30):
+        hidden, weight, targets, upstream = problem(31, 9000, 16, seed=5)
+        logp, entropy = token_logprobs_and_entropy(
+            hidden, weight, targets, chunk_bytes=chunk_bytes, entropy_grad=True
+        )
+        (logp @ upstream + entropy.sum()).backward()
+        results.append((entropy.detach(), hidden.grad, weight.grad))
+    for other in results[1:]:
+        for first, second in zip(results[0], other, strict=True):
+            torch.testing.assert_close(first, second, atol=2e-5, rtol=1e-5)
+
+
+def test_the_entropy_of_bf16_inputs_is_summed_in_fp32():
+    hidden, weight, targets, upstream = problem(7, 60, 16, seed=2, dtype=torch.bfloat16)
+    upstreams = upstream, upstream.flip(0)
+    logp, entropy = token_logprobs_and_entropy(
+        hidden, weight, targets, chunk_bytes=2**16, entropy_grad=True
+    )
+    torch.autograd.backward((logp, entropy), upstreams)
+    _, want, want_hidden, want_weight = entropy_reference(hidden, weight, targets, upstreams)
+    torch.testing.assert_close(entropy.detach().double(), want, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(hidden.grad.double(), want_hidden, atol=1e-4, rtol=2**-8)
+    torch.testing.assert_close(weight.grad.double(), want_weight, atol=1e-4, rtol=2**-8)
+
+
+def test_a_certain_distribution_has_entropy_and_gradient_zero():
+    """Most probabilities are 0 here, one logit even -inf: 0 * log 0 must be 0."""
+    hidden = torch.eye(4, requires_grad=True)
+    weight = torch.eye(4).mul_(3e4).requires_grad_()
+    with torch.no_grad():
+        weight[1, 0] = float("-inf")
+        weight[1, 1:] = 0.0
+    logp, entropy = token_logprobs_and_entropy(
+        hidden[:1], weight, torch.tensor([0]), chunk_bytes=2**16, entropy_grad=True
+    )
+    (logp + entropy).backward()
+    assert entropy.tolist() == logp.tolist() == [0.0]
+    assert torch.equal(weight.grad, torch.zeros(4, 4))
+
+
+def test_equal_logits_have_the_largest_entropy():
+    vocab = 3 * logprobs.VOCAB_CHUNK + 5
+    hidden, weight = torch.zeros(3, 8), torch.randn(vocab, 8)
+    _, entropy = token_logprobs_and_entropy(
+        hidden, weight, torch.zeros(3, dtype=torch.long), chunk_bytes=2**20, entropy_grad=False
+    )
+    torch.testing.assert_close(entropy, torch.full((3,), float(vocab)).log())

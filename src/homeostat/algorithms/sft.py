@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from homeostat.algorithms.terms import LossTerms
 from homeostat.config.algorithm import SftConfig
 from homeostat.types import LossSpec, TokenRow
 
@@ -42,3 +43,12 @@ def loss(nll_B: Tensor, weight_B: Tensor, spec: LossSpec) -> Tensor:
     if spec.params["normalise"] == "row":
         nll_B = nll_B / weight_B.clamp_min(1e-30)
     return nll_B.sum() / spec.denominator
+
+
+def sft_loss(
+    logp_M: Tensor, weights_M: Tensor, row_of_M: Tensor, num_rows: int, spec: LossSpec
+) -> LossTerms:
+    """This micro-batch's share of the update's loss, and the mean of each row."""
+    nll_B, weight_B = row_sums(logp_M, weights_M, row_of_M, num_rows)
+    row_losses_B = (nll_B / weight_B.clamp_min(1e-30)).detach()
+    return LossTerms(loss(nll_B, weight_B, spec), row_losses_B, sums={}, maxima={})

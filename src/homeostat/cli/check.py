@@ -16,7 +16,7 @@ from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
 from homeostat.config import load_config
 
 if TYPE_CHECKING:
-    from homeostat.run.preflight import Item
+    from homeostat.run.check_item import Item
 
 
 def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT) -> None:

@@ -1,4 +1,4 @@
-"""`homeostat inspect`: the tokens that a recipe trains on, as the model will see them."""
+"""`homeostat inspect`: the tokens that a recipe makes of its rows, or a run's completions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.rule import Rule
 from rich.text import Text
 
-from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
+from homeostat.cli.completions import show_step
+from homeostat.cli.options import Format, OutputFormat, Overrides
+from homeostat.cli.plain import heading, is_unicode, marks, printable
 from homeostat.config import load_config
+from homeostat.errors import ConfigError, Problem
 from homeostat.observe import format as fmt
 
 if TYPE_CHECKING:
@@ -31,7 +33,14 @@ SPECIAL = "magenta"
 
 
 def inspect(
-    recipe: Recipe,
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE",
+            help="The recipe: a YAML file that describes the run. Or the folder of a run (RL).",
+            show_default=False,
+        ),
+    ],
     overrides: Overrides = None,
     rows: Annotated[int, typer.Option("--rows", "-n", min=0, help="How many rows to show.")] = 3,
     row_id: Annotated[
@@ -40,15 +49,27 @@ def inspect(
             "--row-id", metavar="N", help="Show row N in place of the first rows; may be repeated."
         ),
     ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", metavar="N", help="Step of a run folder. Default: the newest."),
+    ] = None,
     format: OutputFormat = Format.TEXT,
 ) -> None:
     """Show the tokens of some rows with their labels, and what became of all rows.
 
     Trained tokens stand on green, or in brackets where there is no colour. Row numbers are those
     of row_losses.jsonl and offending_rows/. Exit code 1: training would refuse these rows.
+
+    Of an RL recipe it shows prompts, up to where the answer begins. Of the folder of an RL run it
+    shows the completions of a step that earned the most and the least, --rows of each.
     """
-    config = load_config(recipe, overrides)
     console = Console(stderr=format is Format.JSON, highlight=False)
+    if recipe.is_dir():
+        _refuse(overrides or row_id, "KEY=VALUE and --row-id", "they belong to a recipe.")
+        show_step(recipe, step, console, num_rows=rows, as_json=format is Format.JSON)
+        return
+    _refuse(step is not None, "--step", "it belongs to the folder of a run, not to a recipe.")
+    config = load_config(recipe, overrides)
     found = _gather(config, console, num_rows=rows, row_ids=row_id or [])
     if format is Format.JSON:
         typer.echo(json.dumps(found.to_json(), indent=2))
@@ -58,30 +79,39 @@ def inspect(
         raise typer.Exit(1)
 
 
+def _refuse(given: object, place: str, why: str) -> None:
+    if given:
+        raise ConfigError([Problem(place, why)])
+
+
 def _gather(
     config: RunConfig, console: Console, *, num_rows: int, row_ids: list[int]
 ) -> Inspection:
-    from homeostat.data.inspection import inspect_rows
+    from homeostat.data.inspection import inspect_prompts, inspect_rows
 
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     with tempfile.TemporaryDirectory() as folder, bar:
         task = bar.add_task("tokenising", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        if config.is_rl:
+            return inspect_prompts(config, num_rows=num_rows, row_ids=row_ids, progress=progress)
+        cache_dir = Path(config.data.cache_dir or folder)
         return inspect_rows(
-            config,
-            cache_dir=Path(config.data.cache_dir or folder),
-            num_rows=num_rows,
-            row_ids=row_ids,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            config, cache_dir=cache_dir, num_rows=num_rows, row_ids=row_ids, progress=progress
         )
 
 
 def show(found: Inspection, console: Console) -> None:
     """Print an inspection for a person."""
     for row in found.rows:
-        _show_row(row, console)
+        _show_row(row, console, is_rl=found.is_rl)
     _show_counts(found, console)
     _show_lengths(found, console)
-    _show_updates(found, console)
+    if found.updates:
+        _show_updates(found, console)
     for warned in found.warnings:
         style = "bold red" if warned.level == "error" else "bold yellow"
         console.print(Text.assemble((f"{warned.level}: ", style), warned.message), soft_wrap=True)
@@ -89,10 +119,12 @@ def show(found: Inspection, console: Console) -> None:
             console.print(Text(f"  {example.place}: {example.message}"), soft_wrap=True)
 
 
-def _show_row(row: InspectedRow, console: Console) -> None:
+def _show_row(row: InspectedRow, console: Console, *, is_rl: bool) -> None:
     share = row.num_trained / row.num_tokens
     title = f"row {row.row_id}   {row.num_tokens} tokens, {row.num_trained} trained ({share:.0%})"
-    _heading(title, console)
+    if is_rl:
+        title = f"prompt {row.row_id}   {row.num_tokens} tokens"
+    heading(title, console)
     console.print(Text(row.origin, style="dim"), soft_wrap=True)
     text = colour_row(row, console)
     if text.plain.endswith("\n"):
@@ -102,13 +134,15 @@ def _show_row(row: InspectedRow, console: Console) -> None:
     if weights:
         shown = ", ".join(fmt.number(weight) for weight in weights)
         console.print(Text(f"with loss weights other than 1: {shown}", style="dim"))
+    for name, shown in row.columns.items():
+        console.print(Text.assemble((f"{name}: ", "bold dim"), (shown, "dim")), soft_wrap=True)
     console.print()
 
 
 def colour_row(row: InspectedRow, console: Console) -> Text:
     """The row's text: trained tokens on green, or in brackets where nothing can be coloured."""
     plain = console.no_color or console.color_system is None
-    opening, closing, newline = _marks(console)
+    opening, closing, newline = marks(console)
     text, shade = Text(), 0
     for trained, run in itertools.groupby(_shown_tokens(row), lambda token: token.weight > 0):
         text.append(opening if plain and trained else "")
@@ -127,38 +161,24 @@ def _shown_tokens(row: InspectedRow) -> Iterator[Token]:
     return (token for token in row.tokens if token.text)
 
 
-def printable(text: str, *, newline: str) -> str:
-    """Control characters as escapes (data must not steer the terminal), line ends visible."""
-    shown = (
-        f"{newline}\n" if char == "\n" else char if char.isprintable() else repr(char)[1:-1]
-        for char in text
-    )
-    return "".join(shown)
-
-
-def _marks(console: Console) -> tuple[str, str, str]:
-    return ("⟦", "⟧", "↵") if _is_unicode(console) else ("[[", "]]", "\\n")
-
-
-def _is_unicode(console: Console) -> bool:
-    return console.encoding.lower().startswith("utf")
-
-
-def _heading(name: str, console: Console) -> None:
-    dash = "─" if _is_unicode(console) else "-"
-    console.print(Rule(Text(name, style="bold"), align="left", characters=dash, style="dim"))
-
-
 def _show_counts(found: Inspection, console: Console) -> None:
     report = found.report
-    _heading("all rows", console)
+    heading("all rows", console)
     share = report.trained_tokens / report.tokens
-    lines = {
-        "rows": f"{report.kept} kept of {report.seen}: {report.dropped_overlong} overlong dropped, "
-        f"{report.num_bad} unusable; {report.truncated} cut",
-        "tokens": f"{fmt.count(report.tokens)}, {fmt.count(report.trained_tokens)} of them trained "
-        f"({share:.0%})",
+    rows = (
+        f"{report.kept} kept of {report.seen}: {report.dropped_overlong} overlong dropped, "
+        f"{report.num_bad} unusable"
+    )
+    tokens, trained = fmt.count(report.tokens), fmt.count(report.trained_tokens)
+    own = {
+        "rows": f"{rows}; {report.truncated} cut",
+        "tokens": f"{tokens}, {trained} of them trained ({share:.0%})",
         "run": f"{found.train_rows} rows to train on, {found.total_steps} updates",
+    }
+    if found.is_rl:
+        own = {"prompts": rows, "tokens": tokens, "run": f"{found.train_rows} prompts to train on"}
+    lines = {
+        **own,
         "tokenizer": f"{found.vocab_size} tokens, generation stops at {', '.join(found.stops)}",
     }
     for name, line in [*lines.items(), *(("note", note) for note in found.notes)]:
@@ -167,9 +187,9 @@ def _show_counts(found: Inspection, console: Console) -> None:
 
 
 def _show_lengths(found: Inspection, console: Console) -> None:
-    _heading("tokens per row", console)
+    heading("tokens per row", console)
     most = max(length.rows for length in found.lengths)
-    block = "█" if _is_unicode(console) else "#"
+    block = "█" if is_unicode(console) else "#"
     for length in found.lengths:
         size = round(BAR_WIDTH * length.rows / most)
         # A bin that is not empty always shows something.
@@ -180,7 +200,7 @@ def _show_lengths(found: Inspection, console: Console) -> None:
 
 
 def _show_updates(found: Inspection, console: Console) -> None:
-    _heading("first updates", console)
+    heading("first updates", console)
     for update in found.updates:
         sizes = update.micro_batch_tokens
         line = (

@@ -16,7 +16,7 @@ from homeostat.observe.logs import resolve_level
 from homeostat.observe.outlet import Outlet
 
 if TYPE_CHECKING:
-    from homeostat.run.sft import RunResult
+    from homeostat.run.result import RunResult
 
 
 def train(
@@ -33,8 +33,8 @@ def train(
     """
     config = load_config(recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)
+    from homeostat.run.dispatch import train as run_recipe
     from homeostat.run.session import open_session
-    from homeostat.run.sft import train_sft
 
     out = sys.stderr if format is Format.JSON else sys.stdout
     console = Console(file=cast(IO[str], Outlet(out)))
@@ -42,7 +42,7 @@ def train(
     with open_session(
         config, recipe=text, command=sys.argv, console=console, log_level=level
     ) as session:
-        result = train_sft(config, session)
+        result = run_recipe(config, session)
     if format is Format.JSON:
         typer.echo(json.dumps(result.as_json(), indent=2))
     else:

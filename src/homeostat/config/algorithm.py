@@ -86,7 +86,10 @@ class PolicyGradientConfig(Settings):
     clip_low: float = key(0.2, ge=0, help="The ratio is clipped below 1 - clip_low.")
     clip_high: float = key(0.2, ge=0, help="The ratio is clipped above 1 + clip_high.")
     dual_clip: float | None = key(
-        None, gt=1, help="For negative advantages the loss is bounded at this times the advantage."
+        None,
+        gt=1,
+        help="For negative advantages the ratio is bounded by this, too (3, say): a token that "
+        "became much more likely since it was sampled no longer outweighs all others.",
     )
     normalise: Literal["token", "sequence", "fixed"] = key(
         "token",
@@ -98,7 +101,9 @@ class PolicyGradientConfig(Settings):
         None, ge=1, help="Length for normalise=fixed. Default: rollout.max_new_tokens."
     )
     scale: Literal["group", "batch", "none"] = key(
-        "group", help="Advantages are divided by the rewards' deviation in the group or the batch."
+        "group",
+        help="Advantages are divided by the rewards' deviation (unbiased, plus 1e-4) in the group "
+        "or the batch.",
     )
     whiten: bool = key(
         False, help="Advantages get mean 0 and deviation 1 over all trained tokens of the batch."
@@ -173,11 +178,14 @@ class CispoConfig(PolicyGradientConfig):
 
 
 class RlooConfig(PolicyGradientConfig):
-    """REINFORCE with the mean of the group's other samples as baseline (arXiv:2402.14740)."""
+    """REINFORCE with the mean of the group's other samples as baseline (arXiv:2402.14740).
+
+    Its gradient is that of whole completions' log-probs, which are sums over tokens: hence fixed.
+    """
 
     type: Literal["rloo"]
     normalise: Literal["token", "sequence", "fixed"] = key(
-        "sequence", help="How the loss is normalised over the update; see token, sequence, fixed."
+        "fixed", help="How the loss is normalised over the update; see token, sequence, fixed."
     )
     scale: Literal["group", "batch", "none"] = key(
         "none", help="Advantages are divided by the rewards' deviation in the group or the batch."
@@ -193,7 +201,9 @@ class ReinforcePpConfig(PolicyGradientConfig):
     )
     discount: float = key(1.0, gt=0, le=1, help="Discount of later rewards, per token.")
     scale: Literal["group", "batch", "none"] = key(
-        "none", help="Advantages are divided by the rewards' deviation in the group or the batch."
+        "none",
+        help="With baseline: what is left of the rewards is divided by their deviation in the "
+        "group or the batch.",
     )
     whiten: bool = key(
         True, help="Advantages get mean 0 and deviation 1 over all trained tokens of the batch."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
@@ -16,6 +17,7 @@ from homeostat.errors import Problem
 def find_conflicts(config: RunConfig) -> list[Problem]:
     checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export, _sinks)
     problems = [problem for check in checks for problem in check(config)]
+    problems += find_rl_conflicts(config)
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)
     return problems
@@ -28,7 +30,7 @@ def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Proble
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
     """`device` is 'cpu' or 'cuda': what trainer.device came out as."""
-    return list(_on_cpu(config)) if device == "cpu" else []
+    return list(_on_cpu(config) if device == "cpu" else _on_gpu(config))
 
 
 def _trainer(config: RunConfig) -> Iterator[Problem]:
@@ -51,7 +53,8 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
             "it sizes packed micro-batches, and packing is off.",
             "Set trainer.packing=true, or size with trainer.micro_batch_rows.",
         )
-    if trainer.packing and trainer.max_tokens_per_device < config.data.max_length:
+    too_small = trainer.max_tokens_per_device < config.data.max_length
+    if trainer.packing and too_small and not config.is_rl:
         yield Problem(
             "trainer.max_tokens_per_device",
             f"{trainer.max_tokens_per_device} tokens cannot hold one row of "
@@ -59,7 +62,8 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
             "Raise it, or lower data.max_length.",
         )
     rows = trainer.micro_batch_rows
-    if not trainer.packing and rows is not None and rows > trainer.batch_rows:
+    over = rows is not None and rows > trainer.batch_rows
+    if not trainer.packing and over and not config.is_rl:
         yield Problem(
             "trainer.micro_batch_rows",
             f"{rows} rows are more than an update has (trainer.batch_rows={trainer.batch_rows}).",
@@ -134,6 +138,8 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             "an adapter on random frozen weights learns nothing of use.",
             "Remove lora, or set model.init=pretrained.",
         )
+    if model.numerics == "invariant":
+        yield from _invariant(config)
     if model.implementation == "transformers":
         if model.attention == "varlen":
             yield Problem(
@@ -160,6 +166,27 @@ def _model(config: RunConfig) -> Iterator[Problem]:
                 "'all-linear' already names every module.",
                 "Write ['all-linear'] alone, or list the modules.",
             )
+
+
+def _invariant(config: RunConfig) -> Iterator[Problem]:
+    if config.model.implementation == "transformers":
+        yield Problem(
+            "model.numerics",
+            "invariant arithmetic belongs to the native decoder.",
+            "Set model.implementation=native, or model.numerics=fast.",
+        )
+    if config.trainer.precision == "bf16":
+        yield Problem(
+            "model.numerics",
+            "invariant arithmetic is fp32.",
+            "Set trainer.precision=fp32, or model.numerics=fast.",
+        )
+    if config.model.attention not in ("auto", "sdpa"):
+        yield Problem(
+            "model.attention",
+            "invariant arithmetic has an attention of its own.",
+            "Remove it, or set model.numerics=fast.",
+        )
 
 
 def _evaluation(config: RunConfig) -> Iterator[Problem]:
@@ -240,4 +267,13 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
             "model.attention",
             "varlen attention has no CPU kernel.",
             "Use auto, sdpa or eager.",
+        )
+
+
+def _on_gpu(config: RunConfig) -> Iterator[Problem]:
+    if config.model.numerics == "invariant":
+        yield Problem(
+            "model.numerics",
+            "invariant arithmetic has no GPU kernels yet.",
+            "Set trainer.device=cpu, or model.numerics=fast.",
         )

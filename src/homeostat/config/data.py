@@ -1,4 +1,4 @@
-"""Where rows come from and how they become tokens with loss weights."""
+"""Where rows come from and how they become tokens: with weights (SFT), or to be answered (RL)."""
 
 from __future__ import annotations
 
@@ -58,9 +58,47 @@ class TextSource(Source):
     text_column: str = key("text", help="Column of the text.")
 
 
-AnySource = Annotated[
-    MessagesSource | PromptCompletionSource | TextSource, Field(discriminator="type")
-]
+class PromptSource(Source):
+    """Prompts to be answered (RL): a text, or a list of messages, and columns for the rewards."""
+
+    type: Literal["prompts"]
+    prompt_column: str = key(
+        "prompt", help="Column of the prompt. Rewards are given all the other columns."
+    )
+    chat: bool = key(
+        True,
+        help="true: a text becomes a user turn of the chat template. false: it is taken as it is. "
+        "A list of messages is always a chat.",
+    )
+    system: str | None = key(
+        None, help="System message put before each chat that does not begin with one."
+    )
+
+
+class ReasoningGymSource(Settings):
+    """Prompts made by a reasoning-gym task (RL), which the reasoning_gym reward can score."""
+
+    type: Literal["reasoning_gym"]
+    task: str = key(min_length=1, help="Name of the task: chain_sum, say.")
+    size: int = key(ge=1, help="How many prompts are made.")
+    seed: int = key(ge=0, lt=2**31, help="What they are drawn from.")
+    options: dict[str, bool | int | float | str] = key(
+        {}, help="Settings of the task: {min_terms: 2, max_terms: 2}, say."
+    )
+    instruction: str | None = key(
+        None, help="Text put on a new line after each question: how to answer, say."
+    )
+    chat: bool = key(
+        True,
+        help="true: the question becomes a user turn of the chat template. false: it is taken as "
+        "it is.",
+    )
+    system: str | None = key(None, help="System message put before each question (chat only).")
+
+
+SftSource = MessagesSource | PromptCompletionSource | TextSource
+RlSource = PromptSource | ReasoningGymSource
+AnySource = Annotated[SftSource | RlSource, Field(discriminator="type")]
 
 
 class DataConfig(Settings):

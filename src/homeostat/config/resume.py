@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from homeostat.config.base import ResumeClass
 from homeostat.config.run import RunConfig
@@ -34,10 +37,33 @@ def _changes(old: BaseModel, new: BaseModel, prefix: str) -> list[Change]:
         if isinstance(after, BaseModel) and same_class:
             found += _changes(before, after, f"{prefix}{name}.")
         elif before != after:
-            extra = info.json_schema_extra
-            resume = extra.get("resume", "forbid") if isinstance(extra, dict) else "forbid"
-            found.append(Change(f"{prefix}{name}", _plain(before), _plain(after), resume))  # type: ignore[arg-type]
+            resume = _resume_class(info)
+            found.append(Change(f"{prefix}{name}", _plain(before), _plain(after), resume))
     return found
+
+
+def experiment_digest(config: RunConfig) -> str:
+    """Names every key that changes what a run computes: all but those that may change freely."""
+    text = json.dumps(_binding(config), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _binding(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_binding(item) for item in value]
+    if not isinstance(value, BaseModel):
+        return value
+    return {
+        name: _binding(getattr(value, name))
+        for name, info in type(value).model_fields.items()
+        if _resume_class(info) != "free"
+    }
+
+
+def _resume_class(info: FieldInfo) -> ResumeClass:
+    extra = info.json_schema_extra
+    found = extra.get("resume", "forbid") if isinstance(extra, dict) else "forbid"
+    return cast(ResumeClass, found)
 
 
 def _plain(value: Any) -> Any:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from homeostat.config.base import Settings, key
+
+# What every function is called with anyway.
+CALL_KEYWORDS = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+)
+
+
+def check_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(check_pattern)]
 
 
 class Reward(Settings):
@@ -32,7 +55,7 @@ class ExactMatchReward(Reward):
 
     type: Literal["exact_match"]
     column: str = key("answer", help="Column of the expected answer.")
-    extract: str | None = key(
+    extract: Pattern | None = key(
         None,
         help="Regular expression; its first group (or whole match) in the completion is the "
         "answer, the last match counts. Default: the whole completion.",
@@ -47,7 +70,9 @@ class RegexFormatReward(Reward):
     """1 where the whole completion matches the pattern, else 0."""
 
     type: Literal["regex_format"]
-    pattern: str = key(help="Regular expression for the whole completion; '.' matches newlines.")
+    pattern: Pattern = key(
+        help="Regular expression for the whole completion; '.' matches newlines."
+    )
 
     def default_label(self) -> str:
         return self.type
@@ -70,6 +95,15 @@ class LengthReward(Reward):
     free_tokens: int = key(ge=0, help="Tokens that cost nothing.")
     max_tokens: int = key(ge=1, help="Tokens from which on the reward is -1.")
 
+    @model_validator(mode="after")
+    def check_order(self) -> LengthReward:
+        if self.max_tokens <= self.free_tokens:
+            raise ValueError(
+                f"max_tokens ({self.max_tokens}) must be above free_tokens ({self.free_tokens}): "
+                "the reward falls between them"
+            )
+        return self
+
     def default_label(self) -> str:
         return self.type
 
@@ -78,7 +112,7 @@ class ReasoningGymReward(Reward):
     """The score that the prompt's own reasoning-gym task gives (rows of a reasoning_gym source)."""
 
     type: Literal["reasoning_gym"]
-    extract: str | None = key(
+    extract: Pattern | None = key(
         None,
         help="Regular expression; its first group (or whole match) in the completion is the "
         "answer, the last match counts. Default: the whole completion.",
@@ -89,7 +123,10 @@ class ReasoningGymReward(Reward):
 
 
 class FunctionReward(Reward):
-    """Your function, as TRL calls it: f(completions, prompts=, **columns) -> list of floats."""
+    """Your function, as TRL calls it: f(completions, prompts=, **columns) -> list of floats.
+
+    A function without **kwargs is given what it names. It may be async.
+    """
 
     type: Literal["function"]
     path: str = key(
@@ -97,8 +134,16 @@ class FunctionReward(Reward):
         help="package.module:function or folder/file.py:function.",
     )
     options: dict[str, bool | int | float | str] = key(
-        {}, help="Further arguments that the function is called with."
+        {}, help="Further arguments that the function is called with, by name."
     )
+
+    @model_validator(mode="after")
+    def check_options(self) -> FunctionReward:
+        if taken := sorted(set(self.options) & set(CALL_KEYWORDS)):
+            raise ValueError(
+                f"options.{taken[0]}: every function is called with a {taken[0]} anyway"
+            )
+        return self
 
     def default_label(self) -> str:
         return self.path.rpartition(":")[2]
@@ -118,7 +163,12 @@ AnyReward = Annotated[
 class RewardsConfig(Settings):
     functions: tuple[AnyReward, ...] = key(min_length=1, help="The rewards that are summed.")
     timeout_s: float = key(
-        10.0, gt=0, resume="free", help="Seconds one reward may take for the samples of a group."
+        10.0,
+        gt=0,
+        le=86400,
+        resume="free",
+        help="Seconds one reward may take for the samples of a group. Then it has no value for "
+        "them, and its process is ended.",
     )
     workers: int = key(1, ge=1, le=64, resume="free", help="Processes that compute rewards.")
     normalise: Literal["none", "scale", "standardise"] = key(
@@ -127,3 +177,13 @@ class RewardsConfig(Settings):
         "standardise: take off their mean, too.",
     )
     clip: float | None = key(None, gt=0, help="Bound of a reward's size, after normalising.")
+
+    @model_validator(mode="after")
+    def check_names(self) -> RewardsConfig:
+        counts = Counter(reward.label for reward in self.functions)
+        if twice := [label for label, count in counts.items() if count > 1]:
+            raise ValueError(
+                f"two rewards are named {twice[0]!r}, and metrics could not tell them apart: give "
+                "one of them another `name`"
+            )
+        return self

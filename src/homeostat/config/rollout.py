@@ -54,6 +54,12 @@ class NativeEngineConfig(Settings):
     prefill_tokens: int = key(
         8192, ge=1, resume="warn", help="Prompt tokens computed in one forward pass, at most."
     )
+    stall_s: float = key(
+        1800.0,
+        gt=0,
+        resume="free",
+        help="Seconds without any finished completion after which the engine counts as stuck.",
+    )
     sleep: bool = key(
         True,
         resume="free",

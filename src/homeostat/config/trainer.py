@@ -166,13 +166,14 @@ class TrainerConfig(Settings):
         "or halt.",
     )
 
-    def steps_per_epoch(self, num_rows: int) -> int:
-        return math.ceil(num_rows / self.batch_rows)
+    def steps_per_epoch(self, num_rows: int, *, rows_per_step: int | None = None) -> int:
+        """`rows_per_step`: batch_rows, or in RL the prompts of a step."""
+        return math.ceil(num_rows / (rows_per_step or self.batch_rows))
 
-    def total_steps(self, num_rows: int) -> int:
+    def total_steps(self, num_rows: int, *, rows_per_step: int | None = None) -> int:
         if self.max_steps is not None:
             return self.max_steps
-        return self.steps_per_epoch(num_rows) * (self.epochs or 1)
+        return self.steps_per_epoch(num_rows, rows_per_step=rows_per_step) * (self.epochs or 1)
 
     def learning_rate(self, step: int, total_steps: int) -> float:
         return self.lr * self.schedule.factor(step, total_steps)

@@ -15,8 +15,9 @@ the template leaves out (tool calls, reasoning) is refused, not lost.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 REWRITES = "the chat template rewrites earlier turns"
 LOST = "the chat template leaves out part of the row"
 BAD_MESSAGE = "not a usable message"
+Result = TypeVar("Result")
 # What a message may hold besides its content; templates have three names for reasoning.
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
@@ -49,9 +51,7 @@ class Chat:
 
 def parse_chat(value: Any, *, turns: Literal["all", "last", "each"], tools: Any = None) -> Chat:
     """Check a list of messages and take `train` and `weight` out of them."""
-    if not isinstance(value, list) or not value:
-        raise BadRowError("no messages", "the column must hold a list of {role, content}")
-    parsed = [_parse_message(number, item) for number, item in enumerate(value)]
+    parsed = _parse_messages(value)
     messages = [message for message, _ in parsed]
     is_assistant = [message["role"] == "assistant" for message in messages]
     if True not in is_assistant:
@@ -64,6 +64,18 @@ def parse_chat(value: Any, *, turns: Literal["all", "last", "each"], tools: Any 
     return Chat(messages, weights, _parse_tools(tools))
 
 
+def parse_prompt(value: Any) -> Chat:
+    """Check a list of messages that is to be answered: nothing of it is trained."""
+    messages = [message for message, _ in _parse_messages(value)]
+    if messages[-1]["role"] == "assistant":
+        raise BadRowError(
+            "nothing to answer", "the last message is the assistant's. Take it out of the prompt"
+        )
+    if not any(message["content"].strip() for message in messages):
+        raise BadRowError("empty prompt", "no message holds any text")
+    return Chat(messages, [0.0] * len(messages))
+
+
 def split_turns(chat: Chat) -> list[Chat]:
     """A chat for each trained turn, which is its last."""
     trained = [number for number, weight in enumerate(chat.weights) if weight > 0]
@@ -74,19 +86,33 @@ def split_turns(chat: Chat) -> list[Chat]:
 
 
 def encode_chat(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]:
-    """Tokens of the whole chat, and the weight of predicting each.
+    """Tokens of the whole chat, and the weight of predicting each."""
+    return _objects_first(chat, lambda chat: _encode(chat, tokenizer))
 
-    Arguments of tool calls are objects to most templates, and some would quote a JSON text once
+
+def encode_prompt(chat: Chat, tokenizer: ChatTokenizer) -> IntArray:
+    """Tokens of the whole chat and of the opening of the assistant's turn."""
+    return _objects_first(chat, lambda chat: _encode_prompt(chat, tokenizer))
+
+
+def _objects_first(chat: Chat, encode: Callable[[Chat], Result]) -> Result:
+    """Arguments of tool calls are objects to most templates, and some would quote a JSON text once
     more; those that take a text only refuse objects, and then have the text as it is.
     """
     parsed = replace(chat, messages=[_with_objects(message) for message in chat.messages])
     if parsed != chat:
         try:
-            return _encode(parsed, tokenizer)
+            return encode(parsed)
         except BadRowError as error:
             if error.reason != REFUSES:
                 raise
-    return _encode(chat, tokenizer)
+    return encode(chat)
+
+
+def _encode_prompt(chat: Chat, tokenizer: ChatTokenizer) -> IntArray:
+    text = chat.render(tokenizer, len(chat.messages), prompt=True)
+    _refuse_python_text(chat, text)
+    return tokenizer.encode(text)[0]
 
 
 def _encode(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]:
@@ -102,6 +128,12 @@ def _encode(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]
             first, stop = _turn_tokens(number, start, end, text, tokens_T, offsets_T2, tokenizer)
             weights_T[first : stop + 1] = weight
     return tokens_T, weights_T
+
+
+def _parse_messages(value: Any) -> list[tuple[dict[str, Any], float | None]]:
+    if not isinstance(value, list) or not value:
+        raise BadRowError("no messages", "the column must hold a list of {role, content}")
+    return [_parse_message(number, item) for number, item in enumerate(value)]
 
 
 def _parse_message(number: int, item: Any) -> tuple[dict[str, Any], float | None]:

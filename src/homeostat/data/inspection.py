@@ -1,4 +1,4 @@
-"""What `homeostat inspect` knows about a recipe's rows, as plain values.
+"""What `homeostat inspect` knows about a recipe's rows or prompts, as plain values.
 
 Rows that training would refuse are dropped here and told as warnings, so that the sound ones can
 still be looked at.
@@ -6,7 +6,7 @@ still be looked at.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from homeostat.config.run import RunConfig
 from homeostat.data.loader import PlanLoader
 from homeostat.data.packing import fill
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
+from homeostat.data.prompts import PromptSet, prepare_prompts
+from homeostat.data.sources import readable
 from homeostat.data.store import BadRow, PrepareReport, RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import DataError
@@ -40,11 +42,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class InspectedRow:
+    """A row, or a prompt: it has nothing trained, and columns for the rewards."""
+
     row_id: int
     origin: str
     num_tokens: int
     num_trained: int
     tokens: tuple[Token, ...]
+    columns: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +83,15 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
+    """`train_rows` counts prompts where `is_rl`; there are no updates to show then."""
+
+    is_rl: bool
     vocab_size: int
     stops: tuple[str, ...]
     notes: tuple[str, ...]
     report: PrepareReport
     train_rows: int
-    total_steps: int
+    total_steps: int | None
     lengths: tuple[LengthBin, ...]
     rows: tuple[InspectedRow, ...]
     updates: tuple[InspectedUpdate, ...]
@@ -119,8 +127,9 @@ def inspect_rows(
         train_ids, _ = split_rows(store.made_from_B, config.data.validation_share, config.seed)
     chosen = row_ids or list(range(min(num_rows, len(store))))
     return Inspection(
+        is_rl=False,
         vocab_size=tokenizer.vocab_size,
-        stops=tuple(sorted(tokenizer.decode([token]) for token in tokenizer.stop_ids)),
+        stops=_stops(tokenizer),
         notes=tokenizer.notes,
         report=store.report,
         train_rows=len(train_ids),
@@ -132,13 +141,63 @@ def inspect_rows(
     )
 
 
+def inspect_prompts(
+    config: RunConfig, *, num_rows: int, row_ids: list[int], progress: Progress | None = None
+) -> Inspection:
+    """Tokenise the training prompts and look at `row_ids`, or at the first `num_rows`."""
+    tokenizer = load_tokenizer(config.model)
+    lenient = config.data.model_copy(update={"bad_rows": "drop", "overlong": "drop"})
+    prompts = prepare_prompts(config.data.train, tokenizer, lenient, progress=progress)
+    train_ids = np.arange(len(prompts))
+    if config.data.validation_share > 0:
+        train_ids, _ = split_rows(prompts.made_from_B, config.data.validation_share, config.seed)
+    chosen = row_ids or list(range(min(num_rows, len(prompts))))
+    return Inspection(
+        is_rl=True,
+        vocab_size=tokenizer.vocab_size,
+        stops=_stops(tokenizer),
+        notes=tokenizer.notes,
+        report=prompts.report,
+        train_rows=len(train_ids),
+        total_steps=None,
+        lengths=length_bins(prompts.lengths),
+        rows=tuple(_look_at_prompt(prompts, prompt_id, tokenizer) for prompt_id in chosen),
+        updates=(),
+        warnings=tuple(find_warnings(prompts.report, config.data, is_rl=True)),
+    )
+
+
+def _stops(tokenizer: ChatTokenizer) -> tuple[str, ...]:
+    return tuple(sorted(tokenizer.decode([token]) for token in tokenizer.stop_ids))
+
+
 def _kept_overlong(config: RunConfig) -> str:
     return "drop" if config.data.overlong == "refuse" else config.data.overlong
 
 
+def _require_row(row_id: int, num_rows: int) -> None:
+    if not 0 <= row_id < num_rows:
+        raise DataError(f"--row-id {row_id}: the rows are numbered from 0 to {num_rows - 1}.")
+
+
+def _look_at_prompt(prompts: PromptSet, prompt_id: int, tokenizer: ChatTokenizer) -> InspectedRow:
+    _require_row(prompt_id, len(prompts))
+    prompt = prompts[prompt_id]
+    untrained_T = np.zeros(len(prompt.tokens_T), dtype=np.float32)
+    row = TokenRow(prompt_id, prompt.tokens_T, untrained_T)
+    columns = {name: readable(str(held), max_chars=200) for name, held in prompt.columns.items()}
+    return InspectedRow(
+        row_id=prompt_id,
+        origin=prompts.origin(prompt_id),
+        num_tokens=len(row),
+        num_trained=0,
+        tokens=tuple(spell(row, tokenizer)),
+        columns=columns,
+    )
+
+
 def _look_at(store: RowStore, row_id: int, tokenizer: ChatTokenizer) -> InspectedRow:
-    if not 0 <= row_id < len(store):
-        raise DataError(f"--row-id {row_id}: the rows are numbered from 0 to {len(store) - 1}.")
+    _require_row(row_id, len(store))
     row = store[row_id]
     return InspectedRow(
         row_id=row_id,
@@ -200,7 +259,7 @@ def _first_updates(
     return tuple(found)
 
 
-def find_warnings(report: PrepareReport, data: DataConfig) -> list[Warned]:
+def find_warnings(report: PrepareReport, data: DataConfig, *, is_rl: bool = False) -> list[Warned]:
     found: list[Warned] = []
     if report.num_bad:
         level = "error" if data.bad_rows == "refuse" else "warning"
@@ -214,13 +273,14 @@ def find_warnings(report: PrepareReport, data: DataConfig) -> list[Warned]:
     lost = report.seen - report.kept
     if lost > MAX_DROPPED_SHARE * report.seen:
         share = lost / report.seen
-        hint = " Raise data.max_length or set data.overlong=truncate." if overlong else ""
+        ways = "Raise data.max_length" + ("." if is_rl else " or set data.overlong=truncate.")
+        hint = f" {ways}" if overlong else ""
         message = f"only {report.kept} of {report.seen} rows are left ({share:.0%} dropped).{hint}"
         found.append(Warned("warning", message))
     if report.truncated:
         message = f"{report.truncated} rows are cut, and do not teach the model to stop."
         found.append(Warned("warning", message))
-    if report.trained_tokens < MIN_TRAINED_SHARE * report.tokens:
+    if not is_rl and report.trained_tokens < MIN_TRAINED_SHARE * report.tokens:
         share = report.trained_tokens / report.tokens
         found.append(Warned("warning", f"only {share:.2%} of all tokens are trained."))
     return found

@@ -102,7 +102,7 @@ class PlanLoader:
         return StepPlan(
             step=step,
             epoch=epoch,
-            micro_batches=_batches(rows, _split([len(row) for row in rows], self._trainer)),
+            micro_batches=micro_batches(rows, self._trainer),
             loss=loss_spec(self._algorithm, rows),
         )
 
@@ -157,6 +157,11 @@ def eval_batches(
     """Every row once, in an order that depends on the rows alone, read as they are needed."""
     for chosen in _split(store.lengths[row_ids].tolist(), trainer):
         yield TrainBatch.of([store[int(row_ids[index])] for index in chosen])
+
+
+def micro_batches(rows: Sequence[TokenRow], trainer: TrainerConfig) -> tuple[TrainBatch, ...]:
+    """The rows of an update, split as the trainer's settings say."""
+    return _batches(rows, _split([len(row) for row in rows], trainer))
 
 
 def _split(lengths: list[int], trainer: TrainerConfig) -> Bins:

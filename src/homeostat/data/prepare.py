@@ -4,8 +4,7 @@
 
 The result does not depend on the number of processes. It is kept under a name made of everything
 that could change it (files, source settings, tokenizer, length rules), so a second run of the
-same recipe starts at once. What must be refused is refused after all rows were seen, so that the
-message can say how many there are.
+same recipe starts at once.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -26,22 +25,21 @@ from pathlib import Path
 
 import numpy as np
 
-from homeostat.config.data import AnySource, DataConfig
+from homeostat.config.data import DataConfig, SftSource
 from homeostat.data.rows import Encoded, columns_of, encode_row, needs_chat_template, truncate
 from homeostat.data.sources import BadRowError, RowSource, open_rows, source_files
 from homeostat.data.store import (
     FORMAT_VERSION,
-    BadRow,
     PrepareReport,
     RowStore,
     StoreWriter,
     open_store,
 )
+from homeostat.data.tally import Tally, judge
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError, DataWriteError
 from homeostat.types import IntArray
 
-NUM_EXAMPLES = 5
 MAX_CHUNK_ROWS = 512
 
 Progress = Callable[[int, int], None]
@@ -50,15 +48,10 @@ Chunk = tuple[int, int, int]  # source, first row, row after the last
 
 @dataclass(slots=True)
 class _Part:
-    """What a chunk came to: `read` rows of the source were made into `seen`."""
+    """What a chunk came to: `read` rows of the source were made into those of the tally."""
 
-    read: int = 0
-    seen: int = 0
-    dropped_overlong: int = 0
-    truncated: int = 0
-    bad: Counter[str] = field(default_factory=Counter)
-    examples: list[BadRow] = field(default_factory=list)
-    overlong_examples: list[BadRow] = field(default_factory=list)
+    read: int
+    tally: Tally = field(default_factory=Tally)
     rows: list[Encoded] = field(default_factory=list)
     origins: list[tuple[int, int]] = field(default_factory=list)
 
@@ -67,7 +60,7 @@ class _Part:
 class _Encoder:
     """Turns chunks into parts, in this process or in a worker. Sources are opened on first use."""
 
-    sources: tuple[AnySource, ...]
+    sources: tuple[SftSource, ...]
     tokenizer: ChatTokenizer
     max_length: int
     overlong: str
@@ -89,37 +82,32 @@ class _Encoder:
                     rows.row(index), source=self.sources[number], tokenizer=self.tokenizer
                 )
             except BadRowError as error:
-                part.seen += 1
-                self._drop(error, place, part)
+                part.tally.seen += 1
+                part.tally.drop_bad(self._name(place), error)
                 continue
             for encoded in made:
                 self._take(encoded, place, part)
         return part
 
     def _take(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
-        part.seen += 1
+        part.tally.seen += 1
         try:
             if len(encoded[0]) > self.max_length:
                 self._shorten(encoded, place, part)
             else:
                 _keep(encoded, place, part)
         except BadRowError as error:
-            self._drop(error, place, part)
-
-    def _drop(self, error: BadRowError, place: tuple[int, int], part: _Part) -> None:
-        part.bad[error.reason] += 1
-        part.examples.append(BadRow(self._name(place), error.reason, str(error)))
-        del part.examples[NUM_EXAMPLES:]
+            part.tally.drop_bad(self._name(place), error)
 
     def _shorten(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
         if self.overlong == "truncate":
             _keep(truncate(encoded, self.max_length), place, part)
-            part.truncated += 1
+            part.tally.truncated += 1
             return
-        part.dropped_overlong += 1
-        message = f"{len(encoded[0])} tokens, data.max_length is {self.max_length}"
-        part.overlong_examples.append(BadRow(self._name(place), "overlong", message))
-        del part.overlong_examples[NUM_EXAMPLES:]
+        num_tokens = len(encoded[0])
+        part.tally.drop_overlong(
+            self._name(place), num_tokens=num_tokens, max_length=self.max_length
+        )
 
     def _name(self, place: tuple[int, int]) -> str:
         before, after = self.open(place[0]).brackets
@@ -132,7 +120,7 @@ def _keep(encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
 
 
 def prepare_rows(
-    sources: Sequence[AnySource],
+    sources: Sequence[SftSource],
     tokenizer: ChatTokenizer,
     data: DataConfig,
     *,
@@ -148,11 +136,11 @@ def prepare_rows(
     store = open_store(folder)
     if store is None:
         store = _build(sources, tokenizer, data, folder, num_processes, progress)
-    _judge(store.report, data)
+    judge(store.report, data)
     return store
 
 
-def cache_key(sources: Sequence[AnySource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
+def cache_key(sources: Sequence[SftSource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
     """Names everything that could change a token or a weight."""
     files = [_identity(file) for source in sources for file in source_files(source.path)]
     parts = {
@@ -180,7 +168,7 @@ def split_rows(made_from_B: IntArray, share: float, seed: int) -> tuple[IntArray
     `made_from_B` is RowStore's: rows made from one row of a source stay on one side, as the longer
     ones hold the shorter.
     """
-    num_rows = int(made_from_B[-1]) + 1
+    num_rows = int(made_from_B.max()) + 1
     if num_rows < 2:
         raise DataError(
             f"data.validation_share: {num_rows} row(s) cannot be split into two parts. Add rows, "
@@ -204,7 +192,7 @@ def shuffled(num_rows: int, counter: tuple[int, ...]) -> IntArray:
 
 
 def _build(
-    sources: Sequence[AnySource],
+    sources: Sequence[SftSource],
     tokenizer: ChatTokenizer,
     data: DataConfig,
     folder: Path,
@@ -221,7 +209,7 @@ def _build(
     try:
         with StoreWriter(folder) as writer:
             report = _write_all(parts, writer, sum(sizes), progress)
-            _judge(report, data)
+            judge(report, data)
             return writer.commit(report, [rows.brackets for rows in opened])
     except OSError as error:
         raise DataWriteError(
@@ -233,13 +221,14 @@ def _build(
 def _write_all(
     parts: Iterator[_Part], writer: StoreWriter, num_rows: int, progress: Progress | None
 ) -> PrepareReport:
-    total, kept, trained = _Part(), 0, 0
+    tally, read, kept, trained = Tally(), 0, 0, 0
     if progress is not None:
         progress(0, num_rows)
     for part in parts:
         kept += len(part.rows)
         trained += sum(int(np.count_nonzero(weights_T)) for _, weights_T in part.rows)
-        _add_counts(total, part)
+        tally.add(part.tally)
+        read += part.read
         if part.rows:
             writer.add(
                 np.concatenate([tokens_T for tokens_T, _ in part.rows]),
@@ -248,28 +237,8 @@ def _write_all(
                 origins_B2=np.array(part.origins),
             )
         if progress is not None:
-            progress(total.read, num_rows)
-    return PrepareReport(
-        seen=total.seen,
-        kept=kept,
-        dropped_overlong=total.dropped_overlong,
-        truncated=total.truncated,
-        bad=dict(sorted(total.bad.items())),
-        examples=tuple(total.examples),
-        overlong_examples=tuple(total.overlong_examples),
-        tokens=writer.num_tokens,
-        trained_tokens=trained,
-    )
-
-
-def _add_counts(total: _Part, part: _Part) -> None:
-    total.read += part.read
-    total.seen += part.seen
-    total.dropped_overlong += part.dropped_overlong
-    total.truncated += part.truncated
-    total.bad.update(part.bad)
-    total.examples = (total.examples + part.examples)[:NUM_EXAMPLES]
-    total.overlong_examples = (total.overlong_examples + part.overlong_examples)[:NUM_EXAMPLES]
+            progress(read, num_rows)
+    return tally.report(kept=kept, tokens=writer.num_tokens, trained_tokens=trained)
 
 
 def _chunks(sizes: list[int], num_processes: int) -> Iterator[Chunk]:
@@ -333,33 +302,3 @@ def _end_with_parent() -> None:
 
 def _encode_in_worker(chunk: Chunk) -> _Part:
     return _worker[0].encode(chunk)
-
-
-def _judge(report: PrepareReport, data: DataConfig) -> None:
-    """Refuse what the settings say must be refused."""
-    if report.num_bad and data.bad_rows == "refuse":
-        raise DataError(
-            f"{report.num_bad} of {report.seen} rows cannot be used:\n"
-            f"{_listing(report.examples, report.num_bad)}\n"
-            "Mend them, or set data.bad_rows=drop to train without them."
-        )
-    if report.dropped_overlong and data.overlong == "refuse":
-        raise DataError(
-            f"{report.dropped_overlong} of {report.seen} rows are longer than "
-            f"data.max_length={data.max_length}:\n"
-            f"{_listing(report.overlong_examples, report.dropped_overlong)}\n"
-            "Raise data.max_length, or set data.overlong to drop or truncate."
-        )
-    if not report.kept:
-        raise DataError(
-            f"no rows are left to train on: of {report.seen}, {report.num_bad} cannot be used and "
-            f"{report.dropped_overlong} are longer than data.max_length={data.max_length}.\n"
-            + _listing((*report.examples, *report.overlong_examples)[:NUM_EXAMPLES], report.seen)
-        )
-
-
-def _listing(examples: Sequence[BadRow], total: int) -> str:
-    lines = [f"  {example.place}: {example.message}" for example in examples]
-    if total > len(examples):
-        lines.append(f"  ... and {total - len(examples)} more")
-    return "\n".join(lines)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from homeostat.config.data import (
-    AnySource,
     MessagesSource,
     PromptCompletionSource,
+    SftSource,
     TextSource,
 )
 from homeostat.data.chat import Chat, encode_chat, parse_chat, split_turns, straddles
@@ -28,7 +28,7 @@ from homeostat.types import FloatArray, IntArray
 Encoded = tuple[IntArray, FloatArray]
 
 
-def columns_of(source: AnySource) -> list[str]:
+def columns_of(source: SftSource) -> list[str]:
     """The columns a source reads."""
     if isinstance(source, MessagesSource):
         tools = [] if source.tools_column is None else [source.tools_column]
@@ -38,18 +38,18 @@ def columns_of(source: AnySource) -> list[str]:
     return [source.text_column]
 
 
-def needs_chat_template(source: AnySource) -> bool:
+def needs_chat_template(source: SftSource) -> bool:
     return isinstance(source, MessagesSource) or (
         isinstance(source, PromptCompletionSource) and source.chat
     )
 
 
 def encode_row(
-    row: dict[str, Any], *, source: AnySource, tokenizer: ChatTokenizer
+    row: dict[str, Any], *, source: SftSource, tokenizer: ChatTokenizer
 ) -> list[Encoded]:
     """Tokens and weights of a row, or of the rows it is made into. Raises BadRowError."""
     if isinstance(source, MessagesSource):
-        messages = _cell(row, source.messages_column, "a list of messages")
+        messages = cell(row, source.messages_column, "a list of messages")
         tools = _tools(row, source.tools_column)
         chat = parse_chat(messages, turns=source.turns, tools=tools)
         # A chat that trains on nothing stays whole, and is refused as such.
@@ -105,9 +105,7 @@ def _close_document(text: str, border: int, tokenizer: ChatTokenizer) -> Encoded
         where = "the border of prompt and completion"
         raise straddles(where, text, offsets_T2[crossing][0])
     weights_T = (offsets_T2[:, 0] >= border).astype(np.float32)
-    prefix = tokenizer.prefix_ids
-    if tuple(tokens_T[: len(prefix)]) == prefix:
-        prefix = ()
+    prefix = opening(tokens_T, tokenizer)
     closed = len(tokens_T) > 0 and tokens_T[-1] == tokenizer.eos_id and weights_T[-1] > 0
     suffix = () if closed else (tokenizer.eos_id,)
     tokens_T = np.concatenate([_ids(prefix), tokens_T, _ids(suffix)])
@@ -115,11 +113,18 @@ def _close_document(text: str, border: int, tokenizer: ChatTokenizer) -> Encoded
     return tokens_T, np.concatenate([untrained, weights_T, trained]).astype(np.float32)
 
 
+def opening(tokens_T: IntArray, tokenizer: ChatTokenizer) -> tuple[int, ...]:
+    """What has to stand before a plain document, unless its text begins with it."""
+    prefix = tokenizer.prefix_ids
+    return () if tuple(tokens_T[: len(prefix)]) == prefix else prefix
+
+
 def _ids(tokens: tuple[int, ...]) -> IntArray:
     return np.array(tokens, dtype=np.int64)
 
 
-def _cell(row: dict[str, Any], column: str, wanted: str) -> Any:
+def cell(row: dict[str, Any], column: str, wanted: str) -> Any:
+    """What a column holds. Raises BadRowError where it is missing or null."""
     value = row.get(column)
     if value is None:
         what = f"column {column!r} is null" if column in row else f"no column is named {column!r}"
@@ -132,11 +137,11 @@ def _tools(row: dict[str, Any], column: str | None) -> Any:
     """null is a row without tools; a row without the column is a slip."""
     if column is None or (column in row and row[column] is None):
         return None
-    return _cell(row, column, "a list of tools")
+    return cell(row, column, "a list of tools")
 
 
 def _text_cell(row: dict[str, Any], column: str) -> str:
-    value = _cell(row, column, "text")
+    value = cell(row, column, "text")
     if not isinstance(value, str):
         raise BadRowError("wrong type", f"column {column!r} holds a {type(value).__name__}")
     return value

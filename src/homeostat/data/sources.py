@@ -84,8 +84,8 @@ class RowSource(Protocol):
         ...
 
 
-def open_rows(path: str, *, columns: Sequence[str]) -> RowSource:
-    """Open a source. Of Parquet and Arrow only `columns` are read, and they must exist."""
+def open_rows(path: str, *, columns: Sequence[str] | None) -> RowSource:
+    """Open a source. Of Parquet and Arrow only `columns` are read and must exist; None: all."""
     kind = _file_kind(path)
     if kind == "folder":
         return _SavedDataset(path, columns)
@@ -221,10 +221,10 @@ def _require_object(value: Any) -> dict[str, Any]:
 class _Batches:
     """What Parquet and Arrow share: rows in record batches, a cell decoded when asked for."""
 
-    def __init__(self, path: str, columns: Sequence[str]) -> None:
+    def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         self.path = path
         self.brackets = (f"{path}[", "]")
-        self.columns = list(columns)
+        self.columns = columns
         self.batch_ends: list[int] = []
 
     def __len__(self) -> int:
@@ -247,6 +247,7 @@ class _Batches:
     def _check_schema(self, schema: pa.Schema) -> None:
         if not len(self):
             raise DataError(f"{self.path}: the file is empty.")
+        self.columns = schema.names if self.columns is None else list(self.columns)
         for name in self.columns:
             found = len(schema.get_all_field_indices(name))
             if found != 1:
@@ -258,7 +259,7 @@ class _Batches:
 class _Parquet(_Batches):
     """A Parquet file; the row group last asked for stays decoded."""
 
-    def __init__(self, path: str, columns: Sequence[str]) -> None:
+    def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         super().__init__(path, columns)
         with _as_data_error(path, "not a whole Parquet file"):
             self._file = pq.ParquetFile(path)
@@ -280,7 +281,7 @@ class _Parquet(_Batches):
 class _SavedDataset(_Batches):
     """A folder of Arrow stream files listed in state.json, memory mapped."""
 
-    def __init__(self, path: str, columns: Sequence[str]) -> None:
+    def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         super().__init__(path, columns)
         folder = Path(path)
         state = _read_state(folder)

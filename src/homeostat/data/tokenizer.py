@@ -151,7 +151,7 @@ class ChatTokenizer:
             raise ModelError(
                 f"{wanted_by}: the tokenizer has no chat template, so messages cannot become "
                 "text. Set model.chat_template to a Jinja file, name an instruct model in "
-                "model.tokenizer, or use a text source or prompt_completion with chat: false."
+                "model.tokenizer, or use plain text: a text source, or chat: false on the source."
             )
 
     def save(self, folder: Path) -> None:

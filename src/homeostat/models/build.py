@@ -123,29 +123,30 @@ def _native(
     kernel = resolve_kernel(
         model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
     )
-    module = _empty_decoder(
-        shape, kernel, gradient_checkpointing, model.meta_init, dtype=dtype, device=device
-    )
+    flags = {
+        "kernel": kernel,
+        "gradient_checkpointing": gradient_checkpointing,
+        "numerics": model.numerics,
+    }
+    module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
     if model.init == "random":
         weights.draw(module, std=shape.initializer_range, seed=seed)
     elif isinstance(source, GgufFile):
         weights.fill(module, source.tensors(), source=f"model.path: {source.path}")
     else:
         weights.fill(module, hf.read_tensors(source), source=f"model.path: {source}")
-    return module, kernel
+    return module, "tiled" if model.numerics == "invariant" else kernel
 
 
 def _empty_decoder(
     shape: DecoderConfig,
-    kernel: str,
-    gradient_checkpointing: bool,
+    flags: dict[str, Any],
     meta_init: bool,
     *,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Decoder:
     """The decoder before its weights: with `meta_init` nothing is allocated but the final copy."""
-    flags = {"kernel": kernel, "gradient_checkpointing": gradient_checkpointing}
     if meta_init:
         with torch.device("meta"):
             module = Decoder(shape, **flags)

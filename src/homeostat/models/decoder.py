@@ -7,7 +7,9 @@ tokens computed before, is up to the attention context.
 
 Invariants: documents lie end to end and never see each other; logits are not computed here (the
 log-prob function takes `hidden` and `output_weight`); parameter names are the Hugging Face names,
-so that `state_dict` is canonical.
+so that `state_dict` is canonical. In `invariant` numerics a token's hidden state has the same bits
+whatever it is computed with: linear maps, gating and attention are in fixed tiles, and all else
+(embedding, norms, rotations, sums) works on each row by itself.
 
 Suffixes: `_N` packed tokens, `_D` model dim, `_H` heads, `_d` head dim, `_F` rotary frequencies.
 """
@@ -18,14 +20,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from homeostat.models.families import DecoderConfig
+from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.dropout import DropoutKeys
+from homeostat.ops.linear import Linear, Numerics
 from homeostat.ops.norms import rms_norm
 from homeostat.ops.rope import apply_rope, inverse_frequencies, rope_tables
+from homeostat.ops.tiled_attention import TiledAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,18 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query causal attention; q_norm and k_norm exist where the family has them."""
 
-    def __init__(self, config: DecoderConfig, *, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
         width, kv_width = (
             heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads)
         )
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.o_bias)
+        flags = {"bias": config.qkv_bias, "numerics": numerics}
+        self.q_proj = Linear(config.hidden_size, width, **flags)
+        self.k_proj = Linear(config.hidden_size, kv_width, **flags)
+        self.v_proj = Linear(config.hidden_size, kv_width, **flags)
+        self.o_proj = Linear(width, config.hidden_size, bias=config.o_bias, numerics=numerics)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
@@ -82,22 +87,25 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, *, numerics: Numerics) -> None:
         super().__init__()
+        self.numerics: Numerics = numerics
         sizes = (config.hidden_size, config.intermediate_size)
-        self.gate_proj = nn.Linear(*sizes, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(*sizes, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(*reversed(sizes), bias=config.mlp_bias)
+        flags = {"bias": config.mlp_bias, "numerics": numerics}
+        self.gate_proj = Linear(*sizes, **flags)
+        self.up_proj = Linear(*sizes, **flags)
+        self.down_proj = Linear(*reversed(sizes), **flags)
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))
+        gate_NF, up_NF = self.gate_proj(x_ND), self.up_proj(x_ND)
+        return self.down_proj(gated_silu(gate_NF, up_NF, numerics=self.numerics))
 
 
 class Layer(nn.Module):
-    def __init__(self, config: DecoderConfig, *, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
         super().__init__()
-        self.self_attn = Attention(config, layer=layer)
-        self.mlp = MLP(config)
+        self.self_attn = Attention(config, layer=layer, numerics=numerics)
+        self.mlp = MLP(config, numerics=numerics)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -109,11 +117,11 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """Everything but the output head: the part that HF checkpoints name `model`."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, *, numerics: Numerics) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            Layer(config, layer=layer) for layer in range(config.num_layers)
+            Layer(config, layer=layer, numerics=numerics) for layer in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -124,16 +132,23 @@ class Decoder(nn.Module):
     packs = True
 
     def __init__(
-        self, config: DecoderConfig, *, kernel: str, gradient_checkpointing: bool = False
+        self,
+        config: DecoderConfig,
+        *,
+        kernel: str,
+        gradient_checkpointing: bool = False,
+        numerics: Numerics = "fast",
     ) -> None:
         super().__init__()
         self.config = config
         self.kernel = kernel
+        self.numerics: Numerics = numerics
         self.gradient_checkpointing = gradient_checkpointing
         self.dropout_keys = DropoutKeys()
-        self.model = Trunk(config)
+        self.model = Trunk(config, numerics=numerics)
         if not config.tie_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            sizes = config.hidden_size, config.vocab_size
+            self.lm_head = Linear(*sizes, bias=False, numerics=numerics)
         # Not a buffer: it must survive being built on the meta device, and casts to bf16.
         self.inv_freq_F = inverse_frequencies(config.rope, head_dim=config.head_dim)
 
@@ -162,7 +177,7 @@ class Decoder(nn.Module):
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
         with self.dropout_keys.use(dropout_keys_N):
-            x_ND = self._layers(tokens_N, positions_N, PackedAttention(layout, self.kernel))
+            x_ND = self._layers(tokens_N, positions_N, self._packed_attention(layout))
         if order_N is not None:
             x_ND = x_ND[order_N.argsort()]
         return self.model.norm(x_ND)
@@ -172,6 +187,11 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """[N, D] after the final norm, in the context of tokens computed before. No dropout."""
         return self.model.norm(self._layers(tokens_N, positions_N, attention))
+
+    def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
+        if self.numerics == "invariant":
+            return TiledAttention.of(layout, num_kv_heads=self.config.num_kv_heads)
+        return PackedAttention(layout, self.kernel)
 
     def _layers(self, tokens_N: Tensor, positions_N: Tensor, attention: AttentionContext) -> Tensor:
         self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
 from homeostat.models.hf import read_json, require_plain
 from homeostat.models.memory import require_memory
 from homeostat.ops.dropout import DropoutKeys, dropout
+from homeostat.ops.linear import Linear
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -56,17 +57,19 @@ _UNSUPPORTED = (
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
-class LoraLinear(nn.Linear):
+class LoraLinear(Linear):
     """A frozen linear map with an adapter beside it. It takes over the parameters of `base`."""
 
     def __init__(
         self, base: nn.Linear, config: LoraConfig, *, number: int, keys: DropoutKeys
     ) -> None:
-        super().__init__(base.in_features, base.out_features, bias=False, device="meta")
+        sizes = base.in_features, base.out_features
+        flags = {"bias": False, "numerics": base.numerics if isinstance(base, Linear) else "fast"}
+        super().__init__(*sizes, **flags, device="meta")
         self.weight, self.bias = base.weight, base.bias
-        place = {"dtype": base.weight.dtype, "device": base.weight.device}
-        self.lora_A = nn.Linear(base.in_features, config.rank, bias=False, **place)
-        self.lora_B = nn.Linear(config.rank, base.out_features, bias=False, **place)
+        flags |= {"dtype": base.weight.dtype, "device": base.weight.device}
+        self.lora_A = Linear(base.in_features, config.rank, **flags)
+        self.lora_B = Linear(config.rank, base.out_features, **flags)
         self.scaling = config.alpha / config.rank
         self.rate = config.dropout
         self.number = number
@@ -74,7 +77,7 @@ class LoraLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         update = self.lora_B(self.lora_A(self._drop(x)))
-        return functional.linear(x, self.weight, self.bias) + update * self.scaling
+        return super().forward(x) + update * self.scaling
 
     def _drop(self, x: Tensor) -> Tensor:
         keys_N = self.keys.keys_N
@@ -119,6 +122,21 @@ def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
     for name, module in model.causal_lm.named_modules():
         if isinstance(module, LoraLinear):
             yield name, module
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before it had adapters."""
+    adapted = [module for _, module in lora_modules(model)]
+    assert adapted, "the model has no adapter"
+    scalings = [module.scaling for module in adapted]
+    for module in adapted:
+        module.scaling = 0.0
+    try:
+        yield
+    finally:
+        for module, scaling in zip(adapted, scalings, strict=True):
+            module.scaling = scaling
 
 
 def adapter_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

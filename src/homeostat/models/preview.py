@@ -37,6 +37,8 @@ class ModelPreview:
     num_params: int
     num_trainable: int
     bytes_per_param: int
+    # Keys and values of one token in all layers; None where no native engine can sample.
+    cache_bytes_per_token: int | None
 
     @property
     def num_bytes(self) -> int:
@@ -74,7 +76,15 @@ def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPr
         num_params=num_params(module),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         bytes_per_param=dtype.itemsize,
+        cache_bytes_per_token=_cache_bytes(module, dtype),
     )
+
+
+def _cache_bytes(module: nn.Module, dtype: torch.dtype) -> int | None:
+    if not isinstance(module, Decoder):
+        return None
+    shape = module.config
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * dtype.itemsize
 
 
 def _shapes(source: GgufFile | Path) -> Iterator[tuple[str, Tensor]]:

@@ -48,6 +48,9 @@ _PROBE_LOGIT = 1000.0
 class TransformersModel(nn.Module):
     """`causal_lm` holds transformers' model; its parameter names are the HF names."""
 
+    # config.combinations refuses any other.
+    numerics = "fast"
+
     def __init__(self, causal_lm: nn.Module, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.causal_lm = causal_lm

@@ -10,12 +10,14 @@ from pathlib import Path
 OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:
-    """The file holds the old text or the new one, never a part, also after a power cut (`sync`)."""
+def write_atomically(path: Path, content: str | bytes, *, sync: bool = True) -> None:
+    """The file holds what it held or `content`, never a part, also after a power cut (`sync`)."""
     partial = path.with_name(f".{path.name}.partial")
+    if isinstance(content, str):
+        content = content.encode("utf-8", errors="backslashreplace")
     try:
-        with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(content)
             file.flush()
             if sync:
                 os.fsync(file.fileno())

@@ -53,12 +53,26 @@ _LIST: tuple[EventInfo, ...] = (
         ("implementation", "attention", "meta_init", "lora_modules", "bytes", "seconds"),
     ),
     EventInfo("training", "Everything is set up; the first step follows.", ("total_steps",)),
-    EventInfo("eval_done", "The held-out rows were scored, and were better before.", ("loss",)),
-    EventInfo("new_best", "The held-out rows never scored better.", ("loss",), "good"),
+    EventInfo(
+        "eval_done",
+        "The held-out rows (in RL: prompts) were scored, and were better before.",
+        ("loss", "reward"),
+    ),
+    EventInfo(
+        "new_best", "The held-out rows or prompts never scored better.", ("loss", "reward"), "good"
+    ),
+    EventInfo(
+        "reward_trouble",
+        "A reward gave no usable value: which, why, and the input that caused it. The sample goes "
+        "without it. Of each kind only the first are written down; the metric counts all.",
+        ("reward", "failure", "message", "num_samples", "prompt_id", "prompt", "completion",
+         "traceback"),
+        "warn",
+    ),
     EventInfo(
         "early_stop",
         "eval.patience evaluations in a row were no better; the run ends.",
-        ("best_loss", "patience"),
+        ("best", "patience"),
     ),
     EventInfo(
         "step_skipped",

@@ -30,7 +30,7 @@ class Reduce(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """One line of the catalogue. `<i>` in a name stands for a number."""
+    """One line of the catalogue. `<i>` in a name stands for a number, `<name>` for a label."""
 
     name: str
     unit: str
@@ -43,6 +43,79 @@ _MEAN, _RATE, _LAST, _SUM, _MAX = Reduce
 
 CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("train/loss", "nats/token", _MEAN, "Training loss of the update, as normalised."),
+    MetricInfo("reward", "", _MEAN, "Mean reward of the sampled completions, as trained on."),
+    MetricInfo("reward_std", "", _MEAN, "Deviation of the rewards within a group, mean of groups."),
+    MetricInfo(
+        "frac_reward_zero_std", "share", _MEAN, "Share of groups whose rewards are all the same."
+    ),
+    MetricInfo("rewards/<name>/mean", "", _MEAN, "Mean value of one reward function."),
+    MetricInfo("rewards/<name>/std", "", _MEAN, "Deviation of one reward function's values."),
+    MetricInfo("rewards/<name>/logged/<name>", "", _MEAN, "What a function gave to log_metric."),
+    MetricInfo("rewards/<name>/failed", "samples", _SUM, "Values that a reward did not give."),
+    MetricInfo("advantages/mean", "", _MEAN, "Mean advantage of the samples."),
+    MetricInfo("advantages/std", "", _MEAN, "Deviation of the samples' advantages."),
+    MetricInfo("advantages/zero_share", "share", _MEAN, "Share of samples with advantage 0."),
+    MetricInfo("entropy", "nats/token", _MEAN, "Entropy of the policy at the trained tokens."),
+    MetricInfo("kl", "nats/token", _MEAN, "Estimated KL from the reference model."),
+    MetricInfo("kl_coefficient", "", _LAST, "Weight of the KL penalty."),
+    MetricInfo("clip_ratio/low_mean", "share", _MEAN, "Tokens whose ratio the lower bound holds."),
+    MetricInfo("clip_ratio/high_mean", "share", _MEAN, "Tokens whose ratio the upper bound holds."),
+    MetricInfo("clip_ratio/region_mean", "share", _MEAN, "Tokens that either bound holds."),
+    MetricInfo("policy/ratio_mean", "", _MEAN, "Mean ratio of new to old policy."),
+    MetricInfo("policy/ratio_max", "", _MAX, "Largest ratio of new to old policy."),
+    MetricInfo("policy/ratio_min", "", _LAST, "Smallest ratio of new to old policy."),
+    MetricInfo("policy/update_kl", "nats/token", _MEAN, "KL from the policy that sampled."),
+    MetricInfo(
+        "sampling/sampling_logp_difference/mean",
+        "nats",
+        _MEAN,
+        "Mean distance of the engine's log-probs from the trainer's, same weights.",
+    ),
+    MetricInfo(
+        "sampling/sampling_logp_difference/max", "nats", _MAX, "Largest such distance of a token."
+    ),
+    MetricInfo(
+        "sampling/importance_sampling_ratio/mean", "", _MEAN, "Mean of trainer over engine."
+    ),
+    MetricInfo(
+        "sampling/importance_sampling_ratio/max", "", _MAX, "Largest of trainer over engine."
+    ),
+    MetricInfo(
+        "sampling/importance_sampling_ratio/min", "", _LAST, "Smallest of trainer over engine."
+    ),
+    MetricInfo("sampling/k3", "nats/token", _MEAN, "KL of trainer from engine, estimator k3."),
+    MetricInfo("completions/mean_length", "tokens", _MEAN, "Mean length of the completions."),
+    MetricInfo("completions/min_length", "tokens", _LAST, "Shortest completion."),
+    MetricInfo("completions/max_length", "tokens", _MAX, "Longest completion."),
+    MetricInfo("completions/clipped_ratio", "share", _MEAN, "Share of completions that were cut."),
+    MetricInfo(
+        "completions/mean_terminated_length", "tokens", _MEAN, "Mean length of those not cut."
+    ),
+    MetricInfo("completions/min_terminated_length", "tokens", _LAST, "Shortest of those not cut."),
+    MetricInfo("completions/max_terminated_length", "tokens", _MAX, "Longest of those not cut."),
+    MetricInfo("completions/distinct_share", "share", _MEAN, "Share of texts that are distinct."),
+    MetricInfo("rollout/rounds", "rounds", _SUM, "Rounds of sampling."),
+    MetricInfo("rollout/replayed_rounds", "rounds", _SUM, "Rounds taken from the journal."),
+    MetricInfo("rollout/groups_passed_over", "groups", _SUM, "Groups that had nothing to teach."),
+    MetricInfo("rollout/untrained_share", "share", _MEAN, "Share of samples that is not trained."),
+    MetricInfo("rollout/overlong_penalty", "", _MEAN, "Mean penalty for length."),
+    MetricInfo("train/updates_without_signal", "updates", _SUM, "Updates left out: no advantage."),
+    MetricInfo("replay/logp_difference/mean", "nats", _MEAN, "Engine now from engine then."),
+    MetricInfo("replay/logp_difference/max", "nats", _MAX, "Largest such distance of a token."),
+    MetricInfo("eval/reward", "", _LAST, "Mean reward on the held-out prompts.", own_step=True),
+    MetricInfo("eval/rewards/<name>/mean", "", _LAST, "The same for one reward function."),
+    MetricInfo("eval/pass@<i>", "share", _LAST, "Prompts of which one of i samples is solved."),
+    MetricInfo("eval/completions/mean_length", "tokens", _LAST, "Mean length on held-out prompts."),
+    MetricInfo("eval/completions/clipped_ratio", "share", _LAST, "Share of those that were cut."),
+    MetricInfo("time/generate", "s", _MEAN, "Time spent sampling in a step."),
+    MetricInfo("time/reward", "s", _MEAN, "Time spent on rewards in a step."),
+    MetricInfo("time/score", "s", _MEAN, "Time for advantages, old and reference log-probs."),
+    MetricInfo("time/train", "s", _MEAN, "Time spent on the updates of a step."),
+    MetricInfo("engine/tokens_per_s", "tokens/s", _MEAN, "New tokens sampled per second."),
+    MetricInfo("engine/policy_version", "", _LAST, "Version of the weights that sample next."),
+    MetricInfo("engine/max_running", "requests", _MAX, "Most requests sampled at one time."),
+    MetricInfo("engine/preemptions", "requests", _LAST, "Requests put back for lack of cache."),
+    MetricInfo("engine/cache_bytes", "bytes", _LAST, "Memory of cached keys and values."),
     MetricInfo("train/row_loss_max", "nats/token", _MAX, "Largest mean loss of one row."),
     MetricInfo("train/skipped_steps", "steps", _LAST, "Updates not applied so far (not finite)."),
     MetricInfo("eval/loss", "nats/token", _LAST, "Loss on the held-out rows.", own_step=True),
@@ -75,11 +148,12 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("gpu/<i>/temperature", "C", _MAX, "Temperature of device i."),
 )
 
-_EXACT = {info.name: info for info in CATALOGUE if "<i>" not in info.name}
+_HOLES = {"<i>": r"(?:0|[1-9]\d*)", "<name>": r"[A-Za-z0-9_.-]+"}
+_EXACT = {info.name: info for info in CATALOGUE if "<" not in info.name}
 _PATTERNS = {
-    re.compile(re.escape(info.name).replace("<i>", r"(?:0|[1-9]\d*)")): info
+    re.compile(re.sub(r"<i>|<name>", lambda hole: _HOLES[hole.group()], info.name)): info
     for info in CATALOGUE
-    if "<i>" in info.name
+    if "<" in info.name
 }
 
 

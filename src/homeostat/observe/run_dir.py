@@ -4,6 +4,8 @@
     metrics.jsonl              one record per log interval (names: observe/names.py)
     events.jsonl               what happened: resumes, checkpoints, skipped steps ...
     row_losses.jsonl           row ids and losses of each step
+    journal/                   scored rollouts before they are trained on (rollout/journal.py)
+    completions/               sampled completions to be read (observe/completions.py)
     checkpoints/ trace/ offending_rows/ sinks/
     console.log traceback.txt report.html
 
@@ -40,6 +42,8 @@ class RunPaths:
         self.events = path / "events.jsonl"
         self.row_losses = path / "row_losses.jsonl"
         self.checkpoints = path / "checkpoints"
+        self.journal = path / "journal"
+        self.completions = path / "completions"
         self.offending_rows = path / "offending_rows"
         self.sinks = path / "sinks"
         self.console_log = path / "console.log"

@@ -1,10 +1,16 @@
 """Token log-probabilities: the one function that computes them, for training and for scoring.
 
     logp[m] = z[m, target[m]] - logsumexp_v z[m, v],      z = hidden @ weight.T / temperature
+    entropy[m] = -sum_v p[m, v] log p[m, v],              p = softmax(z)
 
 Invariant: full logits never exist. The [M, V] problem is cut into tiles of at most `VOCAB_CHUNK`
-vocabulary entries and as many tokens as `chunk_bytes` holds in fp32; one tile is alive at a time,
-and the backward pass computes the tiles again. All sums are fp32 whatever the input dtype.
+vocabulary entries and as many tokens as `chunk_bytes` holds in fp32; one tile is alive at a time
+(the entropy needs a quarter of another), and the backward pass computes the tiles again. All sums
+are fp32 whatever the input dtype.
+
+In `invariant` numerics the forward's tiles are `TILE_ROWS` tokens tall whatever `chunk_bytes` is,
+the last of them padded, so that a token's log-prob (and entropy) has the same bits whatever tokens
+come with it. The backward pass is the same in both.
 
 Vocabulary chunks are the outer loop, so that a chunk of the weight's gradient is summed over all
 tokens in fp32 before it is rounded, once, to the weight's dtype.
@@ -16,13 +22,20 @@ named for its own rows and columns, `_mv`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from homeostat.ops.linear import TILE_ROWS, Numerics
 
 VOCAB_CHUNK = 8192
+
+# exp is 0 in fp32 below -104: clamping here changes no probability, and 0 * inf does not arise.
+_LOG_ZERO = -110.0
 
 
 def token_logprobs(
@@ -32,18 +45,51 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     chunk_bytes: int,
+    numerics: Numerics = "fast",
 ) -> Tensor:
     """fp32 [M]: the log-probability of each target under the hidden state that predicts it."""
+    _check(hidden_MD, weight_VD, targets_M, temperature)
+    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes, numerics)
+    return _TokenLogprobs.apply(*problem, _Entropy.NONE)[0]
+
+
+def token_logprobs_and_entropy(
+    hidden_MD: Tensor,
+    weight_VD: Tensor,
+    targets_M: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_bytes: int,
+    entropy_grad: bool,
+    numerics: Numerics = "fast",
+) -> tuple[Tensor, Tensor]:
+    """fp32 ([M], [M]): `token_logprobs`, bit for bit, and the entropy of each distribution.
+
+    Without `entropy_grad` the entropy is a constant, and the backward pass costs nothing more.
+    """
+    _check(hidden_MD, weight_VD, targets_M, temperature)
+    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes, numerics)
+    return _TokenLogprobs.apply(*problem, _Entropy.GRAD if entropy_grad else _Entropy.VALUE)
+
+
+def _check(hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature: float) -> None:
     assert temperature > 0, f"temperature {temperature}"
     assert hidden_MD.shape == (targets_M.shape[0], weight_VD.shape[1]), (
         f"hidden {tuple(hidden_MD.shape)}, weight {tuple(weight_VD.shape)}, "
         f"targets {tuple(targets_M.shape)}"
     )
-    return _TokenLogprobs.apply(hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes)
+
+
+class _Entropy(Enum):
+    """What is wanted of the entropy: nothing, its value, or its gradient too."""
+
+    NONE = auto()
+    VALUE = auto()
+    GRAD = auto()
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward keeps one fp32 number per token; backward computes the tiles again from it."""
+    """Forward keeps one or two fp32 numbers per token; backward computes the tiles again."""
 
     @staticmethod
     def forward(
@@ -53,51 +99,71 @@ class _TokenLogprobs(torch.autograd.Function):
         targets_M: Tensor,
         scale: float,
         chunk_bytes: int,
-    ) -> Tensor:
+        numerics: Numerics,
+        entropy: _Entropy,
+    ) -> tuple[Tensor, Tensor | None]:
         num_tokens = targets_M.shape[0]
         num_chunks = -(-weight_VD.shape[0] // VOCAB_CHUNK)
-        lse_CM = hidden_MD.new_empty((num_chunks, num_tokens), dtype=torch.float32)
+        lse_MC = hidden_MD.new_empty((num_tokens, num_chunks), dtype=torch.float32)
+        entropy_MC = None if entropy is _Entropy.NONE else torch.empty_like(lse_MC)
         target_logit_M = hidden_MD.new_zeros(num_tokens, dtype=torch.float32)
+        height = TILE_ROWS if numerics == "invariant" else None
         for chunk, (first, weight_vD) in enumerate(_vocab_chunks(weight_VD)):
-            for rows in _token_tiles(num_tokens, chunk_bytes, width=weight_vD.shape[0]):
-                tile_mv = _logits(hidden_MD[rows], weight_vD, scale)
-                at_m, inside_m = _target_columns(targets_M[rows], first, tile_mv.shape[1])
-                picked_m = tile_mv.gather(1, at_m[:, None]).squeeze(1)
+            width = weight_vD.shape[0]
+            for rows in _token_tiles(num_tokens, height or _height(chunk_bytes, width)):
+                tile_mv = _logits(hidden_MD[rows], weight_vD, scale, height=height)
+                at_m, inside_m = _target_columns(targets_M[rows], first, width)
+                picked_m = tile_mv[: len(at_m)].gather(1, at_m[:, None]).squeeze(1)
                 target_logit_M[rows] += picked_m.where(inside_m, 0.0)
-                lse_CM[chunk, rows] = _logsumexp_(tile_mv)
-        lse_M = lse_CM.logsumexp(0)
-        ctx.save_for_backward(hidden_MD, weight_VD, targets_M, lse_M)
+                lse_m, entropy_m = _normaliser_(tile_mv, with_entropy=entropy_MC is not None)
+                lse_MC[rows, chunk] = lse_m[: len(at_m)]
+                if entropy_MC is not None:
+                    entropy_MC[rows, chunk] = entropy_m[: len(at_m)]
+        lse_M = lse_MC.logsumexp(1)
+        entropy_M = None if entropy_MC is None else _whole_entropy(entropy_MC, lse_MC, lse_M)
         ctx.scale, ctx.chunk_bytes = scale, chunk_bytes
-        return target_logit_M - lse_M
+        if entropy is _Entropy.VALUE:
+            ctx.mark_non_differentiable(entropy_M)
+        kept_M = entropy_M if entropy is _Entropy.GRAD else None
+        ctx.save_for_backward(hidden_MD, weight_VD, targets_M, lse_M, kept_M)
+        return target_logit_M - lse_M, entropy_M
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        hidden_MD, weight_VD, targets_M, lse_M = ctx.saved_tensors
+        hidden_MD, weight_VD, targets_M, lse_M, entropy_M = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        grad_M = grads[0] * ctx.scale
+        grad_M, entropy_grad_M = grads
+        # Without the entropy the upstream gradient factors out of a token's logits, and goes to
+        # the narrow side of the products: that saves a pass over the tile.
+        narrow_M = grad_M * ctx.scale if entropy_M is None else torch.full_like(grad_M, ctx.scale)
         dhidden_MD = torch.zeros_like(hidden_MD, dtype=torch.float32) if needs_hidden else None
         dweight_VD = torch.empty_like(weight_VD) if needs_weight else None
         for first, weight_vD in _vocab_chunks(weight_VD):
             width = weight_vD.shape[0]
             dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
-            for rows in _token_tiles(targets_M.shape[0], ctx.chunk_bytes, width=width):
-                tile_mv = _logits(hidden_MD[rows], weight_vD, ctx.scale)
-                tile_mv.sub_(lse_M[rows, None]).exp_()
+            for rows in _token_tiles(targets_M.shape[0], _height(ctx.chunk_bytes, width)):
+                tile_mv = _logits(hidden_MD[rows], weight_vD, ctx.scale).sub_(lse_M[rows, None])
                 at_m, inside_m = _target_columns(targets_M[rows], first, width)
-                tile_mv.scatter_add_(1, at_m[:, None], -inside_m[:, None].float())
-                # The operands of a matrix product share a dtype; its sums stay fp32. The upstream
-                # gradient goes to the narrow side, which saves a pass over the tile.
+                at_target_m = inside_m.float()
+                if entropy_M is None:
+                    tile_mv.exp_()
+                else:
+                    upstream = grad_M[rows], entropy_grad_M[rows], entropy_M[rows]
+                    _weigh_(tile_mv, *upstream)
+                    at_target_m = at_target_m * grad_M[rows]
+                tile_mv.scatter_add_(1, at_m[:, None], -at_target_m[:, None])
+                # The operands of a matrix product share a dtype; its sums stay fp32.
                 tile_mv = tile_mv.to(weight_vD.dtype)
                 if dhidden_MD is not None:
-                    dhidden_MD[rows] -= _mm(tile_mv, weight_vD) * grad_M[rows, None]
+                    dhidden_MD[rows] -= _mm(tile_mv, weight_vD) * narrow_M[rows, None]
                 if dweight_VD is not None:
-                    upstream_mD = (hidden_MD[rows] * grad_M[rows, None]).to(weight_vD.dtype)
+                    upstream_mD = (hidden_MD[rows] * narrow_M[rows, None]).to(weight_vD.dtype)
                     dweight_vD -= _mm(tile_mv.t(), upstream_mD)
             if dweight_VD is not None:
                 dweight_VD[first : first + width] = dweight_vD
         dhidden = None if dhidden_MD is None else dhidden_MD.to(hidden_MD.dtype)
-        return dhidden, dweight_VD, None, None, None
+        return dhidden, dweight_VD, None, None, None, None, None
 
 
 def _vocab_chunks(weight_VD: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -108,13 +174,21 @@ def _vocab_chunks(weight_VD: Tensor) -> Iterator[tuple[int, Tensor]]:
         yield first, weight_vD if native else weight_vD.float()
 
 
-def _token_tiles(num_tokens: int, chunk_bytes: int, *, width: int) -> Iterator[slice]:
-    height = max(1, chunk_bytes // (4 * width))
+def _height(chunk_bytes: int, width: int) -> int:
+    return max(1, chunk_bytes // (4 * width))
+
+
+def _token_tiles(num_tokens: int, height: int) -> Iterator[slice]:
     for start in range(0, num_tokens, height):
         yield slice(start, min(start + height, num_tokens))
 
 
-def _logits(hidden_mD: Tensor, weight_vD: Tensor, scale: float) -> Tensor:
+def _logits(
+    hidden_mD: Tensor, weight_vD: Tensor, scale: float, *, height: int | None = None
+) -> Tensor:
+    """A tile of z. With a `height` rows of zeros fill it up: its shape is constant."""
+    if height is not None:
+        hidden_mD = functional.pad(hidden_mD, (0, 0, 0, height - hidden_mD.shape[0]))
     tile_mv = _mm(hidden_mD.to(weight_vD.dtype), weight_vD.t())
     return tile_mv if scale == 1.0 else tile_mv.mul_(scale)
 
@@ -138,7 +212,39 @@ def _target_columns(targets_m: Tensor, first: int, width: int) -> tuple[Tensor, 
     return local_m.clamp(0, width - 1), (local_m >= 0) & (local_m < width)
 
 
-def _logsumexp_(tile_mv: Tensor) -> Tensor:
-    """logsumexp over each row, spending the tile in place: a second tile would double the peak."""
+def _normaliser_(tile_mv: Tensor, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """logsumexp of each row, and the entropy of its softmax. Spends the tile: a second one would
+    double the peak."""
     max_m = tile_mv.amax(1)
-    return tile_mv.sub_(max_m[:, None]).exp_().sum(1).log_().add_(max_m)
+    tile_mv.sub_(max_m[:, None])
+    mean_m = _unnormalised_mean_(tile_mv) if with_entropy else None
+    sum_m = tile_mv.exp_().sum(1)
+    log_m = sum_m.log()
+    return log_m + max_m, None if mean_m is None else log_m - mean_m / sum_m
+
+
+def _unnormalised_mean_(shifted_mv: Tensor) -> Tensor:
+    """sum_v exp(x) x over each row, for x <= 0."""
+    shifted_mv.clamp_(min=_LOG_ZERO)
+    return torch.cat([part.exp().mul_(part).sum(1) for part in _quarters(shifted_mv)])
+
+
+def _whole_entropy(entropy_MC: Tensor, lse_MC: Tensor, lse_M: Tensor) -> Tensor:
+    """Chain rule: the entropy of which chunk, and the chunks' own, weighted by their share."""
+    log_share_MC = lse_MC - lse_M[:, None]
+    return (log_share_MC.exp() * (entropy_MC - log_share_MC)).sum(1)
+
+
+def _weigh_(log_p_mv: Tensor, grad_m: Tensor, entropy_grad_m: Tensor, entropy_m: Tensor) -> None:
+    """log p becomes p * (grad + entropy_grad * (log p + entropy))."""
+    log_p_mv.clamp_(min=_LOG_ZERO)
+    shift_m = torch.addcmul(grad_m, entropy_grad_m, entropy_m)
+    factors = zip(_quarters(log_p_mv), _quarters(entropy_grad_m), _quarters(shift_m), strict=True)
+    for part_mv, slope_m, offset_m in factors:
+        p_mv = part_mv.exp()
+        part_mv.mul_(slope_m[:, None]).add_(offset_m[:, None]).mul_(p_mv)
+
+
+def _quarters(tile: Tensor) -> tuple[Tensor, ...]:
+    """A tile in up to four parts: a temporary of a part's size is what the budget overlooks."""
+    return tile.split(max(1, -(-tile.shape[0] // 4)))

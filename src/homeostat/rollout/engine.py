@@ -4,8 +4,8 @@
 
 Tokens go in and tokens come out; an engine never sees text but to find stop strings. What a request
 samples depends on the weights, its tokens and (seed, id, position) alone, never on the order of
-submission; the last bits of its log-probs may depend on what else was in the batch, unless the
-engine is `batch_invariant`.
+submission (the noise is rollout/noise.py's); the last bits of its log-probs may depend on what else
+was in the batch, unless the engine is `batch_invariant`.
 
 Weights change between `begin_update` and `commit`, with the engine quiesced.
 """

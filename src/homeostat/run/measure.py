@@ -44,7 +44,7 @@ def step_metrics(
         "memory/host_rss": host_rss(),
     }
     if parts.config.trainer.packing:
-        budget = _sizes(parts).max_tokens_per_device
+        budget = current_sizes(parts.config.trainer, parts.state.token_budget).max_tokens_per_device
         metrics["data/packing_fill"] = plan.num_tokens / (report.num_micro_batches * budget)
     return metrics | parts.gpus.sample()
 
@@ -57,21 +57,23 @@ def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
         found = torch.zeros((), dtype=torch.float64)
         for batch in batches:
             scores = parts.trainer.score(Role.POLICY, batch)
-            found += sft.loss(scores.nll_B.double(), scores.weight_B.double(), spec).cpu()
+            weights_M = torch.from_numpy(batch.weights_N).to(scores.index_M.device)[scores.index_M]
+            sums = sft.row_sums(scores.logp_M, weights_M, scores.row_of_M, batch.num_rows)
+            found += sft.loss(*(sum_B.double() for sum_B in sums), spec).cpu()
         return float(found)
 
     step, loss = parts.state.step, None
     while loss is None:
-        batches = list(eval_batches(rows.store, rows.ids, trainer=_sizes(parts)))
+        sizes = current_sizes(parts.config.trainer, parts.state.token_budget)
+        batches = list(eval_batches(rows.store, rows.ids, trainer=sizes))
         loss = memory.attempt(lambda batches=batches: total(batches), step=step)
         if loss is None:
             memory.shrink(batches, step=step)
     return loss
 
 
-def _sizes(parts: Parts) -> TrainerConfig:
+def current_sizes(trainer: TrainerConfig, budget: int | None) -> TrainerConfig:
     """How rows are split into micro-batches now: memory may have run out since the start."""
-    trainer, budget = parts.config.trainer, parts.state.token_budget
     if budget is None or (trainer.packing and budget >= trainer.max_tokens_per_device):
         return trainer
     return trainer.model_copy(update={"packing": True, "max_tokens_per_device": budget})

@@ -9,9 +9,8 @@ import importlib.util
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -19,27 +18,19 @@ from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import PlanLoader
 from homeostat.data.prepare import prepare_rows, split_rows
+from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import ConfigError, HomeostatError, MissingDependencyError, ModelError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
+from homeostat.run.check_item import Item, Level
+from homeostat.run.rl_preflight import engine_items, prompt_items, reward_items, size_items
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.runtime import resolve_device, resolve_dtype
 
-Level = Literal["ok", "warning", "error"]
 # Steps whose plans are made to show how rows fall into micro-batches.
 NUM_PLANS_SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One line of the sheet. `facts` is the same for a program to read."""
-
-    name: str
-    level: Level
-    text: str
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class Preflight:
@@ -50,16 +41,27 @@ class Preflight:
         self.progress = progress
         self.tokenizer: ChatTokenizer | None = None
         self.store: RowStore | None = None
+        self.prompts: PromptSet | None = None
         self.preview: ModelPreview | None = None
         self.exit_code = 0
 
     def run(self) -> Iterator[Item]:
+        rows: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
+            ("data", self._data),
+            ("sizes", self._sizes),
+        )
+        if self.config.is_rl:
+            rows = (
+                ("data", self._prompts),
+                ("sizes", self._rl_sizes),
+                ("engine", self._engine),
+                ("rewards", self._rewards),
+            )
         checks: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
             ("device", self._device),
             ("tokenizer", self._tokenizer),
             ("model", self._model),
-            ("data", self._data),
-            ("sizes", self._sizes),
+            *rows,
             ("disk", self._disk),
             ("sinks", self._sinks),
             ("run folder", self._run_folder),
@@ -134,6 +136,30 @@ class Preflight:
                     f"token {store.max_token_id} of the {which} rows is beyond the model's "
                     f"vocab_size of {self.preview.vocab_size}: check model.tokenizer."
                 )
+
+    def _prompts(self) -> Iterator[Item]:
+        if self.tokenizer is None:
+            return
+        found = prompt_items(self.config, self.tokenizer, self.preview, progress=self.progress)
+        for item, prompts in found:
+            if item.facts["which"] == "train":
+                self.prompts = prompts
+            yield item
+
+    def _rl_sizes(self) -> Iterator[Item]:
+        if self.prompts is not None:
+            yield from size_items(self.config, self.prompts)
+
+    def _engine(self) -> Iterator[Item]:
+        if self.prompts is not None and self.preview is not None:
+            yield from engine_items(self.config, self.preview, self.prompts)
+
+    def _rewards(self) -> Iterator[Item]:
+        if self.prompts is None or self.tokenizer is None:
+            return
+        for item in reward_items(self.config, self.prompts, self.tokenizer):
+            self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
+            yield item
 
     def _prepare(self, sources: tuple[Any, ...]) -> RowStore:
         assert self.tokenizer is not None

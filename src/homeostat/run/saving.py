@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointWriteError
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import save_adapter
 from homeostat.run.session import Session
-from homeostat.run.setup import Parts
 from homeostat.types import Role
+
+if TYPE_CHECKING:
+    from homeostat.run.rl_setup import RlParts
+    from homeostat.run.setup import Parts
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +24,7 @@ log = logging.getLogger(__name__)
 class Saver:
     """Writes, prunes and reports checkpoints. A failed save never ends a run that can go on."""
 
-    def __init__(self, config: RunConfig, parts: Parts, session: Session) -> None:
+    def __init__(self, config: RunConfig, parts: Parts | RlParts, session: Session) -> None:
         self.config = config
         self.parts = parts
         self.session = session
@@ -44,14 +47,17 @@ class Saver:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def save(self, data_state: dict[str, Any], *, at_end: bool, must: bool) -> bool:
-        """True when it is in place. `must`: nothing comes after it, so a failure is an error."""
+    def save(self, sections: dict[str, Any], *, at_end: bool, must: bool) -> bool:
+        """True when it is in place. `sections`: what the loop itself has to remember.
+
+        `must`: nothing comes after it, so a failure is an error.
+        """
         recorder, step = self.session.recorder, self.parts.state.step
         recorder.flush()
         started = time.perf_counter()
         export = self.config.checkpoint.export
         with_export = export == "every" or (export == "final" and at_end)
-        record = {"run": self.parts.state.as_json(), "data": data_state}
+        record = {"run": self.parts.state.as_json(), **sections}
         extra = self._export if with_export else None
         is_best = self.parts.state.best_step == step
         try:
@@ -76,12 +82,11 @@ class Saver:
         self._prune(step)
         return True
 
-    def add_missing_export(self) -> None:
+    def add_missing_export(self, sections: dict[str, Any]) -> None:
         """A complete run that is asked for HF weights only now saves its last step once more."""
         path = self.store.path(self.parts.state.step)
         if self.config.checkpoint.export != "off" and not (path / "hf").is_dir():
-            assert self.parts.data_state is not None, "a complete run has a checkpoint"
-            self.save(self.parts.data_state, at_end=True, must=True)
+            self.save(sections, at_end=True, must=True)
 
     def _prune(self, step: int) -> None:
         limits = self.config.checkpoint

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import PlanLoader
 from homeostat.data.prepare import prepare_rows, split_rows
+from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import CheckpointError, ConfigError, ModelError
@@ -72,7 +74,7 @@ class Parts:
 
 def set_up(config: RunConfig, session: Session) -> Parts:
     found = session.resume.found
-    state = _restored(found) if found is not None else RunState()
+    state = restored_state(found) if found is not None else RunState()
     runtime = resolve_runtime(config, threads=state.threads)
     state.threads = runtime.threads
     log.info("training on %s", runtime.describe())
@@ -102,7 +104,7 @@ def set_up(config: RunConfig, session: Session) -> Parts:
     )
 
 
-def _restored(found: Found) -> RunState:
+def restored_state(found: Found) -> RunState:
     """How far the run had come. The checkpoint's name, its run and its data must agree on that."""
     state = RunState.from_json(found.section("run"), place=str(found.state_file))
     steps = (found.step, state.step, found.section("data").get("step"))
@@ -159,23 +161,29 @@ def _prepare(config: RunConfig, tokenizer: ChatTokenizer, session: Session, whic
 
 
 def build_trainer(config: RunConfig, runtime: Runtime, session: Session) -> LocalTrainer:
-    loaded = load_model(
-        config.model,
-        config.lora,
+    loaded = load(config.model, config.lora, config=config, runtime=runtime)
+    session.event("model_loaded", session.start_step, **loaded.facts)
+    return LocalTrainer(loaded, config.trainer, runtime=runtime, seed=config.seed)
+
+
+def load(
+    model: ModelConfig, lora: LoraConfig | None, *, config: RunConfig, runtime: Runtime
+) -> LoadedModel:
+    return load_model(
+        model,
+        lora,
         dtype=runtime.dtype,
         device=runtime.device,
         seed=config.seed,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
     )
-    session.event("model_loaded", session.start_step, **loaded.facts)
-    return LocalTrainer(loaded, config.trainer, runtime=runtime, seed=config.seed)
 
 
-def require_vocabulary(store: RowStore, loaded: LoadedModel) -> None:
+def require_vocabulary(rows: RowStore | PromptSet, loaded: LoadedModel) -> None:
     size = loaded.module.output_weight().shape[0]
-    if store.max_token_id >= size:
+    if rows.max_token_id >= size:
         raise ModelError(
-            f"the tokenizer gives token {store.max_token_id}, and the model knows tokens below "
+            f"the tokenizer gives token {rows.max_token_id}, and the model knows tokens below "
             f"{size} (vocab_size). They do not belong together: check model.tokenizer and "
             "model.path, or add the new tokens' rows to the checkpoint's embeddings."
         )

@@ -12,11 +12,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 from homeostat.config.run import RunConfig
 from homeostat.run.measure import evaluate, step_metrics
+from homeostat.run.result import RunResult, result_of
 from homeostat.run.saving import Saver
 from homeostat.run.session import Session
 from homeostat.run.setup import Parts, set_up
@@ -26,43 +25,16 @@ from homeostat.train.step import GuardedStep
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run came to, for a person or a program."""
-
-    run_dir: Path
-    step: int
-    total_steps: int
-    best_eval_loss: float | None
-    checkpoint: Path | None
-    export: Path | None
-    report: Path | None
-
-    def as_json(self) -> dict[str, str | int | float | None]:
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return {n: str(value) if isinstance(value, Path) else value for n, value in fields.items()}
-
-    def lines(self) -> list[tuple[str, str]]:
-        shown = {
-            "steps": f"{self.step} of {self.total_steps}",
-            "best eval": None if self.best_eval_loss is None else f"{self.best_eval_loss:.4f}",
-            "checkpoint": self.checkpoint,
-            "weights": self.export,
-            "report": self.report,
-        }
-        return [(name, str(value)) for name, value in shown.items() if value is not None]
-
-
 def train_sft(config: RunConfig, session: Session) -> RunResult:
     """Train until the last step, an early stop, or a request to stop."""
     parts = set_up(config, session)
     if parts.state.step >= parts.total_steps or parts.state.stopped_early:
         log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
-        Saver(config, parts, session).add_missing_export()
+        Saver(config, parts, session).add_missing_export({"data": parts.data_state})
     else:
         with contextlib.closing(parts.gpus):
             _loop(config, parts, session)
-    return _result(config, parts, session)
+    return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
 def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
@@ -74,7 +46,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
         parts.trainer,
         config.trainer,
         memory=memory,
-        store=parts.train_rows.store,
+        origin=parts.train_rows.store.origin,
         run_dir=session.run_dir,
         emit=recorder.event,
         decode=parts.tokenizer.decode,
@@ -108,7 +80,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
             last = at_end or session.stop.requested
             save_due = plan.step % config.checkpoint.interval_steps == 0
             if last or save_due or (is_best and config.eval.keep_best):
-                saved = saver.save(plans.state(), at_end=at_end, must=last)
+                saved = saver.save({"data": plans.state()}, at_end=at_end, must=last)
                 # Asked to stop while it was saved: there is nothing to save twice.
                 last = last or (saved and session.stop.requested)
             if last:
@@ -129,21 +101,6 @@ def _evaluated(
     patience = parts.config.eval.patience
     if patience is not None and state.evals_without_better >= patience:
         state.stopped_early = True
-        fields = {"best_loss": state.best_loss, "patience": patience}
+        fields = {"best": state.best_eval, "patience": patience}
         session.recorder.event("early_stop", state.step, **fields)
     return metrics, is_best
-
-
-def _result(config: RunConfig, parts: Parts, session: Session) -> RunResult:
-    steps = session.checkpoints.steps()
-    checkpoint = session.checkpoints.path(steps[-1]) if steps else None
-    export = checkpoint / "hf" if checkpoint is not None else None
-    return RunResult(
-        run_dir=session.run_dir.path,
-        step=parts.state.step,
-        total_steps=parts.total_steps,
-        best_eval_loss=parts.state.best_loss,
-        checkpoint=checkpoint,
-        export=export if export is not None and export.is_dir() else None,
-        report=session.run_dir.report if config.observe.report else None,
-    )

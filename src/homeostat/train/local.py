@@ -2,7 +2,8 @@
 
 One micro-batch: rows laid end to end -> hidden states -> log-probs of the tokens that are trained
 (and only those: the LM head is never run for the others) -> the update's loss -> backward. One
-device-to-host copy per update, at its end.
+device-to-host copy per update, at its end. The loss is found by its name in the catalogue; what it
+needs besides log-probs are columns of the batch.
 """
 
 from __future__ import annotations
@@ -10,58 +11,85 @@ from __future__ import annotations
 import math
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from homeostat.algorithms import sft
+from homeostat.algorithms.terms import LossTerms
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import LoadedModel
-from homeostat.models.lora import lora_modules, merged_state
+from homeostat.models.decoder import Decoder
+from homeostat.models.lora import adapters_off, lora_modules, merged_state
+from homeostat.models.transformers_model import TransformersModel
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
-from homeostat.ops.logprobs import token_logprobs
+from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.train.checkpoint import copy_tensors
 from homeostat.train.frozen import frozen_checksums, require_same_frozen
+from homeostat.train.losses import EntropyNeed, entropy_need, loss_terms, reduce_stats
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.runtime import Runtime
-from homeostat.train.trainer import MemoryReport, RowScores
+from homeostat.train.trainer import MemoryReport, TokenScores
 from homeostat.types import LossSpec, Role, TrainBatch, UpdateReport
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOff:
+    """The reference is the policy without its adapter."""
+
+
+Model = Decoder | TransformersModel
+Reference = Model | AdapterOff
 
 
 class LocalTrainer:
     """Trains one model in this process. Implements `train.trainer.Trainer`."""
 
     def __init__(
-        self, loaded: LoadedModel, config: TrainerConfig, *, runtime: Runtime, seed: int
+        self,
+        loaded: LoadedModel,
+        config: TrainerConfig,
+        *,
+        runtime: Runtime,
+        seed: int,
+        reference: Reference | None = None,
+        save_reference: bool = False,
     ) -> None:
         self.loaded = loaded
         self.model = loaded.module
         self.config = config
         self.runtime = runtime
         self.seed = seed
+        self.reference = reference
+        self.save_reference = save_reference
         self.optimizer = MasterAdamW(self.model.causal_lm.named_parameters(), config.optimizer)
         self.has_dropout = any(module.rate > 0 for _, module in lora_modules(self.model))
-        self._pending: list[tuple[Tensor, RowScores, np.ndarray]] = []
+        self._pending: list[tuple[LossTerms, np.ndarray]] = []
 
-    def score(self, role: Role, batch: TrainBatch) -> RowScores:
-        self._own(role)
-        self.model.eval()
-        with torch.no_grad():
-            scores = self._row_scores(batch, dropout_step=None)
-        self.model.train()
+    def score(self, role: Role, batch: TrainBatch, *, temperature: float = 1.0) -> TokenScores:
+        with torch.no_grad(), self._acting(role) as model:
+            model.eval()
+            scores = self._scores(model, batch, temperature=temperature)
+            model.train()
         return scores
 
     def accumulate(self, role: Role, batch: TrainBatch, spec: LossSpec, *, step: int) -> None:
         self._own(role)
         self.model.train()
-        scores = self._row_scores(batch, dropout_step=step)
-        loss = sft.loss(scores.nll_B, scores.weight_B, spec)
-        loss.backward()
-        detached = RowScores(scores.nll_B.detach(), scores.weight_B)
-        self._pending.append((loss.detach(), detached, batch.row_ids_B))
+        scores = self._scores(
+            self.model,
+            batch,
+            temperature=float(spec.params.get("temperature", 1.0)),
+            entropy=entropy_need(spec),
+            dropout_step=step,
+        )
+        terms = self._terms(scores, batch, spec)
+        terms.loss.backward()
+        self._pending.append((replace(terms, loss=terms.loss.detach()), batch.row_ids_B))
 
     def discard(self, role: Role) -> None:
         self._own(role)
@@ -71,16 +99,24 @@ class LocalTrainer:
     def apply(self, role: Role, *, step: int, learning_rate: float) -> UpdateReport:
         self._own(role)
         assert self._pending, "apply needs at least one accumulate before it"
-        loss = self.pending_loss()
-        nll_B = torch.cat([scores.nll_B for _, scores, _ in self._pending])
-        weight_B = torch.cat([scores.weight_B for _, scores, _ in self._pending])
-        norm = self.pending_norm()
-        row_losses = nll_B / weight_B.clamp_min(1e-30)
-        host = torch.cat([loss[None], norm[None], row_losses]).float().cpu().numpy()
-        row_ids = np.concatenate([ids for _, _, ids in self._pending])
-        num_micro_batches = len(self._pending)
+        all_terms = [terms for terms, _ in self._pending]
+        row_losses_B = torch.cat([terms.row_losses_B for terms in all_terms])
+        stats = reduce_stats(all_terms)
+        scalars = [self.pending_loss(), self.pending_norm(), *stats.values()]
+        host = torch.cat([torch.stack(scalars).float(), row_losses_B.float()]).cpu().numpy()
         loss_value, norm_value = float(host[0]), float(host[1])
         finite = math.isfinite(loss_value) and math.isfinite(norm_value)
+        report = UpdateReport(
+            step=step,
+            applied=finite,
+            loss=loss_value,
+            grad_norm=norm_value,
+            learning_rate=learning_rate,
+            num_micro_batches=len(self._pending),
+            row_ids_B=np.concatenate([ids for _, ids in self._pending]),
+            row_losses_B=host[len(scalars) :],
+            stats=dict(zip(stats, host[2 : len(scalars)].tolist(), strict=True)),
+        )
         if finite:
             self.optimizer.step(
                 learning_rate=learning_rate,
@@ -91,25 +127,23 @@ class LocalTrainer:
         interval = self.config.empty_cache_interval
         if interval and step % interval == 0:
             torch.cuda.empty_cache()
-        return UpdateReport(
-            step=step,
-            applied=finite,
-            loss=loss_value,
-            grad_norm=norm_value,
-            learning_rate=learning_rate,
-            num_micro_batches=num_micro_batches,
-            row_ids_B=row_ids,
-            row_losses_B=host[2:],
-        )
+        return report
 
     def pending_loss(self) -> Tensor:
         """The loss accumulated so far, as a device scalar; 0 before the first micro-batch."""
-        losses = [loss for loss, _, _ in self._pending]
+        losses = [terms.loss for terms, _ in self._pending]
         return torch.stack(losses).sum() if losses else torch.zeros(())
 
     def pending_norm(self) -> Tensor:
         """The norm of the gradient accumulated so far, as a device scalar."""
         return self.optimizer.grad_norm()
+
+    @torch.no_grad()
+    def refresh_reference(self) -> None:
+        assert isinstance(self.reference, nn.Module), "only a copy can be refreshed"
+        policy = dict(self.model.causal_lm.named_parameters())
+        for name, param in self.reference.causal_lm.named_parameters():
+            param.copy_(policy[name])
 
     def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:
         self._own(role)
@@ -118,6 +152,8 @@ class LocalTrainer:
     def state(self) -> dict[str, dict[str, Tensor]]:
         model = {name: param.detach() for name, param in self.optimizer.params.items()}
         tensors = {"model": model, "optimizer": self.optimizer.state()}
+        if self.save_reference:
+            tensors["reference"] = self._reference_params()
         return tensors | ({"frozen": self._frozen} if self._frozen else {})
 
     @torch.no_grad()
@@ -125,6 +161,13 @@ class LocalTrainer:
         require_same_frozen(self._frozen, state.get("frozen", {}))
         copy_tensors(self.optimizer.params, state.get("model", {}), what="model")
         self.optimizer.load_state(state.get("optimizer", {}))
+        if self.save_reference:
+            copy_tensors(self._reference_params(), state.get("reference", {}), what="reference")
+
+    def _reference_params(self) -> dict[str, Tensor]:
+        assert isinstance(self.reference, nn.Module), "a reference of its own"
+        named = self.reference.causal_lm.named_parameters()
+        return {name: param.detach() for name, param in named}
 
     @cached_property
     def _frozen(self) -> dict[str, Tensor]:
@@ -142,25 +185,58 @@ class LocalTrainer:
         return MemoryReport(max_alloc=peak, max_reserved=peak)
 
     def _own(self, role: Role) -> None:
-        assert role is Role.POLICY, f"no model has the role {role}"
+        assert role is Role.POLICY, f"only the policy is trained, not the {role}"
 
-    def _row_scores(self, batch: TrainBatch, *, dropout_step: int | None) -> RowScores:
+    @contextmanager
+    def _acting(self, role: Role) -> Iterator[Model]:
+        """The module that plays a role."""
+        if role is Role.POLICY:
+            yield self.model
+        elif isinstance(self.reference, AdapterOff):
+            with adapters_off(self.model):
+                yield self.model
+        else:
+            assert self.reference is not None, "this run has no reference model"
+            yield self.reference
+
+    def _scores(
+        self,
+        model: Model,
+        batch: TrainBatch,
+        *,
+        temperature: float,
+        entropy: EntropyNeed = EntropyNeed.NONE,
+        dropout_step: int | None = None,
+    ) -> TokenScores:
         tokens_N = self._send(batch.tokens_N)
         positions_N = self._send(batch.positions_N)
         index_M, row_of_M = predicted_positions(batch)
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
         keys_N = self._dropout_keys(batch, positions_N, dropout_step)
-        hidden_ND = self.model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N)
+        hidden_ND = model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N)
         index_M = self._send(index_M)
-        logp_M = token_logprobs(
-            hidden_ND[index_M - 1],
-            self.model.output_weight(),
-            tokens_N[index_M],
-            chunk_bytes=self.config.logits_chunk_bytes,
+        inputs = (hidden_ND[index_M - 1], model.output_weight(), tokens_N[index_M])
+        how = {
+            "temperature": temperature,
+            "chunk_bytes": self.config.logits_chunk_bytes,
+        }
+        if entropy is EntropyNeed.NONE:
+            logp_M, entropy_M = token_logprobs(*inputs, **how), None
+        else:
+            with_grad = entropy is EntropyNeed.GRAD
+            logp_M, entropy_M = token_logprobs_and_entropy(*inputs, **how, entropy_grad=with_grad)
+        return TokenScores(logp_M, entropy_M, index_M, self._send(row_of_M))
+
+    def _terms(self, scores: TokenScores, batch: TrainBatch, spec: LossSpec) -> LossTerms:
+        columns = {"weights": batch.weights_N, **batch.columns}
+        return loss_terms(
+            scores.logp_M,
+            scores.entropy_M,
+            {name: self._send(values_N)[scores.index_M] for name, values_N in columns.items()},
+            row_of_M=scores.row_of_M,
+            num_rows=batch.num_rows,
+            spec=spec,
         )
-        weights_M = self._send(batch.weights_N)[index_M]
-        nll_B, weight_B = sft.row_sums(logp_M, weights_M, self._send(row_of_M), batch.num_rows)
-        return RowScores(nll_B, weight_B)
 
     def _dropout_keys(
         self, batch: TrainBatch, positions_N: Tensor, step: int | None

@@ -74,7 +74,7 @@ def _origin_in(trainer: LocalTrainer, batch: TrainBatch, plan: StepPlan) -> Orig
         scores = trainer.score(Role.POLICY, batch)
         if watch.forward:
             return Origin("forward pass", watch.forward[0])
-        if not bool(torch.isfinite(scores.nll_B).all()):
+        if not bool(torch.isfinite(scores.logp_M).all()):
             return Origin("forward pass", "the LM head", "log-probabilities of the trained tokens")
         trainer.accumulate(Role.POLICY, batch, plan.loss, step=plan.step)
     masters = trainer.optimizer.masters

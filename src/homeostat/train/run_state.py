@@ -19,7 +19,7 @@ class RunState:
     num_skipped: int = 0
     # Kept over a resume: a run that only ever skips must halt, however often it is begun again.
     skipped_in_a_row: int = 0
-    best_loss: float | None = None
+    best_eval: float | None = None
     best_step: int | None = None
     evals_without_better: int = 0
     stopped_early: bool = False
@@ -28,12 +28,13 @@ class RunState:
     # Kept over a resume: sums depend on it in their last bits.
     threads: int | None = None
 
-    def judge(self, loss: float, *, min_delta: float) -> bool:
+    def judge(self, value: float, *, min_delta: float, higher_is_better: bool = False) -> bool:
         """Take in an evaluation; True when it is the best so far. One not finite never is."""
-        best = math.inf if self.best_loss is None else self.best_loss
-        better = loss < best - min_delta
+        sign = -1.0 if higher_is_better else 1.0
+        best = math.inf if self.best_eval is None else sign * self.best_eval
+        better = math.isfinite(value) and sign * value < best - min_delta
         if better:
-            self.best_loss, self.best_step = loss, self.step
+            self.best_eval, self.best_step = value, self.step
         self.evals_without_better = 0 if better else self.evals_without_better + 1
         return better
 
@@ -43,13 +44,36 @@ class RunState:
     @classmethod
     def from_json(cls, fields: dict[str, Any], *, place: str) -> RunState:
         """`place` names the file, for a message about a field that is none of ours."""
-        kinds = get_type_hints(cls)
-        for name in sorted(kinds.keys() ^ fields.keys()):
-            raise CheckpointError(f"{place}: run.{name} is missing or not known.")
-        for name, value in fields.items():
-            if not _fits(name, value, kinds[name]):
-                raise CheckpointError(f"{place}: run.{name} cannot be {value!r:.60}.")
-        return cls(**fields)
+        return cls(**_checked(cls, fields, f"{place}: run"))
+
+
+@dataclass(slots=True)
+class RlState:
+    """What reinforcement learning remembers besides."""
+
+    # None where the algorithm has no KL term.
+    kl_coefficient: float | None = None
+    # Of all rewards so far: number, mean, and sum of squared distances from it.
+    rewards_count: int = 0
+    rewards_mean: float = 0.0
+    rewards_squares: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any], *, place: str) -> RlState:
+        return cls(**_checked(cls, fields, f"{place}: rl"))
+
+
+def _checked(cls: type, fields: dict[str, Any], place: str) -> dict[str, Any]:
+    kinds = get_type_hints(cls)
+    for name in sorted(kinds.keys() ^ fields.keys()):
+        raise CheckpointError(f"{place}.{name} is missing or not known.")
+    for name, value in fields.items():
+        if not _fits(name, value, kinds[name]):
+            raise CheckpointError(f"{place}.{name} cannot be {value!r:.60}.")
+    return fields
 
 
 def _fits(name: str, value: Any, kind: Any) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import repack
-from homeostat.data.store import RowStore
 from homeostat.errors import TrainingHaltedError
 from homeostat.observe.run_dir import RunDir
 from homeostat.train.events import EmitEvent
@@ -30,7 +29,7 @@ class GuardedStep:
         config: TrainerConfig,
         *,
         memory: MemoryGuard,
-        store: RowStore,
+        origin: Callable[[int], str],
         run_dir: RunDir,
         emit: EmitEvent,
         decode: Callable[[list[int]], str],
@@ -39,7 +38,7 @@ class GuardedStep:
         self.trainer = trainer
         self.config = config
         self.memory = memory
-        self.store = store
+        self.origin = origin
         self.run_dir = run_dir
         self.emit = emit
         self.decode = decode
@@ -69,7 +68,7 @@ class GuardedStep:
         return self.trainer.apply(Role.POLICY, step=plan.step, learning_rate=learning_rate)
 
     def _explain_nonfinite(self, plan: StepPlan, report: UpdateReport) -> None:
-        rows = [self.store[int(row)] for row in report.row_ids_B]
+        rows = [row for batch in plan.micro_batches for row in batch.rows()]
         bad = find_bad_rows(self.trainer, rows, plan)
         origin = trace_origin(self.trainer, bad, plan)
         place = self._write_rows(plan.step, bad or rows)
@@ -114,10 +113,11 @@ class GuardedStep:
         records = [
             {
                 "row_id": row.row_id,
-                "origin": self.store.origin(row.row_id),
+                "origin": self.origin(row.row_id),
                 "text": self.decode(row.tokens_T.tolist()),
                 "tokens": row.tokens_T,
                 "weights": row.weights_T,
+                **row.columns,
             }
             for row in rows
         ]

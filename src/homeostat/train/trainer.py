@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RowScores:
-    """Per row of a batch: the weighted negative log-likelihood and the weight it sums over."""
+class TokenScores:
+    """Of the M trained tokens of a batch: log-prob and entropy of the distribution it is under.
 
-    nll_B: Tensor
-    weight_B: Tensor
+    `index_M` is the token's place in the batch, `row_of_M` its row.
+    """
+
+    logp_M: Tensor
+    entropy_M: Tensor | None
+    index_M: Tensor
+    row_of_M: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,8 @@ class MemoryReport:
 
 
 class Trainer(Protocol):
-    def score(self, role: Role, batch: TrainBatch) -> RowScores:
-        """Log-likelihoods of the batch under the current weights, without gradients."""
+    def score(self, role: Role, batch: TrainBatch, *, temperature: float = 1.0) -> TokenScores:
+        """Log-probs of the trained tokens under the current weights, without gradients."""
         ...
 
     def accumulate(self, role: Role, batch: TrainBatch, spec: LossSpec, *, step: int) -> None:
@@ -49,6 +54,10 @@ class Trainer(Protocol):
 
     def apply(self, role: Role, *, step: int, learning_rate: float) -> UpdateReport:
         """Clip, check and apply the accumulated gradient; nothing that is not finite is applied."""
+        ...
+
+    def refresh_reference(self) -> None:
+        """Make the policy of now the reference."""
         ...
 
     def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:

@@ -31,8 +31,8 @@ from homeostat.config import RunConfig
 from homeostat.config.load import build_config
 from homeostat.errors import HomeostatError
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.run import dispatch
 from homeostat.run.session import open_session
-from homeostat.run.sft import train_sft
 from homeostat.train.checkpoint import CheckpointStore
 
 # The weights that a run of the base recipe came to, in HF format; and an adapter on top of them.
@@ -113,7 +113,7 @@ class Workshop:
                 with open_session(
                     config, recipe="", command=["train"], console=console, log_level="warning"
                 ) as session:
-                    train_sft(config, session)
+                    dispatch.train(config, session)
             except HomeostatError as ended:
                 error = ended
         absolute = config.model_copy(update={"runs_dir": str(self.folder / config.runs_dir)})

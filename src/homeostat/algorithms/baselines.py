@@ -1,0 +1,128 @@
+"""What a sample's reward is compared with, and in which unit the difference is measured.
+
+Rewards are in sample order (`_S`); `group_S` says which samples answer one prompt, in any order.
+A NaN is a sample without a reward: it enters no statistic, and its advantage is 0. Statistics are
+over the rewards of all samples that have one, trained or not; deviations are unbiased (n - 1).
+
+Equal rewards have advantage exactly 0. Taking a rounded mean off 0.1 eight times would leave 1e-17,
+and a division by a deviation of the same size would make a gradient of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from homeostat.types import BoolArray, FloatArray64, IntArray
+
+# Added to a deviation before dividing by it: bounds the advantages of groups that hardly differ.
+DEVIATION_EPS = 1e-4
+# The same for whitening, whose unit is unknown: only keeps a deviation that underflows from 0 / 0.
+WHITEN_EPS = 1e-8
+# Rewards closer than this, relative to the largest, differ by rounding only.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class RewardBatch:
+    """What the advantages of a step's samples are computed from.
+
+    `lengths_S` are completion tokens. `trained_S` is False for masked samples, whose rewards still
+    count in their groups. `penalty_ST` is the KL penalty of every completion token, coefficient
+    included, where it is taken off the rewards.
+    """
+
+    rewards_S: FloatArray64
+    group_S: IntArray
+    lengths_S: IntArray
+    trained_S: BoolArray
+    penalty_ST: list[FloatArray64] | None
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.rewards_S), len(self.group_S), len(self.lengths_S), len(self.trained_S)}
+        assert len(sizes) == 1, f"arrays of one batch have {sizes} samples"
+        assert not np.isinf(self.rewards_S).any(), "a reward is infinite"
+        if self.penalty_ST is not None:
+            found = [len(penalty_T) for penalty_T in self.penalty_ST]
+            assert found == self.lengths_S.tolist(), f"{found} penalties, {self.lengths_S} tokens"
+
+    @property
+    def known_S(self) -> BoolArray:
+        return ~np.isnan(self.rewards_S)
+
+    def sequence_rewards(self) -> FloatArray64:
+        """The reward of each whole completion, the penalties of all its tokens taken off."""
+        if self.penalty_ST is None:
+            return self.rewards_S
+        return self.rewards_S - np.array([penalty_T.sum() for penalty_T in self.penalty_ST])
+
+
+def has_signal(rewards_G: FloatArray64) -> bool:
+    """True where the known rewards of a group differ: only then is there something to learn."""
+    known_G = rewards_G[~np.isnan(rewards_G)]
+    if len(known_G) < 2:
+        return False
+    return bool(np.ptp(known_G) > ROUNDING * np.abs(known_G).max())
+
+
+def group_mean_off(rewards_S: FloatArray64, group_S: IntArray) -> FloatArray64:
+    """r_i - mean of its group."""
+    centred_S = np.zeros(len(rewards_S))
+    for members in _groups_with_signal(rewards_S, group_S):
+        centred_S[members] = rewards_S[members] - rewards_S[members].mean()
+    return centred_S
+
+
+def leave_one_out(rewards_S: FloatArray64, group_S: IntArray) -> FloatArray64:
+    """r_i - mean of the others of its group."""
+    centred_S = np.zeros(len(rewards_S))
+    for members in _groups_with_signal(rewards_S, group_S):
+        rewards_G = rewards_S[members]
+        others_G = (rewards_G.sum() - rewards_G) / (len(members) - 1)
+        centred_S[members] = rewards_G - others_G
+    return centred_S
+
+
+def scaled(
+    centred_S: FloatArray64,
+    rewards_S: FloatArray64,
+    group_S: IntArray,
+    *,
+    scale: Literal["group", "batch", "none"],
+) -> FloatArray64:
+    """Divided by the deviation of the rewards in the group, or in the whole batch."""
+    if scale == "none" or not has_signal(rewards_S):
+        return centred_S
+    if scale == "batch":
+        return centred_S / (np.nanstd(rewards_S, ddof=1) + DEVIATION_EPS)
+    scaled_S = centred_S.copy()
+    for members in _groups_with_signal(rewards_S, group_S):
+        scaled_S[members] /= rewards_S[members].std(ddof=1) + DEVIATION_EPS
+    return scaled_S
+
+
+def per_token(values_S: FloatArray64, lengths_S: IntArray) -> list[FloatArray64]:
+    """One value for every token of a completion."""
+    return [np.full(length, value) for value, length in zip(values_S, lengths_S, strict=True)]
+
+
+def whitened(values_ST: list[FloatArray64], counted_S: BoolArray) -> list[FloatArray64]:
+    """Mean 0 and deviation 1 over all tokens of the counted samples (n, not n - 1)."""
+    counted = [values_T for values_T, counts in zip(values_ST, counted_S, strict=True) if counts]
+    values_M = np.concatenate(counted) if counted else np.zeros(0)
+    if not has_signal(values_M):
+        return [np.zeros_like(values_T) for values_T in values_ST]
+    mean, deviation = values_M.mean(), values_M.std()
+    return [(values_T - mean) / (deviation + WHITEN_EPS) for values_T in values_ST]
+
+
+def _groups_with_signal(rewards_S: FloatArray64, group_S: IntArray) -> Iterator[IntArray]:
+    """The samples with a reward, group by group; groups without a difference are left out."""
+    known_S = ~np.isnan(rewards_S)
+    for group in np.unique(group_S):
+        members = np.flatnonzero((group_S == group) & known_S)
+        if has_signal(rewards_S[members]):
+            yield members

@@ -1,0 +1,32 @@
+"""CISPO: clipped importance-sampling weights (MiniMax-M1, arXiv:2506.13585).
+
+    loss_it = -sg(clip(r_it, 1 - low, 1 + high)) * A_i * trainer_logp_it
+
+The weight is clipped, never the gradient: a rare token that starts a reflection goes on being
+learnt from after its ratio has left the range. The clip does not depend on the advantage's sign,
+and neither do its counts. low = 1 is no lower bound at all. Advantages are GRPO's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from homeostat.algorithms import grpo
+from homeostat.algorithms.clip import ClipBounds, ratio_of
+from homeostat.algorithms.terms import PolicyTokens, Surrogate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+advantages = grpo.advantages
+
+
+def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, bounds: ClipBounds) -> Surrogate:
+    """REINFORCE with a clipped weight per token. A dual clip has no meaning here."""
+    assert bounds.dual == math.inf, "a dual clip bounds a ratio's gradient, and CISPO has none"
+    ratio_M = ratio_of(log_ratio_M.detach())
+    weight_M = ratio_M.clamp(1 - bounds.low, 1 + bounds.high)
+    loss_M = -weight_M * tokens.advantage_M * tokens.trainer_logp_M
+    low_M, high_M = ratio_M < 1 - bounds.low, ratio_M > 1 + bounds.high
+    return Surrogate(loss_M, ratio_M, low_M, high_M, dual_M=low_M.new_zeros(low_M.shape))

@@ -1,0 +1,30 @@
+"""GSPO: group sequence policy optimisation (arXiv:2507.18071).
+
+    s_i    = exp(mean_t(trainer_logp_it - old_logp_it))        over the trained tokens of row i
+    loss_i = -min(s_i * A_i, clip(s_i, 1 - low, 1 + high) * A_i)
+
+One ratio per sequence, as there is one reward per sequence: a sequence is clipped as a whole. Every
+token carries its row's loss, so that weights of 1 / length give the mean over sequences. The
+gradient flows through the mean; for an advantage that is the same for all tokens of a row, that is
+also the gradient of GSPO-token. Advantages are GRPO's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from homeostat.algorithms import grpo
+from homeostat.algorithms.clip import ClipBounds, clipped, ratio_of
+from homeostat.algorithms.normalise import row_means
+from homeostat.algorithms.terms import PolicyTokens, Surrogate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+advantages = grpo.advantages
+
+
+def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, bounds: ClipBounds) -> Surrogate:
+    """The clipped loss of every row's ratio, at each of its tokens."""
+    mean_B = row_means(log_ratio_M, tokens.row_of_M, tokens.num_rows)
+    return clipped(ratio_of(mean_B)[tokens.row_of_M], tokens.advantage_M, bounds)

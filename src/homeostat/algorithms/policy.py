@@ -1,0 +1,124 @@
+"""The loss of a policy-gradient update, put together.
+
+    loss = sum_m w_m * (surrogate_m + kl_coefficient * kl_m - entropy_bonus * H_m) / denominator
+
+over the trained tokens of all micro-batches; weights and denominator belong to the whole update
+(`normalise`), the surrogate to the algorithm. With `kl_importance_weighted`, kl_m is multiplied by
+the token's ratio of new to old policy, whose gradient counts, too.
+
+What is measured comes as sums over tokens, unweighted: divide by `tokens` for means. `kl` is the
+chosen estimator against the reference, `old_kl` estimates KL(old || new), `engine_k3` KL(engine ||
+old). Nothing here hides a NaN: it reaches the loss, and the update is not applied.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from homeostat.algorithms.clip import ClipBounds, ratio_of
+from homeostat.algorithms.family import ALGORITHMS
+from homeostat.algorithms.kl import ESTIMATORS, k3
+from homeostat.algorithms.normalise import row_means
+from homeostat.algorithms.terms import LossTerms, PolicyTokens, Surrogate
+from homeostat.config.algorithm import AnyPolicyGradient
+from homeostat.types import LossSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def policy_spec(
+    config: AnyPolicyGradient,
+    *,
+    denominator: float,
+    temperature: float,
+    kl_coefficient: float | None,
+) -> LossSpec:
+    """The loss of one update. `kl_coefficient` is the present one, where it adapts."""
+    assert denominator > 0, "an update in which nothing is trained has no loss"
+    params: dict[str, float | str] = {
+        "algorithm": config.type,
+        "temperature": temperature,
+        "clip_low": config.clip_low,
+        "clip_high": config.clip_high,
+        "entropy_bonus": config.entropy_bonus,
+    }
+    if config.dual_clip is not None:
+        params["dual_clip"] = config.dual_clip
+    if config.kl is not None:
+        params["kl_estimator"] = config.kl.estimator
+    if config.kl is not None and config.kl.place == "loss":
+        given = config.kl.coefficient if kl_coefficient is None else kl_coefficient
+        params["kl_coefficient"] = given
+        params["kl_importance_weighted"] = float(config.kl.importance_weighted)
+    return LossSpec(name="policy", denominator=denominator, params=params)
+
+
+def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
+    """This micro-batch's share of the update's loss."""
+    now_M, params = tokens.trainer_logp_M, spec.params
+    old_M = now_M.detach() if tokens.old_logp_M is None else tokens.old_logp_M
+    log_ratio_M = now_M - old_M
+    algorithm = ALGORITHMS[str(params["algorithm"])]
+    surrogate = algorithm.surrogate(tokens, log_ratio_M, ClipBounds.of(params))
+    kl_M = _kl(tokens, spec)
+    loss_M = surrogate.loss_M
+    if "kl_coefficient" in params:
+        assert kl_M is not None, "a KL penalty needs the reference's log-probs"
+        weighted_M = kl_M * ratio_of(log_ratio_M) if params["kl_importance_weighted"] else kl_M
+        loss_M = loss_M + float(params["kl_coefficient"]) * weighted_M
+    if params["entropy_bonus"]:
+        loss_M = loss_M - float(params["entropy_bonus"]) * tokens.entropy_M
+    measured = _measure(tokens, surrogate, kl_M, old_M)
+    return LossTerms(
+        loss=(tokens.weights_M * loss_M).sum() / spec.denominator,
+        row_losses_B=row_means(loss_M.detach(), tokens.row_of_M, tokens.num_rows),
+        sums={name: values_M.sum() for name, values_M in measured.items()},
+        maxima=_maxima(measured),
+    )
+
+
+def _kl(tokens: PolicyTokens, spec: LossSpec) -> Tensor | None:
+    if tokens.ref_logp_M is None:
+        return None
+    estimator = ESTIMATORS[str(spec.params["kl_estimator"])]
+    return estimator(tokens.trainer_logp_M, tokens.ref_logp_M)
+
+
+def _measure(
+    tokens: PolicyTokens, surrogate: Surrogate, kl_M: Tensor | None, old_M: Tensor
+) -> dict[str, Tensor]:
+    """What is summed, per token."""
+    now_M = tokens.trainer_logp_M.detach()
+    measured = {
+        "tokens": now_M.new_ones(now_M.shape),
+        "entropy": tokens.entropy_M.detach(),
+        "ratio": surrogate.ratio_M,
+        "clip_low": surrogate.low_M.to(now_M.dtype),
+        "clip_high": surrogate.high_M.to(now_M.dtype),
+        "dual_clip": surrogate.dual_M.to(now_M.dtype),
+        "old_kl": k3(old_M, now_M),
+    }
+    if kl_M is not None:
+        measured["kl"] = kl_M.detach()
+    if tokens.engine_logp_M is not None:
+        difference_M = old_M - tokens.engine_logp_M
+        measured["engine_diff"] = difference_M.abs()
+        measured["engine_k3"] = k3(tokens.engine_logp_M, old_M)
+        measured["is_ratio"] = ratio_of(difference_M)
+    return measured
+
+
+def _maxima(measured: dict[str, Tensor]) -> dict[str, Tensor]:
+    found = {"ratio_max": measured["ratio"], "ratio_min_neg": -measured["ratio"]}
+    if "engine_diff" in measured:
+        found["engine_diff_max"] = measured["engine_diff"]
+        found["is_ratio_max"] = measured["is_ratio"]
+        found["is_ratio_min_neg"] = -measured["is_ratio"]
+    return {name: _max(values_M) for name, values_M in found.items()}
+
+
+def _max(values_M: Tensor) -> Tensor:
+    """-inf, which no other value is below, where there is no token."""
+    return values_M.max() if values_M.numel() else values_M.new_full((), -math.inf)

@@ -1,0 +1,45 @@
+"""REINFORCE++: returns per token, normalised over the batch (arXiv:2501.03262).
+
+    r_it = -penalty_it, plus r_i at the last token
+    A_it = r_it + discount * A_i(t+1)                 then whitened over all trained tokens
+    loss as in GRPO
+
+No groups are needed: a sample is compared with the whole batch. With `baseline`
+(REINFORCE++-baseline) r_i is what GRPO makes of it first: the group's mean is taken off, and
+`scale` divides. The KL penalty stays per token in both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from homeostat.algorithms import baselines
+from homeostat.algorithms.baselines import RewardBatch
+from homeostat.algorithms.clip import token_surrogate
+from homeostat.config.algorithm import ReinforcePpConfig
+from homeostat.types import FloatArray64
+
+surrogate = token_surrogate
+
+
+def advantages(config: ReinforcePpConfig, batch: RewardBatch) -> list[FloatArray64]:
+    """Per sample, for every completion token; whitening comes with what all algorithms share."""
+    scores_S = np.where(batch.known_S, batch.rewards_S, 0.0)
+    if config.baseline:
+        centred_S = baselines.group_mean_off(batch.rewards_S, batch.group_S)
+        scores_S = baselines.scaled(centred_S, batch.rewards_S, batch.group_S, scale=config.scale)
+    penalties = batch.penalty_ST or [np.zeros(length) for length in batch.lengths_S]
+    return [
+        discounted_returns(score, penalty_T, discount=config.discount)
+        for score, penalty_T in zip(scores_S, penalties, strict=True)
+    ]
+
+
+def discounted_returns(score: float, penalty_T: FloatArray64, *, discount: float) -> FloatArray64:
+    """What every token still earns: the penalties from it on, and the score at the end."""
+    returns_T = -penalty_T
+    if len(returns_T):
+        returns_T[-1] += score
+    for token in range(len(returns_T) - 2, -1, -1):
+        returns_T[token] += discount * returns_T[token + 1]
+    return returns_T

@@ -1,0 +1,279 @@
+"""Settings of reinforcement learning that cannot work together, or have no effect in SFT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homeostat.config.algorithm import CispoConfig, ReinforcePpConfig, SftConfig
+from homeostat.config.data import PromptSource, ReasoningGymSource
+from homeostat.config.rollout import AdapterOffReference, InitialReference
+from homeostat.config.run import RunConfig
+from homeostat.errors import Problem
+
+_RL_ONLY = ("rollout", "engine", "rewards", "reference", "debug")
+
+
+def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
+    if isinstance(config.algorithm, SftConfig):
+        yield from _sft(config)
+        return
+    checks = (_sources, _sizes, _model, _rewards, _algorithm, _kl, _reference, _eval, _debug)
+    for check in checks:
+        yield from check(config)
+
+
+def _sft(config: RunConfig) -> Iterator[Problem]:
+    for name in _RL_ONLY:
+        if name in config.model_fields_set and getattr(config, name) is not None:
+            yield Problem(
+                name,
+                "supervised fine-tuning samples nothing, so it would have no effect.",
+                "Remove it, or set algorithm.type to grpo or another RL algorithm.",
+            )
+    for owner, path in ((config.trainer, "trainer.updates_per_step"),
+                        (config.eval, "eval.sampling"),
+                        (config.observe, "observe.completions")):  # fmt: skip
+        if path.partition(".")[2] in owner.model_fields_set:
+            yield Problem(
+                path, "it belongs to RL, and this is supervised fine-tuning.", "Remove it."
+            )
+    for place, source in _all_sources(config):
+        if isinstance(source, (PromptSource, ReasoningGymSource)):
+            yield Problem(
+                f"{place}.type",
+                f"rows of a {source.type} source have no completion to train on.",
+                "Use messages, prompt_completion or text, or an RL algorithm.",
+            )
+
+
+def _all_sources(config: RunConfig) -> Iterator[tuple[str, object]]:
+    for group in ("train", "validation"):
+        for index, source in enumerate(getattr(config.data, group)):
+            yield f"data.{group}.{index}", source
+
+
+def _sources(config: RunConfig) -> Iterator[Problem]:
+    for place, source in _all_sources(config):
+        if not isinstance(source, (PromptSource, ReasoningGymSource)):
+            yield Problem(
+                f"{place}.type",
+                f"RL answers prompts, and a {source.type} source gives rows to imitate.",  # type: ignore[attr-defined]
+                "Use prompts or reasoning_gym, or algorithm.type=sft.",
+            )
+    if config.data.overlong == "truncate":
+        yield Problem(
+            "data.overlong",
+            "a prompt that is cut off asks for something else.",
+            "Set it to drop or refuse.",
+        )
+    for name in ("cache_dir", "num_processes", "prefetch_updates"):
+        if name in config.data.model_fields_set:
+            yield Problem(
+                f"data.{name}",
+                "prompts are kept in memory and prepared at once, so it would have no effect.",
+                "Remove it.",
+            )
+
+
+def _sizes(config: RunConfig) -> Iterator[Problem]:
+    trainer, rollout = config.trainer, config.rollout
+    if "batch_rows" in trainer.model_fields_set:
+        yield Problem(
+            "trainer.batch_rows",
+            "in RL an update has rollout.prompts_per_step x rollout.samples_per_prompt / "
+            "trainer.updates_per_step rows.",
+            "Remove it, and size with those.",
+        )
+    if trainer.updates_per_step > rollout.prompts_per_step:
+        yield Problem(
+            "trainer.updates_per_step",
+            f"{trainer.updates_per_step} updates cannot share the groups of "
+            f"{rollout.prompts_per_step} prompts (rollout.prompts_per_step): a group stays whole.",
+            "Lower it.",
+        )
+    longest = config.data.max_length + rollout.max_new_tokens
+    if trainer.packing and trainer.max_tokens_per_device < longest:
+        yield Problem(
+            "trainer.max_tokens_per_device",
+            f"{trainer.max_tokens_per_device} tokens cannot hold one row of data.max_length="
+            f"{config.data.max_length} + rollout.max_new_tokens={rollout.max_new_tokens}.",
+            "Raise it, or lower one of those.",
+        )
+    rows = trainer.micro_batch_rows
+    per_update = rollout.samples_per_step // trainer.updates_per_step
+    if not trainer.packing and rows is not None and rows > per_update:
+        yield Problem(
+            "trainer.micro_batch_rows",
+            f"{rows} rows are more than an update has ({per_update}).",
+            "Lower it.",
+        )
+
+
+def _model(config: RunConfig) -> Iterator[Problem]:
+    if config.model.implementation == "transformers":
+        yield Problem(
+            "model.implementation",
+            "the native engine samples with the native decoder.",
+            "Set model.implementation=native.",
+        )
+    if config.lora is not None and config.lora.dropout > 0:
+        yield Problem(
+            "lora.dropout",
+            "the policy that is trained would not be the one that sampled.",
+            "Set lora.dropout=0.",
+        )
+
+
+def _rewards(config: RunConfig) -> Iterator[Problem]:
+    if config.rewards is None:
+        yield Problem(
+            "rewards",
+            "RL needs to know what a completion earns.",
+            "Add rewards.functions, {type: exact_match, column: answer} say.",
+        )
+        return
+    seen: set[str] = set()
+    for index, reward in enumerate(config.rewards.functions):
+        if reward.label in seen:
+            yield Problem(
+                f"rewards.functions.{index}.name",
+                f"another reward is called {reward.label!r} in the metrics, too.",
+                "Give one of them a name of its own.",
+            )
+        seen.add(reward.label)
+        if reward.type == "length" and reward.free_tokens >= reward.max_tokens:
+            yield Problem(
+                f"rewards.functions.{index}.free_tokens",
+                f"{reward.free_tokens} leaves nothing before max_tokens={reward.max_tokens}.",
+                "Lower it.",
+            )
+    solved_by = config.eval.sampling.solved_by
+    if solved_by is not None and solved_by not in seen:
+        yield Problem(
+            "eval.sampling.solved_by",
+            f"no reward is called {solved_by!r}.",
+            f"Known: {', '.join(sorted(seen))}.",
+        )
+
+
+def _algorithm(config: RunConfig) -> Iterator[Problem]:
+    algorithm, rollout = config.algorithm, config.rollout
+    assert not isinstance(algorithm, SftConfig)
+    if algorithm.fixed_length is not None and algorithm.normalise != "fixed":
+        yield Problem(
+            "algorithm.fixed_length",
+            f"algorithm.normalise={algorithm.normalise} does not use it.",
+            "Remove it, or set algorithm.normalise=fixed.",
+        )
+    if algorithm.dual_clip is not None and isinstance(algorithm, CispoConfig):
+        yield Problem(
+            "algorithm.dual_clip",
+            "cispo bounds the weight of a token on both sides already.",
+            "Remove it.",
+        )
+    if algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
+        yield Problem(
+            "algorithm.dual_clip",
+            f"it must lie beyond the ratio's bound of {1 + algorithm.clip_high:g}.",
+            "Raise it (3 is usual).",
+        )
+    if algorithm.overlong.type == "shape":
+        if algorithm.overlong.buffer_tokens > rollout.max_new_tokens:
+            yield Problem(
+                "algorithm.overlong.buffer_tokens",
+                f"{algorithm.overlong.buffer_tokens} tokens before a limit of "
+                f"rollout.max_new_tokens={rollout.max_new_tokens}: every completion is overlong.",
+                "Lower it.",
+            )
+    if isinstance(algorithm, ReinforcePpConfig) and algorithm.scale != "none":
+        yield Problem(
+            "algorithm.scale",
+            "reinforce_pp has its unit from whitening the returns of the batch.",
+            "Remove it.",
+        )
+
+
+def _kl(config: RunConfig) -> Iterator[Problem]:
+    assert not isinstance(config.algorithm, SftConfig)
+    kl = config.algorithm.kl
+    if kl is None:
+        return
+    if kl.place == "loss" and kl.estimator == "k1" and not kl.importance_weighted:
+        yield Problem(
+            "algorithm.kl.estimator",
+            "as a term of the loss, k1 has a gradient of 0 on average: it would hold nothing back.",
+            "Use k2 or k3, set importance_weighted=true, or place=reward.",
+        )
+    if kl.place == "reward" and kl.importance_weighted:
+        yield Problem(
+            "algorithm.kl.importance_weighted",
+            "a KL in the reward is under the policy that sampled: there is no ratio.",
+            "Remove it.",
+        )
+    if kl.target is None and "horizon" in kl.model_fields_set:
+        yield Problem(
+            "algorithm.kl.horizon",
+            "without algorithm.kl.target the coefficient does not change.",
+            "Set a target, or remove it.",
+        )
+
+
+def _reference(config: RunConfig) -> Iterator[Problem]:
+    assert not isinstance(config.algorithm, SftConfig)
+    reference = config.reference
+    if reference is None:
+        return
+    if config.algorithm.kl is None:
+        yield Problem(
+            "reference",
+            "nothing compares the policy with it: algorithm.kl is not set.",
+            "Set algorithm.kl, or remove it.",
+        )
+    if isinstance(reference, AdapterOffReference) and config.lora is None:
+        yield Problem(
+            "reference.type",
+            "there is no adapter to switch off.",
+            "Set lora, or use type: initial.",
+        )
+    if isinstance(reference, InitialReference) and config.debug is not None:
+        if config.debug.mode == "rollout_only":
+            yield Problem(
+                "reference", "debug.mode=rollout_only trains nothing.", "Remove one of the two."
+            )
+
+
+def _eval(config: RunConfig) -> Iterator[Problem]:
+    rules = config.eval.sampling
+    if rules.temperature == 0 and rules.samples_per_prompt > 1:
+        yield Problem(
+            "eval.sampling.samples_per_prompt",
+            "at temperature 0 all samples of a prompt are the same.",
+            "Set it to 1, or raise eval.sampling.temperature.",
+        )
+    if rules.temperature == 0 and (rules.top_k is not None or rules.top_p < 1):
+        name = "top_k" if rules.top_k is not None else "top_p"
+        yield Problem(
+            f"eval.sampling.{name}",
+            "at temperature 0 the likeliest token is taken anyway.",
+            "Remove it, or raise eval.sampling.temperature.",
+        )
+
+
+def _debug(config: RunConfig) -> Iterator[Problem]:
+    debug = config.debug
+    if debug is None:
+        return
+    if debug.mode == "rollout_only" and debug.rollouts is not None:
+        yield Problem("debug.rollouts", "debug.mode=rollout_only samples its own.", "Remove it.")
+    if debug.mode != "rollout_only" and debug.rollouts is None:
+        yield Problem(
+            "debug.rollouts",
+            f"debug.mode={debug.mode} trains on rollouts that were saved.",
+            "Name the directory of a run that sampled.",
+        )
+    if debug.mode == "train_only" and config.has_validation:
+        yield Problem(
+            "debug.mode",
+            "train_only starts no engine, so held-out prompts cannot be answered.",
+            "Use replay, or remove data.validation.",
+        )

@@ -1,0 +1,252 @@
+"""Prompts as tokens, and the order in which a run takes them.
+
+    sources -> rows -> chat template with the opening of the answer -> PromptSet -> PromptSampler
+
+A prompt is rendered and tokenised as the same chat is in SFT, up to where the assistant's turn
+begins; a plain text is opened as SFT opens it, and not closed. What cannot be used is dropped or
+refused by the same settings, with the same messages.
+
+All prompts are held in memory, with their columns: one of 500 tokens takes some 10 kB, so that
+100,000 of them take 1 GB. A source's `limit` takes fewer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource, RlSource
+from homeostat.data.chat import encode_prompt, parse_prompt
+from homeostat.data.gym import GymRows
+from homeostat.data.prepare import Progress, shuffled
+from homeostat.data.rows import cell, opening
+from homeostat.data.sources import BadRowError, RowSource, open_rows
+from homeostat.data.store import PrepareReport
+from homeostat.data.tally import Tally, judge
+from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.errors import DataError
+from homeostat.types import IntArray, Prompt
+
+PROGRESS_ROWS = 256
+
+
+class PromptSet:
+    """Prompts by number."""
+
+    def __init__(self, prompts: list[Prompt], origins: list[str], report: PrepareReport) -> None:
+        assert prompts, "judge refuses a source without prompts"
+        self._prompts, self._origins = prompts, origins
+        self.report = report
+        self.lengths: IntArray = np.array([len(prompt.tokens_T) for prompt in prompts])
+        self.fingerprint = _content_digest(prompts)
+        # Numbers the different prompts, for split_rows: two alike stay on one side, since a
+        # held-out prompt that is also trained on proves nothing.
+        numbers: dict[bytes, int] = {}
+        self.made_from_B: IntArray = np.array(
+            [numbers.setdefault(prompt.tokens_T.tobytes(), len(numbers)) for prompt in prompts]
+        )
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __getitem__(self, prompt_id: int) -> Prompt:
+        if not 0 <= prompt_id < len(self):
+            raise IndexError(f"prompt {prompt_id} of {len(self)}")
+        return self._prompts[prompt_id]
+
+    @property
+    def max_token_id(self) -> int:
+        """The largest id of all prompts: the model's vocabulary must reach it."""
+        return max(int(prompt.tokens_T.max()) for prompt in self._prompts)
+
+    def origin(self, prompt_id: int) -> str:
+        """Where the row stands: `file:line`, or `file[row]` counted from 0."""
+        return self._origins[prompt_id]
+
+
+def prepare_prompts(
+    sources: Sequence[RlSource],
+    tokenizer: ChatTokenizer,
+    data: DataConfig,
+    *,
+    progress: Progress | None = None,
+) -> PromptSet:
+    """Tokenise the prompts of the sources. Raises DataError."""
+    for source in sources:
+        if source.chat:
+            tokenizer.require_chat_template(wanted_by=_describe(source))
+    opened = [_open(source) for source in sources]
+    sizes = [_size(source, rows) for source, rows in zip(sources, opened, strict=True)]
+    gathered = _Gathered(tokenizer, data.max_length)
+    for source, rows, size in zip(sources, opened, sizes, strict=True):
+        for index in range(size):
+            if progress is not None and gathered.tally.seen % PROGRESS_ROWS == 0:
+                progress(gathered.tally.seen, sum(sizes))
+            gathered.add(source, rows, index)
+    if progress is not None:
+        progress(gathered.tally.seen, sum(sizes))
+    report = gathered.report()
+    judge(report, data, may_cut=False)
+    return PromptSet(gathered.prompts, gathered.origins, report)
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The prompts so far, and what became of the other rows."""
+
+    tokenizer: ChatTokenizer
+    max_length: int
+    tally: Tally = field(default_factory=Tally)
+    prompts: list[Prompt] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+
+    def add(self, source: RlSource, rows: RowSource, index: int) -> None:
+        before, after = rows.brackets
+        place = f"{before}{rows.number(index)}{after}"
+        self.tally.seen += 1
+        try:
+            prompt = make_prompt(rows.row(index), len(self.prompts), source, self.tokenizer)
+        except BadRowError as error:
+            self.tally.drop_bad(place, error)
+            return
+        num_tokens = len(prompt.tokens_T)
+        if num_tokens > self.max_length:
+            self.tally.drop_overlong(place, num_tokens=num_tokens, max_length=self.max_length)
+            return
+        self.prompts.append(prompt)
+        self.origins.append(place)
+
+    def report(self) -> PrepareReport:
+        tokens = sum(len(prompt.tokens_T) for prompt in self.prompts)
+        return self.tally.report(kept=len(self.prompts), tokens=tokens, trained_tokens=0)
+
+
+def make_prompt(
+    row: dict[str, Any], prompt_id: int, source: RlSource, tokenizer: ChatTokenizer
+) -> Prompt:
+    """A row as a prompt, which is kept as the row has it. Raises BadRowError."""
+    prompt, columns = _read(row, source)
+    if isinstance(prompt, str) and not prompt.strip():
+        raise BadRowError("empty prompt", "the prompt holds no text")
+    if isinstance(prompt, str) and not source.chat:
+        tokens_T, _ = tokenizer.encode(prompt)
+        opened_by = np.array(opening(tokens_T, tokenizer), dtype=np.int64)
+        return Prompt(prompt_id, np.concatenate([opened_by, tokens_T]), prompt, columns)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    tokenizer.require_chat_template(wanted_by=_describe(source))
+    chat = parse_prompt(_with_system(messages, source.system))
+    return Prompt(prompt_id, encode_prompt(chat, tokenizer), prompt, columns)
+
+
+def _read(row: dict[str, Any], source: RlSource) -> tuple[Any, dict[str, Any]]:
+    if isinstance(source, ReasoningGymSource):
+        asked = [row["question"], *([] if source.instruction is None else [source.instruction])]
+        return "\n".join(asked), row
+    prompt = cell(row, source.prompt_column, "a text or a list of messages")
+    if not isinstance(prompt, str | list):
+        kind = type(prompt).__name__
+        raise BadRowError("wrong type", f"column {source.prompt_column!r} holds a {kind}")
+    return prompt, {name: held for name, held in row.items() if name != source.prompt_column}
+
+
+def _with_system(messages: list[Any], system: str | None) -> list[Any]:
+    first = messages[0] if messages else None
+    has_own = isinstance(first, dict) and first.get("role") == "system"
+    if system is None or has_own or not messages:
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _open(source: RlSource) -> RowSource:
+    if isinstance(source, ReasoningGymSource):
+        return GymRows(source)
+    return open_rows(source.path, columns=None)
+
+
+def _size(source: RlSource, rows: RowSource) -> int:
+    if isinstance(source, PromptSource) and source.limit is not None:
+        return min(len(rows), source.limit)
+    return len(rows)
+
+
+def _describe(source: RlSource) -> str:
+    place = source.task if isinstance(source, ReasoningGymSource) else source.path
+    return f"{source.type} source {place}"
+
+
+def _content_digest(prompts: Sequence[Prompt]) -> str:
+    """Of the content, not of the files: a copy of the data on another disk is the same data."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        # Parquet holds values that JSON does not know (dates, decimals): their repr tells them.
+        text = json.dumps([prompt.prompt, prompt.columns], sort_keys=True, default=repr).encode()
+        digest.update(f"{len(prompt.tokens_T)} {len(text)} ".encode())
+        digest.update(prompt.tokens_T.astype("<i4").tobytes())
+        digest.update(text)
+    return digest.hexdigest()
+
+
+class PromptSampler:
+    """Hands out prompt ids, epoch after epoch.
+
+    The order of an epoch is drawn from (seed, epoch) alone, so the state is how many were handed
+    out. A step may cross the border of two epochs, and then, or where it takes more prompts than
+    there are, have a prompt twice: these are two groups.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: IntArray,
+        *,
+        seed: int,
+        shuffle: bool,
+        fingerprint: str,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        assert len(prompt_ids) > 0, "no prompts to take"
+        self._prompt_ids = np.asarray(prompt_ids, dtype=np.int64)
+        self._seed, self._shuffle = seed, shuffle
+        digest = hashlib.sha256(f"{fingerprint} {(seed, shuffle)}".encode())
+        digest.update(self._prompt_ids.tobytes())
+        self._fingerprint = digest.hexdigest()
+        self._cursor = 0 if state is None else self._resume_from(state)
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` prompts."""
+        taken: list[int] = []
+        while len(taken) < count:
+            epoch, place = divmod(self._cursor, len(self._prompt_ids))
+            part = self._order(epoch)[place : place + count - len(taken)]
+            taken += part.tolist()
+            self._cursor += len(part)
+        return taken
+
+    @property
+    def epoch(self) -> float:
+        """How often every prompt was handed out."""
+        return self._cursor / len(self._prompt_ids)
+
+    def state(self) -> dict[str, Any]:
+        return {"cursor": self._cursor, "data": self._fingerprint}
+
+    def _order(self, epoch: int) -> IntArray:
+        if not self._shuffle:
+            return self._prompt_ids
+        return self._prompt_ids[shuffled(len(self._prompt_ids), (self._seed, epoch))]
+
+    def _resume_from(self, state: Mapping[str, Any]) -> int:
+        cursor, data = state.get("cursor"), state.get("data")
+        if type(cursor) is not int or cursor < 0 or not isinstance(data, str):
+            raise DataError(f"the checkpoint's state.json: data is damaged: {dict(state)!r:.200}")
+        if data != self._fingerprint:
+            raise DataError(
+                "the prompts are not those this run was started on by the checkpoint's state.json "
+                "(or data.shuffle or seed changed), so it cannot be continued where it stopped. "
+                "Restore the data files and settings, or start a new run with another `name`."
+            )
+        return cursor

@@ -1,0 +1,159 @@
+"""Sampled completions for people to read: one Parquet file per step.
+
+    completions/step_00000012.parquet
+
+One row per completion: where it comes from (step, prompt_id, group, sample), what was asked and
+answered as text (messages and the data's own columns as JSON text), how it ended, and what it
+earned (`reward/<name>` per function; null where a function had no value).
+
+Nothing is computed from these files: what fails here is an OSError that costs the run nothing.
+pyarrow is imported when it is needed, so that the doctor starts without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from homeostat.errors import RunDirError
+from homeostat.observe.durable import write_atomically
+from homeostat.types import RolloutGroup, Sample
+
+Row = dict[str, Any]
+
+_NAME = re.compile(r"step_(\d{8})\.parquet")
+# Column -> its Arrow type.
+COLUMNS = {
+    "step": "int64",
+    "prompt_id": "int64",
+    "group": "int32",
+    "sample": "int32",
+    "prompt": "string",
+    "completion": "string",
+    "num_tokens": "int32",
+    "stop_reason": "string",
+    "policy_version": "int64",
+    "reward": "float64",
+    "advantage": "float64",
+    "columns": "string",
+}
+REWARD_PREFIX = "reward/"
+
+
+def write_completions(
+    folder: Path,
+    step: int,
+    groups: Sequence[RolloutGroup],
+    *,
+    advantages: Sequence[Sequence[float | None]],
+    max_rows: int | None = None,
+) -> Path:
+    """Write the first `max_rows` completions of a step (None: all). Raises OSError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = _rows(step, groups, advantages)[:max_rows]
+    rewards = dict.fromkeys(name for row in rows for name in row if name.startswith(REWARD_PREFIX))
+    types = COLUMNS | dict.fromkeys(rewards, "float64")
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in types.items()])
+    stream = pa.BufferOutputStream()
+    table = pa.Table.from_pylist(rows, schema=schema)
+    pq.write_table(table, stream, write_page_checksum=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:08d}.parquet"
+    write_atomically(path, stream.getvalue().to_pybytes())
+    return path
+
+
+def _rows(
+    step: int, groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float | None]]
+) -> list[Row]:
+    rows = []
+    for number, (group, of_group) in enumerate(zip(groups, advantages, strict=True)):
+        prompt = group.prompt.prompt
+        shared = {
+            "step": step,
+            "prompt_id": group.prompt.prompt_id,
+            "group": number,
+            "prompt": _clean(prompt if isinstance(prompt, str) else _json(prompt)),
+            "columns": _clean(_json(dict(group.prompt.columns))),
+        }
+        for place, (sample, advantage) in enumerate(zip(group.samples, of_group, strict=True)):
+            rows.append(shared | {"sample": place, "advantage": advantage} | _own(sample))
+    return rows
+
+
+def _own(sample: Sample) -> Row:
+    completion = sample.completion
+    versions = [segment.policy_version for segment in completion.segments]
+    return {
+        "completion": _clean(sample.text),
+        "num_tokens": len(completion),
+        "stop_reason": str(completion.stop_reason),
+        # The oldest: it says how far behind the policy a completion is.
+        "policy_version": min(versions, default=None),
+        "reward": sample.reward,
+        **{f"{REWARD_PREFIX}{name}": value for name, value in sample.rewards.items()},
+    }
+
+
+def _json(value: Any) -> str:
+    # Parquet holds values that JSON does not know, such as dates.
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _clean(text: str) -> str:
+    """Half a surrogate pair is no Unicode text, and Arrow refuses it."""
+    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+def completion_steps(folder: Path) -> list[int]:
+    """The steps that have a file."""
+    if not folder.is_dir():
+        return []
+    found = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
+    return sorted(int(match.group(1)) for match in found if match)
+
+
+def read_completions(folder: Path, step: int | None = None) -> list[Row]:
+    """The rows of a step, or of the newest one that has a file. Raises RunDirError."""
+    steps = completion_steps(folder)
+    if not steps or (step is not None and step not in steps):
+        there = f"Steps there: {_spans(steps)}." if steps else "None were written yet."
+        which = "" if step is None else f" of step {step}"
+        raise RunDirError(f"{folder}: holds no completions{which}. {there}")
+    path = folder / f"step_{steps[-1] if step is None else step:08d}.parquet"
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        # Invalid text or offsets must be found before a cell is touched.
+        table.validate(full=True)
+        rows = table.to_pylist()
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunDirError(f"{path}: not a whole Parquet file: {reason[:200]}") from None
+    if missing := [name for name in COLUMNS if name not in table.column_names]:
+        raise RunDirError(f"{path}: holds no column {missing[0]!r}: not a file of completions.")
+    return rows
+
+
+def _spans(steps: list[int]) -> str:
+    if len(steps) <= 8:
+        return ", ".join(map(str, steps))
+    return f"{', '.join(map(str, steps[:4]))} ... {', '.join(map(str, steps[-2:]))}"
+
+
+def best_and_worst(rows: Sequence[Row], n: int) -> tuple[list[Row], list[Row]]:
+    """Up to `n` rows of highest reward and `n` others of lowest, each in that order.
+
+    Rows without a reward are in neither.
+    """
+    scored = [row for row in rows if row["reward"] is not None and not math.isnan(row["reward"])]
+    scored.sort(key=lambda row: -row["reward"])
+    return scored[:n], scored[max(n, len(scored) - n) :][::-1]

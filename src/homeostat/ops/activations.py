@@ -1,0 +1,37 @@
+"""SiLU gating: silu(gate) * up, with silu(x) = x / (1 + exp(-x)).
+
+torch's SiLU takes the exponential by one routine in the body of a vector loop and by another in its
+tail, so that an entry's last bit depends on where the loop ends: on the number of rows and threads.
+The `invariant` form is built of operations that have one result each: torch.exp (whose tail runs
+the same routine on a padded vector), and sums and quotients, which IEEE 754 rounds one way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from homeostat.ops.linear import Numerics
+
+
+def gated_silu(gate: Tensor, up: Tensor, *, numerics: Numerics = "fast") -> Tensor:
+    activated = functional.silu(gate) if numerics == "fast" else _InvariantSilu.apply(gate)
+    return activated * up
+
+
+class _InvariantSilu(torch.autograd.Function):
+    """torch's own gradient: that of the formula is inf / inf for large negative inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x / x.neg().exp_().add_(1.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        return torch.ops.aten.silu_backward(grads[0], *ctx.saved_tensors)

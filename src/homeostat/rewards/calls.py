@@ -1,0 +1,233 @@
+"""One call of a reward for one group, and what is made of its answer. Runs in a worker.
+
+The call is TRL's: everything by keyword, one list entry per sample. What is better here: a function
+without **kwargs is given what it names and no more, and a column that it needs and the row lacks is
+named. What a function returns may be any iterable of numbers (bool, numpy, tensors of one value);
+an entry that is none becomes None, and its kind is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import traceback
+from collections.abc import Iterable, Mapping, Sized
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from homeostat.errors import HomeostatError, RewardError
+from homeostat.rewards.functions import RewardFunction
+from homeostat.rewards.trouble import TroubleKind, shorten
+
+# Rewards are trained on in float32.
+MAX_REWARD = 3e38
+MAX_MESSAGE_CHARS = 1000
+MAX_TRACEBACK_CHARS = 4000
+# A cell of the completions table.
+MAX_EXTRA_CHARS = 10_000
+# Columns that TRL does not hand on either: they go under the names of the call.
+_TAKEN_COLUMNS = ("prompt", "completion", "completion_ids")
+_NOT_THE_USERS = (str(Path(__file__).parent), "<frozen importlib")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What TRL's trainer_state tells a function about the run."""
+
+    global_step: int
+    max_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A group as the worker receives it."""
+
+    prompt: str | list[dict[str, Any]]
+    texts: list[str]
+    completion_ids: list[list[int]]
+    columns: Mapping[str, Any]
+    state: TrainerState
+
+    def keywords(self) -> dict[str, Any]:
+        num = len(self.texts)
+        chat = not isinstance(self.prompt, str)
+        completions = [
+            [{"role": "assistant", "content": text}] if chat else text for text in self.texts
+        ]
+        columns = {
+            name: _repeat(value, num)
+            for name, value in self.columns.items()
+            if name not in _TAKEN_COLUMNS
+        }
+        return columns | {
+            "prompts": _repeat(self.prompt, num),
+            "completions": completions,
+            "completion_ids": [list(ids) for ids in self.completion_ids],
+            "trainer_state": self.state,
+        }
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the parent is told, as JSON. `problems` has one entry per kind."""
+
+    values: list[float | None]
+    problems: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    extras: dict[str, list[Any]] = field(default_factory=dict)
+
+    def log_metric(self, name: str, value: Any) -> None:
+        self.metrics.setdefault(str(name), []).append(float(value))
+
+    def log_extra(self, column: str, values: Iterable[Any]) -> None:
+        cells = [_cell(value) for value in values]
+        if len(cells) != len(self.values):
+            samples = len(self.values)
+            raise ValueError(f"log_extra({column!r}): {len(cells)} values for {samples} samples")
+        self.extras[str(column)] = cells
+
+    def fail(self, kind: TroubleKind, message: str, *, tail: str = "") -> None:
+        """The call failed as a whole."""
+        self.values = [None] * len(self.values)
+        self.problems = [
+            {
+                "kind": kind,
+                "message": shorten(message, MAX_MESSAGE_CHARS),
+                "samples": list(range(len(self.values))),
+                "traceback": tail[-MAX_TRACEBACK_CHARS:],
+            }
+        ]
+
+
+def answer_call(
+    reward: RewardFunction | BaseException,
+    call: Call,
+    *,
+    options: Mapping[str, Any],
+    runner: asyncio.Runner,
+) -> Answer:
+    """Never raises: whatever user code does short of ending the process is an answer."""
+    answer = Answer([None] * len(call.texts))
+    if isinstance(reward, BaseException):
+        answer.fail(TroubleKind.EXCEPTION, f"it does not load any more: {describe(reward)}")
+        return answer
+    try:
+        logs = {"log_extra": answer.log_extra, "log_metric": answer.log_metric}
+        result = reward(**_chosen(reward, call.keywords() | logs, options))
+        if inspect.iscoroutine(result):
+            result = runner.run(result)
+        _judge(result, answer)
+    except BaseException as error:
+        answer.fail(TroubleKind.EXCEPTION, describe(error), tail=tail_of(error))
+    return answer
+
+
+def describe(error: BaseException) -> str:
+    """'KeyError: 3', and our own errors without their class, which says nothing to a user."""
+    if isinstance(error, HomeostatError):
+        return str(error)
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def tail_of(error: BaseException) -> str:
+    """The traceback from the first line of the user's own code on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _repeat(value: Any, num: int) -> list[Any]:
+    """A value for each sample, each its own: a function may change what it is given."""
+    if value is None or isinstance(value, str | int | float):
+        return [value] * num
+    return [deepcopy(value) for _ in range(num)]
+
+
+def _chosen(
+    reward: RewardFunction, given: dict[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The keywords that the function takes; all of them where it has **kwargs."""
+    if clash := sorted(set(options) & set(given)):
+        raise RewardError(f"options.{clash[0]} is also a column of the row: rename one of them")
+    given = {**given, **options}
+    parameters = _parameters(reward)
+    if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return given
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in given]
+    if missing:
+        raise RewardError(
+            f"the function needs {missing[0]!r}, which is neither a column of the row "
+            f"nor one of its options (there are: {', '.join(sorted(given))})"
+        )
+    return {p.name: given[p.name] for p in named if p.name in given}
+
+
+def _parameters(reward: RewardFunction) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(reward).parameters.values())
+    except ValueError:  # a callable written in C
+        return None
+
+
+def _judge(result: Any, answer: Answer) -> None:
+    num = len(answer.values)
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        kind = type(result).__name__
+        answer.fail(TroubleKind.WRONG_TYPE, f"it returned a {kind}, not a list of {num} numbers")
+        return
+    # One more than wanted tells that there are too many, however many there are.
+    values = list(islice(result, num + 1))
+    if len(values) != num:
+        found = len(result) if isinstance(result, Sized) else f"{len(values)} or more"
+        answer.fail(TroubleKind.WRONG_LENGTH, f"it returned {found} values for {num} samples")
+        return
+    for sample, value in enumerate(values):
+        _place(value, sample, answer)
+
+
+def _place(value: Any, sample: int, answer: Answer) -> None:
+    if value is None:
+        _note(answer, TroubleKind.NONE, sample, "it returned None: does not apply")
+        return
+    try:
+        number = _number(value)
+    except (TypeError, ValueError):
+        text = f"it returned {shorten(repr(value), 100)}, which is no number"
+        _note(answer, TroubleKind.WRONG_TYPE, sample, text)
+        return
+    if math.isfinite(number) and abs(number) <= MAX_REWARD:
+        answer.values[sample] = number
+    else:
+        _note(answer, TroubleKind.NOT_FINITE, sample, f"it returned {number}")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError("text is no number")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _note(answer: Answer, kind: TroubleKind, sample: int, message: str) -> None:
+    """Samples with the same trouble share an entry: the first one's message stands."""
+    for problem in answer.problems:
+        if problem["kind"] == kind:
+            problem["samples"].append(sample)
+            return
+    answer.problems.append({"kind": kind, "message": message, "samples": [sample], "traceback": ""})
+
+
+def _cell(value: Any) -> str | int | float | bool | None:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return shorten(str(value), MAX_EXTRA_CHARS)

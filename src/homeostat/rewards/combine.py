@@ -1,0 +1,98 @@
+"""From the values of many rewards to the one number per sample that is trained on.
+
+    values per reward -> weighted sum -> normalised by the run's moments -> clipped
+
+A reward without a value for a sample is left out of its sum, as in TRL. A sample has no reward only
+where no function gave one. The moments are part of the run's state: they are checkpointed, and a
+resumed run goes on from the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from homeostat.config.rewards import RewardsConfig
+from homeostat.rewards.groups import ScoredGroup
+
+Mode = Literal["none", "scale", "standardise"]
+# A deviation this small against the mean is what rounding leaves of equal rewards.
+SMALLEST_DEVIATION = 1e-9
+
+
+def weighted_sum(values: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+    """None only where every function gave None."""
+    terms = [weights[label] * value for label, value in values.items() if value is not None]
+    return math.fsum(terms) if terms else None
+
+
+def totals(scored: Sequence[ScoredGroup], config: RewardsConfig) -> list[list[float | None]]:
+    """The weighted sum of every sample, as evaluation reports it."""
+    weights = {reward.label: reward.weight for reward in config.functions}
+    return [
+        [
+            weighted_sum(dict(zip(group.values, column, strict=True)), weights)
+            for column in zip(*group.values.values(), strict=True)
+        ]
+        for group in scored
+    ]
+
+
+@dataclass(slots=True)
+class RunningMoments:
+    """Count, mean and sum of squared differences from it, over all rewards so far.
+
+    Batches are merged by Chan, Golub and LeVeque's formula: nothing cancels, however long the run.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def deviation(self) -> float:
+        """The unbiased one; 0 for fewer than two values."""
+        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
+
+    def update(self, values: Sequence[float]) -> None:
+        if not values:
+            return
+        num = len(values)
+        mean = math.fsum(values) / num
+        squares = math.fsum((value - mean) ** 2 for value in values)
+        total = self.count + num
+        shift = mean - self.mean
+        self.squares += squares + shift * shift * (self.count * num / total)
+        self.mean += shift * (num / total)
+        self.count = total
+
+    def apply(self, rewards: Sequence[float | None], mode: Mode) -> list[float | None]:
+        """Take the rewards in, then normalise them by all that was seen."""
+        self.update([reward for reward in rewards if reward is not None])
+        if mode == "none":
+            return list(rewards)
+        mean = self.mean if mode == "standardise" else 0.0
+        deviation = self.deviation
+        scale = deviation if deviation > SMALLEST_DEVIATION * abs(self.mean) else 1.0
+        return [None if reward is None else (reward - mean) / scale for reward in rewards]
+
+    def as_json(self) -> dict[str, float]:
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, float]) -> RunningMoments:
+        return cls(int(raw["count"]), float(raw["mean"]), float(raw["squares"]))
+
+
+def finish(
+    scored: Sequence[ScoredGroup], config: RewardsConfig, moments: RunningMoments
+) -> list[list[float | None]]:
+    """What is trained on, per group and sample. Takes the rewards into `moments`."""
+    sums = totals(scored, config)
+    rewards = moments.apply([reward for group in sums for reward in group], config.normalise)
+    if (bound := config.clip) is not None:
+        rewards = [None if r is None else min(bound, max(-bound, r)) for r in rewards]
+    rest = iter(rewards)
+    return [[next(rest) for _ in group] for group in sums]

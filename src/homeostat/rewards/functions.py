@@ -1,0 +1,218 @@
+r"""The built-in rewards, and the way to a user's own.
+
+A reward is a function as TRL calls it, and the built-in ones obey the same call:
+
+    f(completions=, prompts=, completion_ids=, trainer_state=, <column>=, ...) -> list[float | None]
+
+with one entry per sample everywhere. `load_reward(type, settings)` makes one from the keys of its
+config class. It runs in a worker process, where a pattern that backtracks for ever or a task that
+hangs meets the time limit. Nothing heavy is imported before the reward that needs it is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from homeostat.errors import MissingDependencyError, RewardError
+
+RewardFunction = Callable[..., Any]
+Message = Mapping[str, Any]
+
+# Seconds that math-verify may spend on one sample, twice: to read it, and to compare it. Beyond
+# them the answer counts as wrong, and the other samples of the group keep their values.
+MATH_SECONDS = 1
+
+
+def load_reward(type: str, settings: Mapping[str, Any]) -> RewardFunction:
+    """The function of a reward. `settings` are the keys of its config class."""
+    return _LOADERS[type](**settings)
+
+
+def text_of(completion: str | Sequence[Message]) -> str:
+    """A completion's text; for conversational prompts it is a list with one message."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def exact_match(*, column: str, extract: str | None, ignore_case: bool) -> RewardFunction:
+    find = _finder(extract)
+
+    def score(completions: list[Any], **columns: Any) -> list[float | None]:
+        return [
+            _match(find(text_of(completion)), expected, ignore_case=ignore_case)
+            for completion, expected in zip(completions, _column(columns, column), strict=True)
+        ]
+
+    return score
+
+
+def regex_format(*, pattern: str) -> RewardFunction:
+    whole = re.compile(pattern, re.DOTALL)
+
+    def score(completions: list[Any], **columns: Any) -> list[float | None]:
+        return [float(whole.fullmatch(text_of(text)) is not None) for text in completions]
+
+    return score
+
+
+def length(*, free_tokens: int, max_tokens: int) -> RewardFunction:
+    def score(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+        over = [len(ids) - free_tokens for ids in completion_ids]
+        return [0.0 - min(1.0, max(0.0, n / (max_tokens - free_tokens))) for n in over]
+
+    return score
+
+
+def math_verify(*, column: str) -> RewardFunction:
+    package = _import("math_verify", package="math-verify", reward="math_verify")
+
+    @lru_cache(maxsize=1024)
+    def read_expected(text: str) -> Any:
+        # LaTeX without delimiters would be read as plain numbers: \sqrt{2} as 2.
+        bare = "\\" in text and not re.search(r"\$|\\boxed|\\\(|\\\[", text)
+        found = [] if bare else package.parse(text)
+        found = found or package.parse(f"${text}$")
+        if not found:
+            raise RewardError(f"math-verify cannot read the expected answer {text!r} ({column})")
+        return found
+
+    def verify(text: str, expected: Any) -> float | None:
+        if expected is None:
+            return None
+        gold = read_expected(_plain(expected))
+        found = package.parse(text, parsing_timeout=MATH_SECONDS)
+        return float(package.verify(gold, found, timeout_seconds=MATH_SECONDS))
+
+    def score(completions: list[Any], **columns: Any) -> list[float | None]:
+        pairs = zip(completions, _column(columns, column), strict=True)
+        return [verify(text_of(completion), expected) for completion, expected in pairs]
+
+    return score
+
+
+def reasoning_gym(*, extract: str | None) -> RewardFunction:
+    """Rows of a reasoning_gym source have `task`, its options and the entry, both as JSON."""
+    package = _import("reasoning_gym", package="reasoning-gym", reward="reasoning_gym")
+    find = _finder(extract)
+
+    @lru_cache(maxsize=256)
+    def task_of(name: str, options: str) -> Any:
+        return package.create_dataset(name, **json.loads(options))
+
+    def score(completions: list[Any], **columns: Any) -> list[float | None]:
+        needed = [_column(columns, name) for name in ("task", "task_options", "entry")]
+        values: list[float | None] = []
+        for completion, name, options, entry in zip(completions, *needed, strict=True):
+            answer = find(text_of(completion))
+            task = task_of(name, options)
+            scored = answer is not None and task.score_answer(answer, json.loads(entry))
+            values.append(float(scored))
+        return values
+
+    return score
+
+
+def function(*, path: str) -> RewardFunction:
+    place, _, name = path.rpartition(":")
+    module = _module_of_file(Path(place).resolve()) if place.endswith(".py") else _module(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise RewardError(f"{path}: {place} has no function {name!r}")
+    return found
+
+
+_LOADERS: dict[str, Callable[..., RewardFunction]] = {
+    "exact_match": exact_match,
+    "regex_format": regex_format,
+    "length": length,
+    "math_verify": math_verify,
+    "reasoning_gym": reasoning_gym,
+    "function": function,
+}
+
+
+def _finder(extract: str | None) -> Callable[[str], str | None]:
+    """The answer in a completion: the whole of it, or the last match's first group."""
+    if extract is None:
+        return str.strip
+    pattern = re.compile(extract)
+
+    def find(text: str) -> str | None:
+        matches = deque(pattern.finditer(text), maxlen=1)
+        group = 1 if pattern.groups else 0
+        return (matches[0].group(group) or "").strip() if matches else None
+
+    return find
+
+
+def _match(answer: str | None, expected: Any, *, ignore_case: bool) -> float | None:
+    if expected is None:
+        return None
+    wanted = _plain(expected)
+    if answer is None:
+        return 0.0
+    if ignore_case:
+        return float(answer.casefold() == wanted.casefold())
+    return float(answer == wanted)
+
+
+def _plain(expected: Any) -> str:
+    if not isinstance(expected, str | int | float):
+        raise RewardError(f"the expected answer is no text or number: {expected!r}")
+    return str(expected).strip()
+
+
+def _column(columns: Mapping[str, Any], name: str) -> Any:
+    if name not in columns:
+        known = ", ".join(sorted(columns)) or "none"
+        raise RewardError(f"the row has no column {name!r} (it has: {known})")
+    return columns[name]
+
+
+def _import(module: str, *, package: str, reward: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        needed_for = f"the reward {reward}"
+        raise MissingDependencyError.of(package, extra="tasks", needed_for=needed_for) from error
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A package that the user's module wants is another matter, and says so itself.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise RewardError(
+            f"there is no module {name!r}: start homeostat in the folder that holds it, install "
+            "it, or write the path of its file (folder/file.py:function)"
+        ) from error
+
+
+@lru_cache
+def _module_of_file(file: Path) -> ModuleType:
+    """As if the file were run as a script: its own folder is searched for what it imports."""
+    if not file.is_file():
+        raise RewardError(f"there is no file {file} (relative paths start at the working folder)")
+    if (folder := str(file.parent)) not in sys.path:
+        sys.path.insert(0, folder)
+    name = f"reward_file_{file.stem}_{zlib.crc32(os.fsencode(file)):08x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None, f"no loader for {file}"
+    assert spec.loader is not None, f"no loader for {file}"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,38 @@
+"""What goes into a RewardPool and what comes out. `_G` is over the samples of the group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from homeostat.types import Prompt
+
+# What a table can show.
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnscoredGroup:
+    """A prompt with its sampled completions, as text and as tokens."""
+
+    prompt: Prompt
+    texts: list[str]
+    completion_ids: list[list[int]]
+
+    def __post_init__(self) -> None:
+        assert len(self.texts) == len(self.completion_ids), (
+            f"prompt {self.prompt.prompt_id}: {len(self.texts)} texts, "
+            f"{len(self.completion_ids)} lists of tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """What every reward gave to every sample of a group.
+
+    `values[label]` has one entry per sample, None where the reward has none. What functions handed
+    to TRL's log_metric and log_extra is under `<label>/<name>`.
+    """
+
+    values: dict[str, list[float | None]] = field(default_factory=dict)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    extras: dict[str, list[Scalar]] = field(default_factory=dict)

@@ -1,0 +1,282 @@
+"""Rewards in worker processes, with a time limit for every call.
+
+    UnscoredGroup ... -> score() -> ScoredGroup ...      troubles -> on_trouble, counts()
+
+A group is the unit of work: an idle worker takes the next one and answers reward by reward. A call
+that hangs, or that takes its worker with it, costs that reward's values for that group and nothing
+else: the worker is replaced and the group's other rewards are computed by the next one. Groups come
+back in the order in which they were given.
+
+Any call may run into its limit, so a step waits for rewards at most `timeout_s` per call. A reward
+that always hangs is still called each time: only its author knows whether a run without it means
+anything. Its troubles say for how many calls in a row it has hung.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from homeostat.config.rewards import AnyReward, RewardsConfig
+from homeostat.errors import MissingDependencyError, RewardError
+from homeostat.observe.redact import mask_text
+from homeostat.rewards.calls import Call, TrainerState
+from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
+from homeostat.rewards.process import LOAD_SECONDS, Setup, WorkerGoneError, WorkerProcess
+from homeostat.rewards.trouble import RewardTrouble, TroubleKind, shorten
+
+# Workers that end without having been asked anything, in a row, before that is an error.
+MAX_FAILED_STARTS = 3
+CLOSE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Job:
+    """A group, and the rewards that it still lacks."""
+
+    group: UnscoredGroup
+    call: Call
+    labels: deque[str]
+    scored: ScoredGroup
+
+
+class RewardPool:
+    """`config.workers` processes that compute `config.functions`. To be used in a with statement.
+
+    One thread at a time. `on_trouble` is called by `score`, as soon as a trouble is known. What
+    rewards print goes to `log_file`, or nowhere.
+    """
+
+    def __init__(
+        self,
+        config: RewardsConfig,
+        *,
+        on_trouble: Callable[[RewardTrouble], None],
+        log_file: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.on_trouble = on_trouble
+        self.labels = [reward.label for reward in config.functions]
+        rewards = [_described(reward) for reward in config.functions]
+        self._setup = Setup(rewards, folder=Path.cwd(), log_file=log_file)
+        # What each worker is busy with; None while it loads or idles.
+        self._workers: dict[WorkerProcess, _Job | None] = {}
+        self._counts: Counter[tuple[str, TroubleKind]] = Counter()
+        self._streaks: Counter[str] = Counter()
+        self._failed_starts = 0
+
+    def __enter__(self) -> RewardPool:
+        try:
+            for _ in range(self.config.workers):
+                self._start_worker()
+            while not all(worker.is_loaded for worker in self._workers):
+                self._turn(deque(), refuse=True)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        idle = [worker for worker, job in self._workers.items() if job is None and worker.is_loaded]
+        for worker in self._workers:
+            worker.hang_up()
+        for worker in self._workers:
+            worker.close(patience_s=CLOSE_SECONDS if worker in idle else 0.0)
+        self._workers.clear()
+
+    def counts(self) -> dict[tuple[str, TroubleKind], int]:
+        """Samples that were left without a value so far, by reward and reason."""
+        return dict(self._counts)
+
+    def score(
+        self, groups: Sequence[UnscoredGroup], *, step: int, total_steps: int
+    ) -> list[ScoredGroup]:
+        """What every reward gives to every sample."""
+        state = TrainerState(global_step=step, max_steps=total_steps)
+        jobs = [self._job(group, state) for group in groups]
+        waiting = deque(job for job in jobs if job.labels)
+        while waiting or any(self._workers.values()):
+            self._turn(waiting)
+        return [job.scored for job in jobs]
+
+    def _job(self, group: UnscoredGroup, state: TrainerState) -> _Job:
+        prompt = group.prompt
+        call = Call(prompt.prompt, group.texts, group.completion_ids, dict(prompt.columns), state)
+        empty: dict[str, list[float | None]] = {label: [] for label in self.labels}
+        return _Job(group, call, deque(self.labels if group.texts else ()), ScoredGroup(empty))
+
+    def _turn(self, waiting: deque[_Job], *, refuse: bool = False) -> None:
+        """Hand out work, wait for something to happen, and deal with it."""
+        for worker in [worker for worker, job in self._workers.items() if job is None]:
+            if waiting and worker.is_loaded:
+                self._hand_out(worker, waiting)
+        awaited = [w for w, job in self._workers.items() if job is not None or not w.is_loaded]
+        if not awaited:
+            return
+        wait_s = max(0.0, min(worker.deadline for worker in awaited) - time.monotonic())
+        # poll, unlike select, also works where a process has many files open.
+        poll = select.poll()
+        by_number = {worker.channel.fileno(): worker for worker in awaited}
+        for number in by_number:
+            poll.register(number, select.POLLIN)
+        speaking = [by_number[number] for number, _ in poll.poll(wait_s * 1000 + 1)]
+        for worker in speaking:
+            self._listen(worker, waiting, refuse=refuse)
+        now = time.monotonic()
+        for worker in awaited:
+            if worker not in speaking and worker.deadline <= now:
+                self._give_up(worker, waiting)
+
+    def _hand_out(self, worker: WorkerProcess, waiting: deque[_Job]) -> None:
+        job = waiting.popleft()
+        try:
+            worker.ask(job.labels, job.call, timeout_s=self.config.timeout_s)
+            self._workers[worker] = job
+        except WorkerGoneError as gone:
+            waiting.appendleft(job)
+            self._replace_unasked(worker, str(gone))
+
+    def _listen(self, worker: WorkerProcess, waiting: deque[_Job], *, refuse: bool) -> None:
+        try:
+            for message in worker.hear():
+                if worker.is_loaded:
+                    self._take_answer(worker, message)
+                else:
+                    worker.is_loaded = True
+                    if refuse and message.get("failed"):
+                        raise _refusal(message["failed"])
+        except WorkerGoneError as gone:
+            job = self._workers[worker]
+            if job is None:
+                self._replace_unasked(worker, str(gone))
+            else:
+                self._streaks[job.labels[0]] = 0
+                self._fail(job, TroubleKind.WORKER_DIED, str(gone), where=worker.where())
+                self._replace(worker, waiting)
+
+    def _give_up(self, worker: WorkerProcess, waiting: deque[_Job]) -> None:
+        job = self._workers[worker]
+        if job is None:
+            what = f"it did not load the rewards in {LOAD_SECONDS:.0f} s\n{worker.where()}"
+            self._replace_unasked(worker, what)
+            return
+        limit = f"no answer within rewards.timeout_s = {self.config.timeout_s:g} s"
+        self._streaks[job.labels[0]] += 1
+        self._fail(job, TroubleKind.TIMEOUT, limit, where=worker.where())
+        self._replace(worker, waiting)
+
+    def _take_answer(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        job = self._workers[worker]
+        if job is None or not _is_answer(message, num=len(job.group.texts)):
+            raise WorkerGoneError("the worker's answer makes no sense")
+        worker.deadline = time.monotonic() + self.config.timeout_s
+        self._failed_starts = 0
+        label = job.labels.popleft()
+        self._streaks[label] = 0
+        job.scored.values[label] = message["values"]
+        for name, values in message["metrics"].items():
+            job.scored.metrics[f"{label}/{name}"] = values
+        for name, values in message["extras"].items():
+            job.scored.extras[f"{label}/{name}"] = values
+        if not job.labels:
+            self._workers[worker] = None
+        for problem in message["problems"]:
+            self._report(job, label, problem)
+
+    def _fail(self, job: _Job, kind: TroubleKind, message: str, *, where: str) -> None:
+        """The call that was under way has no values; the job goes on with the next reward."""
+        label = job.labels.popleft()
+        num = len(job.group.texts)
+        job.scored.values[label] = [None] * num
+        whole = {"kind": kind, "message": message, "traceback": where, "samples": list(range(num))}
+        self._report(job, label, whole)
+
+    def _report(self, job: _Job, label: str, problem: dict[str, Any]) -> None:
+        kind, samples = TroubleKind(problem["kind"]), problem["samples"]
+        self._counts[label, kind] += len(samples)
+        texts = job.group.texts
+        # Where the call failed as a whole, no single sample is known to be at fault.
+        known = kind in _SAMPLES_KNOWN or len(texts) == 1
+        self.on_trouble(
+            RewardTrouble(
+                reward=label,
+                kind=kind,
+                message=mask_text(problem["message"]),
+                prompt_id=job.group.prompt.prompt_id,
+                prompt=shorten(text_of_prompt(job.group.prompt.prompt)),
+                num_samples=len(samples),
+                completion=shorten(texts[samples[0]]) if known else None,
+                traceback_tail=mask_text(problem["traceback"]),
+                streak=self._streaks[label],
+            )
+        )
+
+    def _replace(self, worker: WorkerProcess, waiting: deque[_Job]) -> None:
+        """A new worker for one that is lost; what is left of its job comes first."""
+        job = self._workers.pop(worker)
+        worker.close()
+        if job is not None and job.labels:
+            waiting.appendleft(job)
+        self._start_worker()
+
+    def _replace_unasked(self, worker: WorkerProcess, what: str) -> None:
+        """It is lost, and no reward's call can be blamed: that must not go on for ever."""
+        self._failed_starts += 1
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            log = f" What it printed is in {self._setup.log_file}." if self._setup.log_file else ""
+            raise RewardError(f"reward workers cannot be started: {what}.{log}")
+        self._replace(worker, deque())
+
+    def _start_worker(self) -> None:
+        try:
+            self._workers[WorkerProcess(self._setup)] = None
+        except OSError as error:
+            raise RewardError(f"a reward worker cannot be started: {error}") from error
+
+
+_SAMPLES_KNOWN = {TroubleKind.NONE, TroubleKind.NOT_FINITE, TroubleKind.WRONG_TYPE}
+
+
+def text_of_prompt(prompt: str | list[dict[str, Any]]) -> str:
+    """A prompt to be read by people."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in prompt)
+
+
+def _described(reward: AnyReward) -> dict[str, Any]:
+    settings = reward.model_dump(exclude={"name", "weight", "type"})
+    options = settings.pop("options", {})
+    return {
+        "label": reward.label, "type": reward.type, "settings": settings, "options": options
+    }  # fmt: skip
+
+
+def _refusal(failed: list[dict[str, Any]]) -> RewardError | MissingDependencyError:
+    if all(one["missing"] for one in failed):
+        return MissingDependencyError("\n".join(one["message"] for one in failed))
+    lines = [f"reward {one['label']}: {one['message']}\n{one['traceback']}" for one in failed]
+    return RewardError(mask_text("\n".join(line.rstrip() for line in lines)))
+
+
+def _is_answer(message: dict[str, Any], *, num: int) -> bool:
+    """Our own worker code wrote it, but in a process that foreign code shares."""
+    values = message.get("values")
+    if not isinstance(values, list) or len(values) != num:
+        return False
+    numbers = all(value is None or type(value) is float for value in values)
+    return numbers and {"problems", "metrics", "extras"} <= set(message)

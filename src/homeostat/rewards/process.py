@@ -1,0 +1,163 @@
+"""The parent's side of one worker process: start, ask, listen, kill.
+
+A worker is `starting` until it says what it loaded, then `idle`, and `busy` with one job. Every
+state but `idle` has a deadline, and each answer sets a new one: the next call has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homeostat.rewards.calls import Call
+from homeostat.rewards.frames import FrameReader, send_frame
+
+# Loading may import torch and fetch a judge; an idle worker takes a request at once.
+LOAD_SECONDS = 300.0
+SEND_SECONDS = 30.0
+DUMP_SECONDS = 0.5
+REAP_SECONDS = 10.0
+
+_BOOT = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from homeostat.rewards.worker import main; main({channel}, {dump})"
+)
+
+_SIGNALS = {int(number): number.name for number in signal.Signals}
+
+log = logging.getLogger(__name__)
+
+
+class WorkerGoneError(Exception):
+    """The worker ended, or spoke nonsense. `str` says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every worker of a pool is started with."""
+
+    rewards: list[dict[str, Any]]
+    folder: Path
+    log_file: Path | None
+
+
+class WorkerProcess:
+    """One worker. After `end` it is of no further use."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.deadline = time.monotonic() + LOAD_SECONDS
+        self.is_loaded = False
+        self._reader = FrameReader()
+        self._dump = tempfile.TemporaryFile()  # noqa: SIM115
+        self.channel, theirs = socket.socketpair()
+        self.channel.settimeout(SEND_SECONDS)
+        with theirs:
+            self._process = _start(setup, channel=theirs.fileno(), dump=self._dump.fileno())
+        send_frame(self.channel, pickle.dumps(setup.rewards))
+
+    def ask(self, labels: Sequence[str], call: Call, *, timeout_s: float) -> None:
+        """Have the rewards computed, one answer each, in this order."""
+        try:
+            send_frame(self.channel, pickle.dumps((list(labels), call)))
+        except OSError as error:
+            raise WorkerGoneError(self.last_words()) from error
+        self.deadline = time.monotonic() + timeout_s
+
+    def hear(self) -> list[dict[str, Any]]:
+        """The messages that have arrived. To be called when the channel can be read."""
+        try:
+            data = self.channel.recv(2**20)
+            self._reader.add(data)
+            messages = []
+            while (frame := self._reader.take()) is not None:
+                messages.append(dict(json.loads(frame)))
+        except ConnectionError as error:
+            raise WorkerGoneError(self.last_words()) from error
+        except (OSError, TypeError, ValueError, RecursionError) as error:
+            raise WorkerGoneError(f"the worker's answer cannot be read: {error}") from error
+        if not data:
+            raise WorkerGoneError(self.last_words())
+        return messages
+
+    def last_words(self) -> str:
+        """How it ended."""
+        self.end(patience_s=DUMP_SECONDS)
+        code = self._process.returncode
+        if code is None or code < 0:
+            return "the worker process was killed from outside"
+        if code <= 128:
+            return f"the worker process ended with exit code {code}"
+        name = _SIGNALS.get(code - 128, f"signal {code - 128}")
+        hint = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
+        return f"the worker process was ended by {name}{hint}"
+
+    def where(self) -> str:
+        """Where it is, or was when it crashed: the stack, innermost call first."""
+        if self._process.returncode is None:
+            self._ask_for_the_stack()
+        text = os.pread(self._dump.fileno(), 2**16, 0).decode("utf-8", "replace")
+        ours = str(Path(__file__).parent)
+        not_users = (f'"{ours}', '"<string>"')
+        lines = [line for line in text.splitlines() if not any(n in line for n in not_users)]
+        return "\n".join(lines[:20])
+
+    def _ask_for_the_stack(self) -> None:
+        assert self._process.stdin is not None
+        end = time.monotonic() + DUMP_SECONDS
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(b"?")
+            while time.monotonic() < end and not os.fstat(self._dump.fileno()).st_size:
+                time.sleep(0.01)
+
+    def hang_up(self) -> None:
+        """An idle worker ends by itself then, which runs its exit handlers."""
+        self.channel.close()
+
+    def end(self, *, patience_s: float = 0.0) -> None:
+        """Kill it and all that it started, unless it ends by itself in time."""
+        self.hang_up()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.warning("reward worker %d does not end after SIGKILL", self._process.pid)
+
+    def close(self, *, patience_s: float = 0.0) -> None:
+        """End it, and give back what it held."""
+        self.end(patience_s=patience_s)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._dump.close()
+
+
+def _start(setup: Setup, *, channel: int, dump: int) -> subprocess.Popen[bytes]:
+    """Not by multiprocessing: it would import the parent's main module, and torch with it."""
+    path = [str(setup.folder), *(entry for entry in sys.path if isinstance(entry, str))]
+    boot = _BOOT.format(path=path, channel=channel, dump=dump)
+    with open(setup.log_file or os.devnull, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", boot],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            pass_fds=(channel, dump),
+            cwd=setup.folder,
+            start_new_session=True,
+        )

@@ -1,0 +1,57 @@
+"""What can go wrong with a reward, in words that metrics, events and docs share.
+
+Stdlib only: the worker processes import it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class TroubleKind(StrEnum):
+    """Why samples have no value from a reward."""
+
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    WORKER_DIED = "worker_died"
+    WRONG_LENGTH = "wrong_length"
+    WRONG_TYPE = "wrong_type"
+    NOT_FINITE = "not_finite"
+    NONE = "none"
+
+    @property
+    def is_error(self) -> bool:
+        """None is a reward's way to say that it does not apply to a sample."""
+        return self is not TroubleKind.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTrouble:
+    """One call of a reward that left `num_samples` of a group's samples without a value.
+
+    `completion` is the first sample at fault, None where the call failed as a whole. `streak` says
+    for how many calls in a row the reward has now run into its time limit.
+    """
+
+    reward: str
+    kind: TroubleKind
+    message: str
+    prompt_id: int
+    prompt: str
+    num_samples: int
+    completion: str | None = None
+    traceback_tail: str = ""
+    streak: int = 0
+
+    def __str__(self) -> str:
+        text = f"reward {self.reward}, row {self.prompt_id}: {self.message}"
+        return f"{text} ({self.streak} calls in a row)" if self.streak > 1 else text
+
+
+def shorten(text: str, limit: int = 300) -> str:
+    """The beginning and the end of a text, which tell more than the beginning alone."""
+    if len(text) <= limit:
+        return text
+    half = (limit - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"

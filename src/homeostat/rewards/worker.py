@@ -1,0 +1,123 @@
+"""The process that runs rewards. Stdlib only until a reward asks for more, so that it starts fast.
+
+Two processes in a session of their own, so that one signal reaches them and all they started:
+
+    guardian   runs no foreign code; ends the whole group when the parent is gone, even by kill -9
+    worker     loads the rewards, then answers one group after another
+
+The guardian's stdin is a pipe that the parent never writes to but to ask for a traceback: its end
+is the parent's end. The worker may hang in C code with the GIL held, and is then killed none the
+less. Both leave SIGINT, SIGTERM and SIGHUP to the parent, which decides when work ends.
+
+The environment is left as it is, secrets too: a reward that asks a judge over the network needs its
+key. Whoever writes a reward runs code as the user anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from dataclasses import asdict
+from types import FrameType
+from typing import Any, NoReturn
+
+from homeostat.errors import MissingDependencyError
+from homeostat.rewards.calls import Call, answer_call, describe, tail_of
+from homeostat.rewards.frames import FrameReader, receive_frame, send_frame
+from homeostat.rewards.functions import RewardFunction, load_reward
+
+_LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(channel_fd: int, dump_fd: int) -> None:
+    for number in _LEFT_TO_THE_PARENT:
+        # A handler, not SIG_IGN: programs that a reward starts would inherit that.
+        signal.signal(number, _leave_to_the_parent)
+    worker = os.fork()
+    if worker:
+        os.close(channel_fd)
+        _guard(worker)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.set_inheritable(dump_fd, False)
+    faulthandler.enable(dump_fd)
+    faulthandler.register(signal.SIGUSR1, dump_fd, all_threads=False)
+    with socket.socket(fileno=channel_fd) as channel:
+        channel.set_inheritable(False)
+        os.register_at_fork(after_in_child=lambda: _let_go(channel))
+        _serve(channel)
+
+
+def _leave_to_the_parent(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _let_go(channel: socket.socket) -> None:
+    """A process that a reward forks is no worker: it cannot answer, and can be terminated."""
+    channel.close()
+    for number in _LEFT_TO_THE_PARENT:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _guard(worker: int) -> NoReturn:
+    threading.Thread(target=_follow_the_parent, args=(worker,), daemon=True).start()
+    _, status = os.waitpid(worker, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _follow_the_parent(worker: int) -> None:
+    while os.read(0, 1):
+        os.kill(worker, signal.SIGUSR1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _serve(channel: socket.socket) -> None:
+    reader = FrameReader()
+    first = receive_frame(channel, reader)
+    if first is None:
+        return
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    setup: list[dict[str, Any]] = pickle.loads(first)
+    rewards = {one["label"]: _load(one) for one in setup}
+    options = {one["label"]: one["options"] for one in setup}
+    _send(channel, {"failed": _failures(rewards)})
+    with asyncio.Runner() as runner:
+        while (frame := receive_frame(channel, reader)) is not None:
+            labels, call = pickle.loads(frame)
+            assert isinstance(call, Call), f"a request holds a {type(call)}"
+            for label in labels:
+                reward = rewards[label]
+                answer = answer_call(reward, call, options=options[label], runner=runner)
+                _send(channel, asdict(answer))
+
+
+def _load(setup: dict[str, Any]) -> RewardFunction | BaseException:
+    """A reward that does not load is one that raises: the others go on."""
+    try:
+        return load_reward(setup["type"], setup["settings"])
+    except BaseException as error:
+        return error
+
+
+def _failures(rewards: dict[str, RewardFunction | BaseException]) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": label,
+            "message": describe(reward),
+            "missing": isinstance(reward, MissingDependencyError),
+            "traceback": tail_of(reward),
+        }
+        for label, reward in rewards.items()
+        if isinstance(reward, BaseException)
+    ]
+
+
+def _send(channel: socket.socket, message: dict[str, Any]) -> None:
+    send_frame(channel, json.dumps(message).encode("ascii"))

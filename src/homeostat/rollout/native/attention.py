@@ -1,0 +1,137 @@
+"""What the tokens of an engine's forward pass see: the two attention contexts of the engine.
+
+Prefill: chunks laid end to end; one that begins a sequence sees itself alone, as in training; one
+that goes on sees its sequence's cache too. Decode: one token per sequence, over its cache.
+
+Each writes the new keys and values to the cache, layer by layer, before anything reads them.
+
+Suffixes: `_N` packed tokens, `_B` sequences, `_H` heads, `_K` blocks of a sequence, `_d` head dim.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.memory import to_device
+from homeostat.rollout.native.scheduler import Chunk
+from homeostat.rollout.native.sequence import Sequence
+
+
+class PrefillAttention:
+    """Chunks in packed order, those that begin a sequence first."""
+
+    def __init__(self, cache: KVCache, chunks: list[Chunk], *, kernel: str) -> None:
+        self.cache = cache
+        self.kernel = kernel
+        lengths = [chunk.end - chunk.start for chunk in chunks]
+        first = [length for chunk, length in zip(chunks, lengths, strict=True) if chunk.start == 0]
+        self.num_first = sum(first)
+        self.layout = PackedLayout.of(first, cache.device) if first else None
+        self.later = [
+            (slice(end - length, end), _Continued(cache, chunk))
+            for chunk, length, end in zip(chunks, lengths, accumulate(lengths), strict=True)
+            if chunk.start > 0
+        ]
+        places = [_places(chunk, cache.block_tokens) for chunk in chunks]
+        blocks_N, offsets_N = np.concatenate(places, axis=1)
+        self.slots = cache.slots(
+            to_device(blocks_N, cache.device), to_device(offsets_N, cache.device)
+        )
+
+    def attend(
+        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+    ) -> Tensor:
+        self.cache.write(layer, self.slots, k_NHd, v_NHd)
+        outputs = []
+        if self.layout is not None:
+            q, k, v = (x[: self.num_first] for x in (q_NHd, k_NHd, v_NHd))
+            out = packed_attention(q, k, v, self.layout, scale=scale, kernel=self.kernel)
+            outputs.append(out)
+        outputs += [chunk.attend(layer, q_NHd[span], scale) for span, chunk in self.later]
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+
+class _Continued:
+    """A chunk whose sequence has tokens before it in the cache."""
+
+    def __init__(self, cache: KVCache, chunk: Chunk) -> None:
+        self.cache = cache
+        num_blocks = -(-chunk.end // cache.block_tokens)
+        blocks_K = np.array(chunk.sequence.blocks[:num_blocks], dtype=np.int64)
+        self.tables_1HK = cache.tables(to_device(blocks_K[None], cache.device))
+        positions = torch.arange(num_blocks * cache.block_tokens, device=cache.device)
+        self.sees = positions <= positions[chunk.start : chunk.end, None]
+
+    def attend(self, layer: int, q_NHd: Tensor, scale: float) -> Tensor:
+        keys, values = self.cache.gather(layer, self.tables_1HK)
+        out = functional.scaled_dot_product_attention(
+            q_NHd.transpose(0, 1)[None],
+            keys,
+            values,
+            attn_mask=self.sees,
+            scale=scale,
+            enable_gqa=q_NHd.shape[1] != keys.shape[1],
+        )
+        return out[0].transpose(0, 1)
+
+
+class DecodeAttention:
+    """The last token of each sequence. `in_rows`: their blocks are 0 .. B-1, one each."""
+
+    def __init__(
+        self, cache: KVCache, sequences: list[Sequence], *, dtype: torch.dtype, in_rows: bool
+    ) -> None:
+        self.cache = cache
+        positions_B = np.array([sequence.cached for sequence in sequences])
+        at_B, offsets_B = np.divmod(positions_B, cache.block_tokens)
+        blocks_B = np.array([s.blocks[at] for s, at in zip(sequences, at_B, strict=True)])
+        self.num_rows = len(sequences)
+        self.length = int(positions_B.max()) + 1
+        self.tables_BHK = None
+        if not in_rows:
+            self.tables_BHK = cache.tables(
+                to_device(_padded_blocks(sequences, at_B.max() + 1), cache.device)
+            )
+            self.length = self.tables_BHK.shape[2] * cache.block_tokens
+        sent = to_device(np.stack([positions_B, blocks_B, offsets_B]), cache.device)
+        self.positions_B, blocks_B, offsets_B = sent
+        self.slots = cache.slots(blocks_B, offsets_B)
+        hidden_BL = torch.arange(self.length, device=cache.device) > self.positions_B[:, None]
+        mask_BL = torch.zeros(hidden_BL.shape, dtype=dtype, device=cache.device)
+        self.mask = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
+
+    def attend(
+        self, layer: int, q_BHd: Tensor, k_BHd: Tensor, v_BHd: Tensor, *, scale: float
+    ) -> Tensor:
+        self.cache.write(layer, self.slots, k_BHd, v_BHd)
+        if self.tables_BHK is None:
+            keys, values = self.cache.rows(layer, self.num_rows, self.length)
+        else:
+            keys, values = self.cache.gather(layer, self.tables_BHK)
+        # The query heads that share a key head go as its queries: no head is repeated.
+        q_BHGd = q_BHd.unflatten(1, (keys.shape[1], -1))
+        out_BHGd = functional.scaled_dot_product_attention(
+            q_BHGd, keys, values, attn_mask=self.mask, scale=scale
+        )
+        return out_BHGd.flatten(1, 2)
+
+
+def _places(chunk: Chunk, block_tokens: int) -> np.ndarray:
+    """[2, N]: the block and the offset in it of each token of a chunk."""
+    at_N, offsets_N = np.divmod(np.arange(chunk.start, chunk.end), block_tokens)
+    return np.stack([np.array(chunk.sequence.blocks, dtype=np.int64)[at_N], offsets_N])
+
+
+def _padded_blocks(sequences: list[Sequence], num_blocks: int) -> np.ndarray:
+    """[B, K]; block 0 stands in where a sequence has fewer, and the mask hides it."""
+    blocks_BK = np.zeros((len(sequences), num_blocks), dtype=np.int64)
+    for row, sequence in enumerate(sequences):
+        blocks_BK[row, : len(sequence.blocks)] = sequence.blocks
+    return blocks_BK

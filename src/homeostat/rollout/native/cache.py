@@ -1,0 +1,108 @@
+"""Keys and values of the tokens computed so far, in blocks.
+
+    per layer [2, blocks, heads, block_tokens, d]
+
+One storage, two uses. With small blocks a sequence has a list of them, prompts are shared block by
+block, and a batch is gathered before attention. With blocks as long as a sequence, each sequence is
+one row, and a batch whose rows are 0 .. B-1 is a view: nothing is gathered or copied in a decoding
+step, which on the CPU would double its cost.
+
+Invariant: memory is zero before it is written, so that what a mask hides is finite.
+
+Suffixes: `_N` packed tokens, `_B` sequences, `_H` key heads, `_L` keys, `_d` head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from homeostat.errors import EngineError
+from homeostat.models.families import DecoderConfig
+from homeostat.rollout.native.scheduler import Copy
+
+
+def token_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """What one token takes in the cache of all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Storage that grows to the blocks in use, up to `max_blocks`."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        block_tokens: int,
+        max_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_heads = config.num_kv_heads
+        self.block_tokens = block_tokens
+        self.max_blocks = max_blocks
+        self.num_blocks = 0
+        self.device = device
+        shape = (2, 0, config.num_kv_heads, block_tokens, config.head_dim)
+        place = {"dtype": dtype, "device": device}
+        self._layers = [torch.zeros(shape, **place) for _ in range(config.num_layers)]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(layer.nbytes for layer in self._layers)
+
+    def reserve(self, num_blocks: int) -> None:
+        """Room for blocks 0 .. num_blocks - 1. It doubles, so that copying stays rare."""
+        if num_blocks <= self.num_blocks:
+            return
+        wanted = min(max(num_blocks, 2 * self.num_blocks), self.max_blocks)
+        for index, layer in enumerate(self._layers):
+            try:
+                grown = layer.new_zeros((2, wanted, *layer.shape[2:]))
+            except RuntimeError as error:
+                raise EngineError(
+                    f"the engine's cache cannot grow to {wanted} blocks of {self.block_tokens} "
+                    f"tokens: {error}. Lower engine.memory_share or engine.max_concurrency."
+                ) from None
+            grown[:, : self.num_blocks] = layer
+            self._layers[index] = grown
+        self.num_blocks = wanted
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        for copy in copies:
+            for layer in self._layers:
+                kept = layer[:, copy.source, :, : copy.num_tokens]
+                layer[:, copy.target, :, : copy.num_tokens] = kept
+
+    def slots(self, blocks_N: Tensor, offsets_N: Tensor) -> Tensor:
+        """int64 [N * H]: where `write` puts the keys and values of tokens."""
+        heads_H = torch.arange(self.num_heads, device=self.device)
+        rows_NH = blocks_N[:, None] * self.num_heads + heads_H
+        return (rows_NH * self.block_tokens + offsets_N[:, None]).flatten()
+
+    def write(self, layer: int, slots: Tensor, k_NHd: Tensor, v_NHd: Tensor) -> None:
+        keys, values = self._layers[layer].flatten(1, 3)
+        keys.index_copy_(0, slots, k_NHd.flatten(0, 1))
+        values.index_copy_(0, slots, v_NHd.flatten(0, 1))
+
+    def rows(self, layer: int, num_rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, L, d] of the first rows: views."""
+        keys, values = self._layers[layer][:, :num_rows, :, :length]
+        return keys, values
+
+    def tables(self, blocks_BK: Tensor) -> Tensor:
+        """int64 [B, H, K]: where `gather` finds the blocks of each sequence and head."""
+        heads_H = torch.arange(self.num_heads, device=self.device)
+        return blocks_BK[:, None, :] * self.num_heads + heads_H[:, None]
+
+    def gather(self, layer: int, tables_BHK: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, K * block_tokens, d]: copies."""
+        shape = (*tables_BHK.shape[:2], -1, self._layers[layer].shape[-1])
+        keys, values = (
+            part.flatten(0, 1).index_select(0, tables_BHK.flatten()).view(shape)
+            for part in self._layers[layer]
+        )
+        return keys, values

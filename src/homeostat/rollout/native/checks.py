@@ -1,0 +1,61 @@
+"""Refuses requests that can never be served, with the reason and the setting to change."""
+
+from __future__ import annotations
+
+import math
+
+from homeostat.errors import EngineError
+from homeostat.rollout.engine import Request, Sampling
+from homeostat.types import IntArray
+
+
+def require_servable(
+    request: Request, *, vocabulary: int, max_tokens: int, can_decode: bool
+) -> None:
+    """Raises EngineError for what no engine with these limits could sample."""
+    problem = (
+        _length_problem(request, max_tokens)
+        or _token_problem(request.tokens_T, vocabulary)
+        or next(filter(None, (_token_problem(s.tokens_T, vocabulary) for s in request.begun)), None)
+        or _sampling_problem(request.sampling, can_decode)
+    )
+    if problem:
+        raise EngineError(f"request {request.id!r} cannot be served: {problem}.")
+
+
+def _length_problem(request: Request, max_tokens: int) -> str | None:
+    prompt, new = len(request.tokens_T), request.sampling.max_new_tokens
+    if prompt == 0:
+        return "it has no tokens, so there is nothing that predicts the first one"
+    if new < 1:
+        return f"rollout.max_new_tokens is {new}; it must be at least 1"
+    if prompt + new > max_tokens:
+        return (
+            f"its {prompt} prompt tokens and up to {new} new ones are more than the engine's "
+            f"{max_tokens}. Lower rollout.max_new_tokens, or raise data.max_length"
+        )
+    return None
+
+
+def _token_problem(tokens_T: IntArray, vocabulary: int) -> str | None:
+    outside = tokens_T[(tokens_T < 0) | (tokens_T >= vocabulary)]
+    if len(outside) == 0:
+        return None
+    return (
+        f"token {outside[0]} lies outside the model's vocabulary of {vocabulary}. "
+        "Does the tokenizer belong to the model (model.path, model.tokenizer)?"
+    )
+
+
+def _sampling_problem(sampling: Sampling, can_decode: bool) -> str | None:
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        return f"rollout.temperature is {sampling.temperature}; it must be 0 or above"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
+    if sampling.top_k is not None and sampling.top_k < 1:
+        return f"top_k is {sampling.top_k}; it must be at least 1, or none"
+    if sampling.stop_strings and not can_decode:
+        return "rollout.stop has texts, and this engine was given no tokenizer to find them with"
+    if "" in sampling.stop_strings:
+        return "rollout.stop has an empty text, which every completion ends with"
+    return None

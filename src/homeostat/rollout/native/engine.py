@@ -1,0 +1,319 @@
+"""The engine in the trainer's process: continuous batching over the trainer's own weights.
+
+    submit -> Scheduler.plan -> Runner (forward over the cache) -> draw -> Sequence.append -> poll
+
+One step computes the next token of every running request, or the prompts of those that join; a
+request that ends leaves at once. Nothing is copied when weights change: the model is the trainer's
+module, and between `begin_update` and `commit` nothing is computed.
+
+Invariants: a request in flight is waiting or running, never both; it comes back exactly once, from
+`poll`, `abort` or `begin_update`; a sequence that lost its cache is computed again and goes on to
+the same tokens, for its noise is its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
+from contextlib import contextmanager
+from typing import NoReturn
+
+import numpy as np
+import torch
+
+from homeostat.config.rollout import NativeEngineConfig
+from homeostat.errors import EngineError
+from homeostat.models.decoder import Decoder
+from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
+from homeostat.rollout.native.blocks import BlockPool
+from homeostat.rollout.native.cache import KVCache, token_bytes
+from homeostat.rollout.native.checks import require_servable
+from homeostat.rollout.native.memory import free_bytes
+from homeostat.rollout.native.runner import Runner
+from homeostat.rollout.native.sampler import Drawn, draw
+from homeostat.rollout.native.scheduler import Scheduler
+from homeostat.rollout.native.scoring import score_rows
+from homeostat.rollout.native.sequence import Sequence
+from homeostat.types import Completion, FloatArray, StopReason, TokenRow
+
+# Tokens of a block; on the CPU, where a sequence is one block, its size is a multiple of this.
+BLOCK_TOKENS = 16
+
+
+class NativeEngine:
+    """Implements `rollout.engine.Engine`.
+
+    `max_tokens` is the most that a request may have in all; `decode` turns tokens into the text
+    that stop strings are looked for in.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: NativeEngineConfig,
+        *,
+        device: torch.device,
+        max_tokens: int,
+        decode: Callable[[Items[int]], str] | None,
+        chunk_bytes: int,
+        policy_version: int = 0,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.device = device
+        self.decode = decode
+        self.chunk_bytes = chunk_bytes
+        self.in_rows = device.type == "cpu"
+        self.capabilities = Capabilities(
+            name="native",
+            shares_weights=True,
+            batch_invariant=False,
+            quiesce=frozenset(Quiesce),
+            max_tokens=max_tokens,
+        )
+        self.runner = Runner(model, in_rows=self.in_rows)
+        self.scheduler = Scheduler(
+            max_running=config.max_concurrency,
+            prefill_tokens=config.prefill_tokens,
+            in_rows=self.in_rows,
+        )
+        self._version = policy_version
+        self._flying: dict[str, Sequence] = {}
+        self._finished: list[Completion] = []
+        self._budget_bytes = self._measured_budget()
+        self._longest = 0
+        self._num_submitted = 0
+        self._num_new = 0
+        self._is_updating = self._is_asleep = self._is_closed = False
+        self._trouble: str | None = None
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    def submit(self, request: Request) -> None:
+        self._require_settled("submit")
+        max_tokens = self.capabilities.max_tokens
+        assert max_tokens is not None, self.capabilities
+        require_servable(
+            request,
+            vocabulary=self.model.config.vocab_size,
+            max_tokens=max_tokens,
+            can_decode=self.decode is not None,
+        )
+        if request.id in self._flying:
+            raise EngineError(f"a request with the id {request.id!r} is in the engine already.")
+        self.wake()
+        sequence = Sequence(
+            request, number=self._num_submitted, now=time.monotonic(), decode=self.decode
+        )
+        self._require_memory(sequence)
+        self._num_submitted += 1
+        reason = sequence.given_end()
+        if reason is not None:
+            self._finished.append(sequence.completion(reason))
+            return
+        self._flying[request.id] = sequence
+        self._longest = max(self._longest, sequence.max_length)
+        self.scheduler.add(sequence)
+
+    def poll(self, *, timeout_s: float) -> list[Completion]:
+        self._require_settled("poll")
+        if self._flying and self._is_asleep:
+            raise EngineError(
+                f"the native engine is asleep with {len(self._flying)} requests in flight: "
+                "call wake() before poll()."
+            )
+        until = time.monotonic() + timeout_s
+        with self._serving():
+            while self._flying and not self._finished:
+                self._step()
+                if time.monotonic() >= until:
+                    break
+        finished, self._finished = self._finished, []
+        return finished
+
+    def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        wanted = list(self._flying) if ids is None else [id for id in ids if id in self._flying]
+        return [self._end(self._flying[id], StopReason.ABORTED) for id in dict.fromkeys(wanted)]
+
+    def score(self, rows: Items[TokenRow], *, temperature: float) -> list[FloatArray]:
+        self._require_settled("score")
+        with self._serving():
+            return score_rows(
+                self.model,
+                rows,
+                temperature=temperature,
+                max_tokens=self.config.prefill_tokens,
+                chunk_bytes=self.chunk_bytes,
+                device=self.device,
+            )
+
+    def begin_update(self, how: Quiesce) -> list[Completion]:
+        self._require_settled("begin_update")
+        ended: list[Completion] = []
+        if how is Quiesce.DRAIN:
+            self.wake()
+            with self._serving():
+                while self._flying:
+                    self._step()
+        elif how is Quiesce.RETRACT:
+            self.scheduler.retract_all()
+        elif how is Quiesce.ABORT:
+            ended = self.abort()
+        self._is_updating = True
+        return ended
+
+    def commit(self, version: int) -> None:
+        if not self._is_updating:
+            raise EngineError("commit() without begin_update(): the engine was not made ready.")
+        if version < self._version:
+            raise EngineError(
+                f"commit() of version {version} after {self._version}: versions never go back."
+            )
+        self.scheduler.forget_prompts()
+        self._version = version
+        self._is_updating = False
+        self._trouble = None
+
+    def sleep(self) -> None:
+        self._free_cache()
+        self._longest = max((s.max_length for s in self._flying.values()), default=0)
+        self._is_asleep = True
+
+    def wake(self) -> None:
+        if self._is_closed:
+            raise EngineError("the native engine is closed.")
+        if self._is_asleep:
+            self._is_asleep = False
+            self._budget_bytes = self._measured_budget()
+
+    def health(self) -> str | None:
+        return "it is closed" if self._is_closed else self._trouble
+
+    def stats(self) -> EngineStats:
+        cache = self.runner.cache
+        return EngineStats(
+            prompt_tokens=self.runner.num_prefilled,
+            prompt_tokens_shared=self.scheduler.num_shared,
+            new_tokens=self._num_new,
+            forward_passes=self.runner.num_forwards,
+            preemptions=self.scheduler.num_preempted,
+            max_running=self.scheduler.most_running,
+            cache_bytes=0 if cache is None else cache.num_bytes,
+        )
+
+    def close(self) -> None:
+        self.abort()
+        self._finished.clear()
+        self.sleep()
+        self._is_closed = True
+
+    def _step(self) -> None:
+        self._end_expired()
+        if not self._flying:
+            return
+        self._fit_cache()
+        plan = self.scheduler.plan()
+        sequences, hidden_BD = self.runner.run(plan, self.scheduler)
+        if sequences:
+            self._take(sequences, draw(self.model, hidden_BD, sequences))
+
+    def _take(self, sequences: list[Sequence], drawn: Drawn) -> None:
+        if not np.isfinite(drawn.engine_logp_B).all():
+            self._refuse_weights()
+        self._num_new += len(sequences)
+        columns = (drawn.tokens_B, drawn.engine_logp_B, drawn.sampled_logp_B)
+        rows = zip(sequences, *(column.tolist() for column in columns), strict=True)
+        for sequence, token, logp, sampled_logp in rows:
+            reason = sequence.append(token, logp, sampled_logp, version=self._version)
+            if reason is not None:
+                self._finished.append(self._end(sequence, reason))
+
+    def _end(self, sequence: Sequence, reason: StopReason) -> Completion:
+        del self._flying[sequence.request.id]
+        self.scheduler.remove(sequence)
+        return sequence.completion(reason)
+
+    def _end_expired(self) -> None:
+        now = time.monotonic()
+        late = [s for s in self._flying.values() if s.expires is not None and s.expires <= now]
+        self._finished += [self._end(sequence, StopReason.DEADLINE) for sequence in late]
+
+    def _refuse_weights(self) -> NoReturn:
+        # What these weights left in the cache would spoil whatever is masked over it later.
+        self._free_cache()
+        self._trouble = (
+            f"the weights of version {self._version} give log-probs that are not finite, so that "
+            "nothing can be sampled from them"
+        )
+        raise EngineError(
+            f"{self._trouble}. Did an update go wrong? Go back to a checkpoint, and lower "
+            "trainer.lr or trainer.max_grad_norm."
+        )
+
+    def _require_settled(self, verb: str) -> None:
+        if self._is_closed:
+            raise EngineError("the native engine is closed.")
+        if self._is_updating:
+            raise EngineError(f"{verb}() between begin_update() and commit(): weights may change.")
+
+    def _require_memory(self, sequence: Sequence) -> None:
+        need = _rounded(sequence.max_length) * self._token_bytes
+        if need > self._budget_bytes:
+            raise EngineError(
+                f"request {sequence.request.id!r} cannot be served: the cache of its up to "
+                f"{sequence.max_length} tokens takes {need / 1e9:.3g} GB, and the engine may have "
+                f"{self._budget_bytes / 1e9:.3g} GB. Raise engine.memory_share, or lower "
+                "rollout.max_new_tokens or data.max_length."
+            )
+
+    def _measured_budget(self) -> int:
+        return int(self.config.memory_share * free_bytes(self.device))
+
+    def _fit_cache(self) -> None:
+        """Makes the cache where there is none, and anew where a row of it is too short."""
+        cache = self.runner.cache
+        if cache is not None and (not self.in_rows or self._longest <= cache.block_tokens):
+            return
+        self._free_cache()
+        block_tokens = _rounded(self._longest) if self.in_rows else BLOCK_TOKENS
+        num_blocks = self._budget_bytes // (block_tokens * self._token_bytes)
+        assert self.capabilities.max_tokens is not None, self.capabilities
+        useful = self.config.max_concurrency * -(-self.capabilities.max_tokens // block_tokens)
+        num_blocks = min(num_blocks, useful)
+        self.scheduler.refit(BlockPool(num_blocks), block_tokens=block_tokens)
+        self.runner.cache = KVCache(
+            self.model.config,
+            block_tokens=block_tokens,
+            max_blocks=num_blocks,
+            dtype=self.model.output_weight().dtype,
+            device=self.device,
+        )
+
+    def _free_cache(self) -> None:
+        """What runs is retracted, and computed again when there is a cache."""
+        self.scheduler.retract_all()
+        self.runner.cache = None
+
+    @property
+    def _token_bytes(self) -> int:
+        return token_bytes(self.model.config, self.model.output_weight().dtype)
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """No gradients, and the model in eval mode; the mode it was found in comes back."""
+        was_training = self.model.training
+        if was_training:
+            self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            if was_training:
+                self.model.train()
+
+
+def _rounded(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_TOKENS) * BLOCK_TOKENS

@@ -1,0 +1,79 @@
+"""Runs the model over a plan's tokens and gives the hidden states that predict the next ones.
+
+Suffixes: `_N` packed tokens, `_B` sequences, `_C` chunks, `_D` model dim.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homeostat.models.decoder import Decoder
+from homeostat.rollout.native.attention import DecodeAttention, PrefillAttention
+from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.memory import to_device
+from homeostat.rollout.native.scheduler import Chunk, Plan, Scheduler
+from homeostat.rollout.native.sequence import Sequence
+
+
+class Runner:
+    """One model over a cache. It advances `cached` of the sequences it computed."""
+
+    def __init__(self, model: Decoder, *, in_rows: bool) -> None:
+        self.model = model
+        self.cache: KVCache | None = None
+        self.in_rows = in_rows
+        self.num_forwards = 0
+        self.num_prefilled = 0
+
+    def run(self, plan: Plan, scheduler: Scheduler) -> tuple[list[Sequence], Tensor]:
+        """The sequences that get a token now, and the hidden state that predicts each one's."""
+        assert self.cache is not None, "a plan is run over a cache"
+        self.cache.reserve(scheduler.pool.extent)
+        self.cache.copy(plan.copies)
+        if plan.forked:
+            kept = [scheduler.kept_hidden(sequence) for sequence in plan.forked]
+            return plan.forked, torch.stack(kept)
+        if plan.chunks:
+            sequences, hidden_BD = self._prefill(plan.chunks, self.cache)
+            for sequence, hidden_D in zip(sequences, hidden_BD, strict=True):
+                scheduler.keep_prompt(sequence, hidden_D)
+            return sequences, hidden_BD
+        return plan.decode, self._decode(plan.decode, self.cache)
+
+    def _prefill(self, chunks: list[Chunk], cache: KVCache) -> tuple[list[Sequence], Tensor]:
+        # Equal lengths as neighbours: packed attention takes them as one batch.
+        chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, chunk.end - chunk.start))
+        tokens_N = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
+        positions_N = np.concatenate([np.arange(c.start, c.end) for c in chunks])
+        attention = PrefillAttention(cache, chunks, kernel=self.model.kernel)
+        hidden_ND = self.model.hidden_in(
+            to_device(np.array(tokens_N), cache.device),
+            to_device(positions_N, cache.device),
+            attention,
+        )
+        self.num_forwards += 1
+        self.num_prefilled += len(tokens_N)
+        whole: list[Sequence] = []
+        last: list[int] = []
+        for chunk, end in zip(chunks, accumulate(c.end - c.start for c in chunks), strict=True):
+            chunk.sequence.cached = chunk.end
+            if chunk.sequence.uncached == 0:
+                whole.append(chunk.sequence)
+                last.append(end - 1)
+        return whole, hidden_ND[to_device(np.array(last, dtype=np.int64), cache.device)]
+
+    def _decode(self, sequences: list[Sequence], cache: KVCache) -> Tensor:
+        dtype = self.model.output_weight().dtype
+        attention = DecodeAttention(cache, sequences, dtype=dtype, in_rows=self.in_rows)
+        tokens_B = np.array([sequence.tokens[-1] for sequence in sequences])
+        hidden_BD = self.model.hidden_in(
+            to_device(tokens_B, cache.device), attention.positions_B, attention
+        )
+        self.num_forwards += 1
+        for sequence in sequences:
+            sequence.cached += 1
+        return hidden_BD

@@ -1,0 +1,104 @@
+"""Draws the next token of each sequence, with both its log-probs.
+
+    z = logits / temperature;   token = first v with cdf(v) > u * cdf(V)
+
+`u` is the request's own noise. The sum is float64 over fp32 weights exp(z - max): the token always
+has a weight above zero. Temperature 0 takes the likeliest; log-probs are then at temperature 1.
+Top-k and top-p set the weights of what they cut to zero; the engine's log-prob is taken before.
+
+Suffixes: `_B` sequences, `_V` vocabulary, `_D` model dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homeostat.models.decoder import Decoder
+from homeostat.rollout.native.memory import to_device
+from homeostat.rollout.native.sequence import Sequence
+from homeostat.rollout.noise import uniforms
+from homeostat.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """On the host. `sampled_logp_B` is `engine_logp_B` where nothing was cut."""
+
+    tokens_B: IntArray
+    engine_logp_B: FloatArray
+    sampled_logp_B: FloatArray
+
+
+def draw(model: Decoder, hidden_BD: Tensor, sequences: list[Sequence]) -> Drawn:
+    """One token per sequence; one copy to the host."""
+    temperature_B = np.array([s.request.sampling.temperature for s in sequences])
+    z_BV = _scaled_logits(hidden_BD, model.output_weight(), temperature_B)
+    z_BV -= z_BV.amax(1, keepdim=True)
+    weight_BV = z_BV.exp()
+    cdf_BV = kept_cdf_BV = weight_BV.cumsum(1, dtype=torch.float64)
+    if any(sequence.is_cut for sequence in sequences):
+        weight_BV.masked_fill_(~_kept(weight_BV, sequences), 0.0)
+        kept_cdf_BV = weight_BV.cumsum(1, dtype=torch.float64)
+    tokens_B1 = _inverse_cdf(kept_cdf_BV, to_device(_noise(sequences), z_BV.device))
+    if (temperature_B == 0).any():
+        greedy_B1 = to_device(temperature_B == 0, z_BV.device)[:, None]
+        tokens_B1 = torch.where(greedy_B1, z_BV.argmax(1, keepdim=True), tokens_B1)
+    z_B = z_BV.gather(1, tokens_B1)[:, 0].double()
+    log_sum_B, kept_log_sum_B = cdf_BV[:, -1].log(), kept_cdf_BV[:, -1].log()
+    # Every vocabulary fits into float64: one copy to the host holds all.
+    host = torch.stack([tokens_B1[:, 0].double(), z_B - log_sum_B, z_B - kept_log_sum_B])
+    tokens_B, engine_logp_B, sampled_logp_B = host.cpu().numpy()
+    return Drawn(
+        tokens_B.astype(np.int64),
+        engine_logp_B.astype(np.float32),
+        sampled_logp_B.astype(np.float32),
+    )
+
+
+def _scaled_logits(hidden_BD: Tensor, weight_VD: Tensor, temperature_B: np.ndarray) -> Tensor:
+    """fp32 [B, V], summed in fp32 as the trainer's are."""
+    if hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
+        z_BV = torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
+    else:
+        z_BV = hidden_BD.float() @ weight_VD.t().float()
+    if (temperature_B != 1.0).any():
+        scale_B = 1.0 / np.where(temperature_B > 0, temperature_B, 1.0)
+        z_BV *= to_device(scale_B.astype(np.float32), z_BV.device)[:, None]
+    return z_BV
+
+
+def _noise(sequences: list[Sequence]) -> np.ndarray:
+    keys_B = np.array([sequence.noise_key for sequence in sequences], dtype=np.uint64)
+    positions_B = np.array([sequence.num_new for sequence in sequences], dtype=np.uint64)
+    return uniforms(keys_B, positions_B)
+
+
+def _inverse_cdf(cdf_BV: Tensor, noise_B: Tensor) -> Tensor:
+    """[B, 1]: the first entry above the share `noise` of the total, which is its own step up."""
+    total_B1 = cdf_BV[:, -1:].contiguous()
+    target_B1 = noise_B[:, None] * total_B1
+    # The product may round up to the total itself, which no entry is above.
+    below_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))
+    found_B1 = torch.searchsorted(cdf_BV, torch.minimum(target_B1, below_B1), right=True)
+    # Only a total that is not a number leads outside; the engine refuses its log-prob.
+    return found_B1.clamp_(max=cdf_BV.shape[1] - 1)
+
+
+def _kept(weight_BV: Tensor, sequences: list[Sequence]) -> Tensor:
+    """bool [B, V]: the likeliest top_k, and of these the fewest that hold a share top_p."""
+    vocabulary = weight_BV.shape[1]
+    cuts = [(s.request.sampling.top_k, s.request.sampling.top_p, s.is_cut) for s in sequences]
+    top_k_B = np.array([min(k or vocabulary, vocabulary) if c else vocabulary for k, _, c in cuts])
+    top_p_B = np.array([p if c else 1.0 for _, p, c in cuts])
+    sorted_BV, order_BV = weight_BV.sort(dim=1, descending=True, stable=True)
+    rank_V = torch.arange(vocabulary, device=weight_BV.device)
+    kept_BV = rank_V < to_device(top_k_B, weight_BV.device)[:, None]
+    share_BV = (sorted_BV * kept_BV).cumsum(1, dtype=torch.float64)
+    before_BV = share_BV - sorted_BV
+    limit_B1 = to_device(top_p_B, weight_BV.device)[:, None] * share_BV[:, -1:]
+    kept_BV &= (before_BV < limit_B1) | (to_device(top_p_B, weight_BV.device)[:, None] >= 1.0)
+    return torch.zeros_like(kept_BV).scatter_(1, order_BV, kept_BV)

@@ -1,0 +1,228 @@
+"""Decides what the next step computes: who is admitted, who is prefilled, who gives way.
+
+    waiting --admit--> running: prefill until one token is uncached, then decode until it ends
+       ^------------------retract-----------'
+
+Invariants: requests are admitted in the order they came, and none overtakes another for a place or
+a block; every running sequence owns blocks for all its tokens; when blocks run out the youngest
+gives its own back and is computed again later, so that the oldest always gets on.
+
+A prompt that several requests share is computed by the first of them. The others wait for it (their
+places are kept), then fork its blocks: full ones are shared, the last partial one is copied. Only
+sequences that are running hold a prompt, and `forget_prompts` makes sure that none computed by old
+weights is passed on.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from torch import Tensor
+
+from homeostat.rollout.native.blocks import BlockPool
+from homeostat.rollout.native.sequence import Sequence, ShareKey
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start` to `end` of a sequence, to be computed in one forward pass."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The first `num_tokens` tokens of one block go to another."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class SharedPrompt:
+    """A prompt in the cache of `holders`. `hidden_D` predicts the token after it."""
+
+    holders: list[Sequence]
+    is_ready: bool = False
+    hidden_D: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: copies first, then one of the other three, which are never together."""
+
+    copies: list[Copy] = field(default_factory=list)
+    forked: list[Sequence] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    decode: list[Sequence] = field(default_factory=list)
+
+
+class Scheduler:
+    """Waiting and running sequences over a pool of blocks of `block_tokens` tokens each.
+
+    `in_rows`: a block holds any sequence whole, and those that decode have the first blocks.
+    """
+
+    def __init__(self, *, max_running: int, prefill_tokens: int, in_rows: bool) -> None:
+        self.pool = BlockPool(0)
+        self.block_tokens = 1
+        self.max_running = max_running
+        self.prefill_tokens = prefill_tokens
+        self.in_rows = in_rows
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.most_running = 0
+        self.num_preempted = 0
+        self.num_shared = 0
+        self._prompts: dict[ShareKey, SharedPrompt] = {}
+
+    def refit(self, pool: BlockPool, *, block_tokens: int) -> None:
+        """Other blocks from now on. Nothing runs."""
+        assert not self.running, f"{len(self.running)} sequences have blocks of the old pool"
+        self.pool, self.block_tokens = pool, block_tokens
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=attrgetter("number"))
+
+    def plan(self) -> Plan:
+        plan = Plan()
+        self._admit(plan)
+        if plan.forked:
+            return plan
+        plan.chunks = self._chunks()
+        if not plan.chunks:
+            self._reserve()
+            if self.in_rows:
+                self._line_up(plan)
+            plan.decode = list(self.running)
+        return plan
+
+    def keep_prompt(self, sequence: Sequence, hidden_D: Tensor) -> None:
+        """Its tokens are all cached: those who wait for its prompt may fork it."""
+        prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
+        if prompt is not None and sequence in prompt.holders and not prompt.is_ready:
+            prompt.is_ready = True
+            prompt.hidden_D = hidden_D.clone() if sequence.is_fresh else None
+
+    def kept_hidden(self, sequence: Sequence) -> Tensor:
+        assert sequence.share_key is not None, sequence.request.id
+        hidden_D = self._prompts[sequence.share_key].hidden_D
+        assert hidden_D is not None, sequence.request.id
+        return hidden_D
+
+    def forget_prompts(self) -> None:
+        """Nothing cached so far is passed on to sequences that start from now on."""
+        self._prompts.clear()
+
+    def remove(self, sequence: Sequence) -> None:
+        """It ends: its blocks are free, and nobody waits for it."""
+        if sequence in self.running:
+            self._give_up_blocks(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def retract(self, sequence: Sequence) -> None:
+        """Back to waiting; its cache is computed anew."""
+        self._give_up_blocks(sequence)
+        self.add(sequence)
+
+    def retract_all(self) -> None:
+        for sequence in list(self.running):
+            self.retract(sequence)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_tokens)
+
+    def _admit(self, plan: Plan) -> None:
+        kept_places = kept_blocks = 0
+        still_waiting: list[Sequence] = []
+        for index, sequence in enumerate(self.waiting):
+            num_blocks = self.blocks_for(len(sequence.tokens))
+            prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
+            full = len(self.running) + kept_places >= self.max_running
+            # Shared blocks are left out of the account here: it errs on the safe side.
+            if full or num_blocks > self.pool.num_free - kept_blocks:
+                still_waiting += self.waiting[index:]
+                break
+            if prompt is not None and not prompt.is_ready:
+                kept_places, kept_blocks = kept_places + 1, kept_blocks + num_blocks
+                still_waiting.append(sequence)
+                continue
+            if prompt is not None:
+                self._fork(sequence, prompt, plan)
+            elif sequence.share_key:
+                self._prompts[sequence.share_key] = SharedPrompt([sequence])
+            missing = num_blocks - len(sequence.blocks)
+            sequence.blocks += [self.pool.alloc() for _ in range(missing)]
+            self.running.append(sequence)
+        self.waiting = still_waiting
+        self.most_running = max(self.most_running, len(self.running))
+
+    def _fork(self, sequence: Sequence, prompt: SharedPrompt, plan: Plan) -> None:
+        """Takes over the prompt from one who has it. A fresh sequence needs its last hidden state
+        too: where that is not kept, the last token of the prompt is computed again."""
+        starts = sequence.is_fresh and prompt.hidden_D is not None
+        sequence.cached = min(sequence.num_prompt, len(sequence.tokens) - (0 if starts else 1))
+        full, partial = divmod(sequence.cached, self.block_tokens)
+        source = prompt.holders[-1].blocks
+        sequence.blocks = [self.pool.fork(block) for block in source[:full]]
+        if partial:
+            sequence.blocks.append(self.pool.alloc())
+            plan.copies.append(Copy(source[full], sequence.blocks[-1], partial))
+        if starts:
+            plan.forked.append(sequence)
+        prompt.holders.append(sequence)
+        self.num_shared += sequence.cached
+
+    def _chunks(self) -> list[Chunk]:
+        """Whole sequences up to `prefill_tokens`; a longer one comes alone, piece by piece."""
+        chunks: list[Chunk] = []
+        room = self.prefill_tokens
+        for sequence in self.running:
+            if sequence.uncached > 1 or sequence.cached == 0:
+                size = min(sequence.uncached, self.prefill_tokens)
+                if size > room:
+                    break
+                chunks.append(Chunk(sequence, sequence.cached, sequence.cached + size))
+                room -= size
+        return chunks
+
+    def _reserve(self) -> None:
+        """A place for the next token of each; the youngest give way where there is none."""
+        if self.in_rows:
+            return
+        for sequence in sorted(self.running, key=attrgetter("number")):
+            while sequence.blocks and self.blocks_for(len(sequence.tokens)) > len(sequence.blocks):
+                if self.pool.num_free:
+                    sequence.blocks.append(self.pool.alloc())
+                else:
+                    self.retract(max(self.running, key=attrgetter("number")))
+                    self.num_preempted += 1
+
+    def _line_up(self, plan: Plan) -> None:
+        """Sequences of one block each move together, so that the n running have blocks 0 .. n-1,
+        and go in this order: their cache is then one view."""
+        for sequence in self.running:
+            (block,) = sequence.blocks
+            if block >= len(self.running):
+                sequence.blocks = [self.pool.alloc()]
+                plan.copies.append(Copy(block, sequence.blocks[0], sequence.cached))
+                self.pool.free(block)
+        self.running.sort(key=attrgetter("blocks"))
+
+    def _give_up_blocks(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        for block in sequence.blocks:
+            self.pool.free(block)
+        sequence.blocks, sequence.cached = [], 0
+        prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
+        if prompt is not None and sequence in prompt.holders:
+            prompt.holders.remove(sequence)
+            if not prompt.holders:
+                assert sequence.share_key is not None
+                del self._prompts[sequence.share_key]

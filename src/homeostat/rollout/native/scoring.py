@@ -1,0 +1,64 @@
+"""Log-probs of given rows under the engine's weights: whole rows packed, no cache.
+
+The forward and the log-prob function are the trainer's own.
+
+Suffixes: `_N` packed tokens, `_M` tokens of weight > 0, `_T` tokens of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from homeostat.models.decoder import Decoder
+from homeostat.ops.attention import PackedLayout
+from homeostat.ops.logprobs import token_logprobs
+from homeostat.rollout.native.memory import to_device
+from homeostat.types import FloatArray, TokenRow, TrainBatch
+
+
+def score_rows(
+    model: Decoder,
+    rows: Sequence[TokenRow],
+    *,
+    temperature: float,
+    max_tokens: int,
+    chunk_bytes: int,
+    device: torch.device,
+) -> list[FloatArray]:
+    """Per row, the log-prob of each token of weight > 0. A forward has at most `max_tokens`
+    tokens; a longer row comes alone."""
+    scored: list[FloatArray] = []
+    for part in _parts(rows, max_tokens):
+        batch = TrainBatch.of(part)
+        index_M = np.flatnonzero(batch.weights_N > 0)
+        tokens_N = to_device(batch.tokens_N, device)
+        hidden_ND = model.hidden(
+            tokens_N,
+            to_device(batch.positions_N, device),
+            PackedLayout.of(batch.lengths_B.tolist(), device),
+        )
+        at_M = to_device(index_M, device)
+        logp_M = token_logprobs(
+            hidden_ND[at_M - 1],
+            model.output_weight(),
+            tokens_N[at_M],
+            temperature=temperature,
+            chunk_bytes=chunk_bytes,
+        )
+        counts = np.searchsorted(index_M, np.cumsum(batch.lengths_B)[:-1])
+        scored += np.split(logp_M.cpu().numpy(), counts)
+    return scored
+
+
+def _parts(rows: Sequence[TokenRow], max_tokens: int) -> Iterator[list[TokenRow]]:
+    part: list[TokenRow] = []
+    for row in rows:
+        if part and sum(map(len, part)) + len(row) > max_tokens:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part

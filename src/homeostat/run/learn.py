@@ -1,0 +1,191 @@
+"""What a step learns from its groups.
+
+groups -> rows -> log-probs of reference and old policy, where needed -> advantages
+       -> updates, each guarded against memory and numbers that are not finite
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
+from homeostat.config.run import RunConfig
+from homeostat.data.loader import micro_batches
+from homeostat.run.measure import current_sizes
+from homeostat.run.updates import (
+    StepRows,
+    build_update,
+    split_groups,
+    step_advantages,
+    step_rows,
+    with_column,
+)
+from homeostat.train.local import LocalTrainer
+from homeostat.train.oom import MemoryGuard
+from homeostat.train.run_state import RlState, RunState
+from homeostat.train.step import GuardedStep
+from homeostat.types import FloatArray, Role, RolloutGroup, TokenRow, TrainBatch, UpdateReport
+
+
+@dataclass(slots=True)
+class Learned:
+    """What came of a step's updates."""
+
+    advantages_S: list[np.ndarray] = field(default_factory=list)
+    rows: StepRows | None = None
+    reports: list[UpdateReport] = field(default_factory=list)
+    num_without_signal: int = 0
+    trained_tokens: int = 0
+    kl: float | None = None
+    score_s: float = 0.0
+    train_s: float = 0.0
+
+
+class Learner:
+    """Turns groups into updates of the policy."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        trainer: LocalTrainer,
+        guarded: GuardedStep,
+        memory: MemoryGuard,
+        state: RunState,
+        rl_state: RlState,
+        total_steps: int,
+    ) -> None:
+        self.config = config
+        self.trainer = trainer
+        self.guarded = guarded
+        self.memory = memory
+        self.state = state
+        self.rl_state = rl_state
+        self.total_steps = total_steps
+
+    def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
+        learned = Learned()
+        if not groups:
+            return learned
+        started = time.perf_counter()
+        rows = step_rows(groups, self.config)
+        spans = split_groups(len(groups), self.config.trainer.updates_per_step)
+        penalty_ST = self._score(rows, spans, step, learned)
+        learned.rows = rows
+        learned.advantages_S = step_advantages(rows, self.config, penalty_ST=penalty_ST)
+        learned.score_s = time.perf_counter() - started
+        started = time.perf_counter()
+        for update, span in enumerate(spans):
+            self._update(step, update, span, epoch, learned)
+        learned.train_s = time.perf_counter() - started
+        self._adapt_kl(learned, num_samples=len(rows.rows))
+        return learned
+
+    def _update(self, step: int, update: int, span: range, epoch: int, learned: Learned) -> None:
+        rows = learned.rows
+        assert rows is not None, "rows come first"
+        chosen = np.flatnonzero((rows.group_S >= span.start) & (rows.group_S < span.stop))
+        kl = self.config.algorithm.kl
+        plan = build_update(
+            [rows.rows[index] for index in chosen],
+            [learned.advantages_S[index] for index in chosen],
+            rows.trained_S[chosen],
+            config=self.config,
+            sizes=current_sizes(self.config.trainer, self.state.token_budget),
+            kl_coefficient=self.rl_state.kl_coefficient if kl and kl.place == "loss" else None,
+            step=step,
+            epoch=epoch,
+        )
+        if plan is None:
+            learned.num_without_signal += 1
+            return
+        per_step = self.config.trainer.updates_per_step
+        number = (step - 1) * per_step + update + 1
+        rate = self.config.trainer.learning_rate(number, self.total_steps * per_step)
+        learned.reports.append(self.guarded.run(plan, learning_rate=rate))
+        learned.trained_tokens += plan.num_tokens
+
+    def _score(
+        self, rows: StepRows, spans: list[range], step: int, learned: Learned
+    ) -> list[np.ndarray] | None:
+        """Fill the columns that come from another forward pass; the KL penalty, if in rewards."""
+        kl = self.config.algorithm.kl
+        trained = np.flatnonzero(rows.trained_S).tolist()
+        if kl is not None:
+            self._fill("ref_logp", Role.REFERENCE, rows, trained, step)
+        in_reward = kl is not None and kl.place == "reward"
+        later = [index for index in trained if in_reward or rows.group_S[index] >= spans[0].stop]
+        if later:
+            self._fill("old_logp", Role.POLICY, rows, later, step)
+        if kl is None or not in_reward:
+            return None
+        assert self.rl_state.kl_coefficient is not None, "a run with a KL term has a coefficient"
+        penalties, total, count = [], 0.0, 0
+        for row, length in zip(rows.rows, rows.lengths_S, strict=True):
+            penalty_T = np.zeros(int(length))
+            if "old_logp" in row.columns:
+                names = ("old_logp", "ref_logp")
+                pair = (torch.from_numpy(row.columns[name][-int(length) :]) for name in names)
+                # Tokens that are not trained have 0 in both columns, and so no penalty.
+                estimate_T = ESTIMATORS[kl.estimator](*(logp_T.double() for logp_T in pair)).numpy()
+                total += float(estimate_T.sum())
+                count += int(row.weights_T.sum())
+                penalty_T = self.rl_state.kl_coefficient * estimate_T
+            penalties.append(penalty_T)
+        learned.kl = total / max(1, count)
+        return penalties
+
+    def _fill(
+        self, name: str, role: Role, rows: StepRows, chosen: Sequence[int], step: int
+    ) -> None:
+        found = self._logprobs(role, [rows.rows[index] for index in chosen], step=step)
+        for index, values in zip(chosen, found, strict=True):
+            rows.rows[index] = with_column(rows.rows[index], name, values)
+
+    def _logprobs(self, role: Role, rows: list[TokenRow], *, step: int) -> list[FloatArray]:
+        """Per row, the log-probs of its trained tokens at the sampling temperature."""
+        temperature = self.config.rollout.temperature
+        numbered = [TokenRow(i, row.tokens_T, row.weights_T) for i, row in enumerate(rows)]
+
+        def work(batches: Sequence[TrainBatch]) -> list[np.ndarray]:
+            return [
+                self.trainer.score(role, batch, temperature=temperature).logp_M.cpu().numpy()
+                for batch in batches
+            ]
+
+        found = None
+        while found is None:
+            sizes = current_sizes(self.config.trainer, self.state.token_budget)
+            batches = micro_batches(numbered, sizes)
+            found = self.memory.attempt(lambda batches=batches: work(batches), step=step)
+            if found is None:
+                self.memory.shrink(batches, step=step)
+        by_row: dict[int, FloatArray] = {}
+        for batch, logp_M in zip(batches, found, strict=True):
+            counts = [int(np.count_nonzero(row.weights_T)) for row in batch.rows()]
+            parts = np.split(logp_M, np.cumsum(counts)[:-1])
+            by_row |= dict(zip(batch.row_ids_B.tolist(), parts, strict=True))
+        return [by_row[index] for index in range(len(rows))]
+
+    def _adapt_kl(self, learned: Learned, *, num_samples: int) -> None:
+        kl = self.config.algorithm.kl
+        if kl is None:
+            return
+        if kl.place == "loss":
+            sums = [report.stats for report in learned.reports]
+            tokens = sum(stats["tokens"] for stats in sums)
+            learned.kl = sum(stats["kl"] for stats in sums) / tokens if tokens else None
+        if kl.target is not None and learned.kl is not None:
+            assert self.rl_state.kl_coefficient is not None, "set at the start"
+            self.rl_state.kl_coefficient = next_coefficient(
+                self.rl_state.kl_coefficient,
+                kl=learned.kl,
+                target=kl.target,
+                horizon=kl.horizon,
+                num_samples=num_samples,
+            )

@@ -1,0 +1,162 @@
+"""Reinforcement learning from verifiable rewards, from recipe to weights.
+
+    prompts -> engine -> groups -> rewards -> journal -> advantages -> updates -> new policy version
+            -> metrics -> evaluation -> checkpoint
+
+Everything that happens is in the run directory; a second call on the same directory goes on where
+the first stopped, to the same bits: what was sampled and scored is in the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from homeostat.config.run import RunConfig
+from homeostat.rollout.collect import StepRollouts
+from homeostat.rollout.engine import Quiesce
+from homeostat.run.completions import keep_completions
+from homeostat.run.learn import Learned, Learner
+from homeostat.run.result import RunResult, result_of
+from homeostat.run.rl_eval import evaluate_prompts
+from homeostat.run.rl_measure import replay_metrics, rl_metrics
+from homeostat.run.rl_setup import RlParts, reference_of, set_up_rl
+from homeostat.run.saving import Saver
+from homeostat.run.session import Session
+from homeostat.train.oom import MemoryGuard
+from homeostat.train.step import GuardedStep
+
+log = logging.getLogger(__name__)
+
+
+def train_rl(config: RunConfig, session: Session) -> RunResult:
+    """Train until the last step, an early stop, or a request to stop."""
+    with set_up_rl(config, session) as parts:
+        if parts.state.step >= parts.total_steps or parts.state.stopped_early:
+            log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
+            Saver(config, parts, session).add_missing_export(parts.sections())
+        elif config.debug is not None and config.debug.mode == "rollout_only":
+            _only_sample(parts, session)
+        else:
+            _loop(config, parts, session)
+        return result_of(parts.state, session, total_steps=parts.total_steps)
+
+
+def _loop(config: RunConfig, parts: RlParts, session: Session) -> None:
+    state, recorder, collector = parts.state, session.recorder, parts.collector
+    learner, saver = _learner(parts, session), Saver(config, parts, session)
+    if parts.prompts.evaluation and config.eval.at_start and state.step == 0:
+        recorder.log(0, _evaluated(parts, session)[0])
+    session.stop.let_steps_finish()
+    for step in range(state.step + 1, parts.total_steps + 1):
+        started = time.perf_counter()
+        parts.troubles.step = step
+        rollouts = collector.collect(step, version=state.step, total_steps=parts.total_steps)
+        replayed = replay_metrics(parts, rollouts)
+        _make_room(parts)
+        with parts.profiler.around(step, emit=recorder.event):
+            learned = learner.learn(step, rollouts.groups, epoch=int(collector.sampler.epoch))
+        state.step = step
+        _publish(parts)
+        seconds = time.perf_counter() - started
+        metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds) | replayed
+        metrics["time/checkpoint"] = saver.take_seconds()
+        at_end = step == parts.total_steps
+        is_best = False
+        if parts.prompts.evaluation and (at_end or step % config.eval.interval_steps == 0):
+            eval_metrics, is_best = _evaluated(parts, session)
+            metrics |= eval_metrics
+        recorder.log(step, metrics)
+        _keep(parts, session, rollouts, learned)
+
+        at_end = at_end or state.stopped_early
+        last = at_end or session.stop.requested
+        save_due = step % config.checkpoint.interval_steps == 0
+        if last or save_due or (is_best and config.eval.keep_best):
+            saved = saver.save(parts.sections(), at_end=at_end, must=last)
+            if saved:
+                collector.journal.prune_before(session.checkpoints.steps()[0] + 1)
+            # Asked to stop while it was saved: there is nothing to save twice.
+            last = last or (saved and session.stop.requested)
+        if last:
+            break
+
+
+def _learner(parts: RlParts, session: Session) -> Learner:
+    config, recorder, state = parts.config, session.recorder, parts.state
+    memory = MemoryGuard(
+        parts.trainer, config, run_dir=session.run_dir, emit=recorder.event, state=state
+    )
+    guarded = GuardedStep(
+        parts.trainer,
+        config.trainer,
+        memory=memory,
+        origin=lambda row: f"sample {row} of the step",
+        run_dir=session.run_dir,
+        emit=recorder.event,
+        decode=parts.tokenizer.decode,
+        state=state,
+    )
+    return Learner(
+        config,
+        trainer=parts.trainer,
+        guarded=guarded,
+        memory=memory,
+        state=state,
+        rl_state=parts.rl_state,
+        total_steps=parts.total_steps,
+    )
+
+
+def _make_room(parts: RlParts) -> None:
+    """Sampling is over: the weights may change, and the cache may go."""
+    if parts.engine is not None:
+        parts.engine.begin_update(Quiesce.DRAIN)
+        if parts.config.engine.sleep:
+            parts.engine.sleep()
+
+
+def _publish(parts: RlParts) -> None:
+    """The engine shares the weights: all it has to learn is their version."""
+    if parts.engine is not None:
+        parts.engine.commit(parts.state.step)
+    choice = reference_of(parts.config)
+    every = getattr(choice, "refresh_steps", None)
+    if every is not None and parts.state.step % every == 0:
+        parts.trainer.refresh_reference()
+
+
+def _evaluated(parts: RlParts, session: Session) -> tuple[dict[str, float], bool]:
+    """The metrics of the held-out prompts, and whether they never earned more."""
+    metrics = evaluate_prompts(parts)
+    if not metrics:
+        return {}, False
+    state, rules, reward = parts.state, parts.config.eval, metrics["eval/reward"]
+    is_best = state.judge(reward, min_delta=rules.min_delta, higher_is_better=True)
+    session.recorder.event("new_best" if is_best else "eval_done", state.step, reward=reward)
+    if rules.patience is not None and state.evals_without_better >= rules.patience:
+        state.stopped_early = True
+        fields = {"best": state.best_eval, "patience": rules.patience}
+        session.recorder.event("early_stop", state.step, **fields)
+    return metrics, is_best
+
+
+def _keep(parts: RlParts, session: Session, rollouts: StepRollouts, learned: Learned) -> None:
+    for report in learned.reports:
+        session.keep_row_losses(report)
+    keep_completions(parts.config, session, rollouts, learned, step=parts.state.step)
+
+
+def _only_sample(parts: RlParts, session: Session) -> None:
+    """debug.mode=rollout_only: what is sampled and scored goes to journal and completions."""
+    session.stop.let_steps_finish()
+    for step in range(1, parts.total_steps + 1):
+        started = time.perf_counter()
+        parts.troubles.step = step
+        rollouts = parts.collector.collect(step, version=0, total_steps=parts.total_steps)
+        parts.state.step = step
+        seconds = time.perf_counter() - started
+        session.recorder.log(step, rl_metrics(rollouts, Learned(), parts=parts, seconds=seconds))
+        _keep(parts, session, rollouts, Learned())
+        if session.stop.requested:
+            break

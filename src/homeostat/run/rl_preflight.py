@@ -1,0 +1,115 @@
+"""What can be known of an RL run before its first step: prompts, sizes, rewards, the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.run import RunConfig
+from homeostat.data.prepare import split_rows
+from homeostat.data.prompts import PromptSet, prepare_prompts
+from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.errors import ConfigError, ModelError
+from homeostat.models.preview import ModelPreview
+from homeostat.observe import format as fmt
+from homeostat.rewards.trial import try_rewards
+from homeostat.run.check_item import Item
+from homeostat.train.runtime import resolve_device
+
+# Prompts that every reward is tried on.
+NUM_TRIED = 4
+
+
+def prompt_items(
+    config: RunConfig,
+    tokenizer: ChatTokenizer,
+    preview: ModelPreview | None,
+    *,
+    progress: Callable[[int, int], None],
+) -> Iterator[tuple[Item, PromptSet]]:
+    """A line for the training prompts and one for the held-out ones, with the prompts."""
+    data = config.data
+    for which, sources in (("train", data.train), ("validation", data.validation)):
+        if not sources:
+            continue
+        prompts = prepare_prompts(sources, tokenizer, data, progress=progress)
+        report = prompts.report
+        lost = report.seen - report.kept
+        text = (
+            f"{which}: {report.kept} of {report.seen} prompts kept, longest "
+            f"{int(prompts.lengths.max())} tokens, mean {prompts.lengths.mean():.0f}"
+        )
+        if lost:
+            text += f"; {report.dropped_overlong} too long, {report.num_bad} unusable"
+        facts = {name: v for name, v in report.to_json().items() if "examples" not in name}
+        level = "warning" if lost > 0.1 * report.seen else "ok"
+        yield Item("data", level, text, {"which": which, **facts}), prompts
+        if preview is not None and prompts.max_token_id >= preview.vocab_size:
+            raise ModelError(
+                f"token {prompts.max_token_id} of the {which} prompts is beyond the model's "
+                f"vocab_size of {preview.vocab_size}: check model.tokenizer."
+            )
+
+
+def size_items(config: RunConfig, prompts: PromptSet) -> Iterator[Item]:
+    """One arithmetic: prompts x samples = rows, split into updates."""
+    trainer, rollout = config.trainer, config.rollout
+    num_prompts = len(prompts)
+    if config.data.validation_share > 0:
+        ids, _ = split_rows(prompts.made_from_B, config.data.validation_share, config.seed)
+        num_prompts = len(ids)
+    sizes = {"rows_per_step": rollout.prompts_per_step}
+    total = trainer.total_steps(num_prompts, **sizes)
+    longest = int(prompts.lengths.max()) + rollout.max_new_tokens
+    most = rollout.samples_per_step * (float(np.mean(prompts.lengths)) + rollout.max_new_tokens)
+    facts = {
+        "prompts": num_prompts,
+        "steps_per_epoch": trainer.steps_per_epoch(num_prompts, **sizes),
+        "total_steps": total,
+        "samples_per_step": rollout.samples_per_step,
+        "rows_per_update": rollout.samples_per_step / trainer.updates_per_step,
+        "longest_row_tokens": longest,
+        "tokens_per_step_at_most": round(most),
+    }
+    text = (
+        f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = "
+        f"{rollout.samples_per_step} rows a step, in {trainer.updates_per_step} updates of about "
+        f"{facts['rows_per_update']:.0f}; {facts['steps_per_epoch']} steps an epoch, {total} in "
+        f"all; a row has at most {longest} tokens, a step {fmt.count(most)}"
+    )
+    yield Item("sizes", "ok", text, facts)
+    if rollout.prompts_per_step > num_prompts:
+        few = (
+            f"rollout.prompts_per_step={rollout.prompts_per_step} is more than the {num_prompts} "
+            "prompts: some come twice in a step"
+        )
+        yield Item("sizes", "warning", few)
+    if problems := find_length_conflicts(config, total_steps=total):
+        raise ConfigError(problems)
+
+
+def reward_items(
+    config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer
+) -> Iterator[Item]:
+    """Every reward is run on real rows, in its worker, with its time limit."""
+    assert config.rewards is not None, "combinations asks for rewards"
+    encode = lambda text: tokenizer.encode(text)[0].tolist()  # noqa: E731
+    tried = [prompts[index] for index in range(min(NUM_TRIED, len(prompts)))]
+    for line in try_rewards(config.rewards, tried, encode=encode):
+        yield Item("rewards", line.level, f"{line.label}: {line.text}", line.facts)
+
+
+def engine_items(config: RunConfig, preview: ModelPreview, prompts: PromptSet) -> Iterator[Item]:
+    per_token = preview.cache_bytes_per_token
+    assert per_token is not None, "combinations asks for the native decoder"
+    rollout, device = config.rollout, resolve_device(config)
+    running = min(config.engine.max_concurrency, rollout.samples_per_step)
+    tokens = int(prompts.lengths.max()) + rollout.max_new_tokens
+    most = per_token * running * tokens
+    text = (
+        f"{config.engine.type} on {device.type}: up to {running} completions at one time, "
+        f"at most {fmt.byte_size(most)} of cached keys and values"
+    )
+    yield Item("engine", "ok", text, {"cache_bytes_at_most": most, "running": running})

@@ -1,0 +1,290 @@
+"""From a recipe to the parts of an RL run: prompts, policy, reference, engine, rewards, state."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.resume import experiment_digest
+from homeostat.config.rollout import (
+    AdapterOffReference,
+    AnyReference,
+    CheckpointReference,
+    InitialReference,
+)
+from homeostat.config.run import RunConfig
+from homeostat.data.prepare import split_rows
+from homeostat.data.prompts import PromptSampler, PromptSet, prepare_prompts
+from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.errors import ConfigError, DataError, ModelError
+from homeostat.models.build import LoadedModel
+from homeostat.models.decoder import Decoder
+from homeostat.observe.devices import GpuSampler
+from homeostat.rewards.combine import RunningMoments
+from homeostat.rewards.pool import RewardPool
+from homeostat.rollout.collect import Collector
+from homeostat.rollout.engine import Engine
+from homeostat.rollout.journal import Journal
+from homeostat.rollout.native.engine import NativeEngine
+from homeostat.run.reward_troubles import TroubleLog
+from homeostat.run.session import Session
+from homeostat.run.setup import describe_model, load, require_vocabulary, restored_state
+from homeostat.run.waiting import progress_of
+from homeostat.train.local import AdapterOff, LocalTrainer, Reference
+from homeostat.train.profile import StepProfiler
+from homeostat.train.run_state import RlState, RunState
+from homeostat.train.runtime import Runtime, resolve_runtime
+from homeostat.types import IntArray
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPrompts:
+    """Prompts, and the ones of them that are meant."""
+
+    prompts: PromptSet
+    ids: IntArray
+
+    @classmethod
+    def whole(cls, prompts: PromptSet) -> ChosenPrompts:
+        return cls(prompts, np.arange(len(prompts), dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts to train on and, where there are any, the held-out ones."""
+
+    train: ChosenPrompts
+    evaluation: ChosenPrompts | None
+
+
+@dataclass(frozen=True, slots=True)
+class RlParts:
+    """All that the loop works with."""
+
+    config: RunConfig
+    tokenizer: ChatTokenizer
+    prompts: Prompts
+    trainer: LocalTrainer
+    engine: Engine | None
+    collector: Collector
+    rewards: RewardPool
+    troubles: TroubleLog
+    profiler: StepProfiler
+    gpus: GpuSampler
+    state: RunState
+    rl_state: RlState
+    total_steps: int
+
+    def sections(self) -> dict[str, dict]:
+        """What a checkpoint remembers besides weights and the run's own state."""
+        moments = self.collector.moments
+        return {
+            "data": {"step": self.state.step, **self.collector.sampler.state()},
+            "rl": replace(
+                self.rl_state,
+                rewards_count=moments.count,
+                rewards_mean=moments.mean,
+                rewards_squares=moments.squares,
+            ).as_json(),
+        }
+
+
+@contextmanager
+def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
+    """The parts, and an end to what they started."""
+    found = session.resume.found
+    state = restored_state(found) if found is not None else RunState()
+    runtime = resolve_runtime(config, threads=state.threads)
+    state.threads = runtime.threads
+    log.info("training on %s", runtime.describe())
+    tokenizer = load_tokenizer(config.model)
+    prompts = open_prompts(config, tokenizer, session)
+    total_steps = config.trainer.total_steps(
+        len(prompts.train.ids), rows_per_step=config.rollout.prompts_per_step
+    )
+    if problems := find_length_conflicts(config, total_steps=total_steps):
+        raise ConfigError(problems)
+    with ExitStack() as stack:
+        trainer = _trainer(config, runtime, session)
+        for some in (prompts.train, prompts.evaluation):
+            if some is not None:
+                require_vocabulary(some.prompts, trainer.loaded)
+        if found is not None:
+            trainer.load_state(found.tensors())
+        rl_state, moments = _rl_state(config, session)
+        troubles = TroubleLog(session)
+        assert config.rewards is not None, "combinations asks for rewards"
+        rewards = stack.enter_context(
+            RewardPool(
+                config.rewards,
+                on_trouble=troubles.take,
+                log_file=session.run_dir.path / "rewards.log",
+            )
+        )
+        engine = _engine(config, trainer, tokenizer, version=state.step)
+        if engine is not None:
+            stack.callback(engine.close)
+        collector = Collector(
+            config,
+            prompts=prompts.train.prompts,
+            sampler=PromptSampler(
+                prompts.train.ids,
+                seed=config.seed,
+                shuffle=config.data.shuffle,
+                fingerprint=prompts.train.prompts.fingerprint,
+                state=found.section("data") if found is not None else None,
+            ),
+            tokenizer=tokenizer,
+            engine=engine,
+            rewards=rewards,
+            moments=moments,
+            journal=Journal(session.run_dir.path / "journal"),
+            recipe=experiment_digest(config),
+            saved=saved_journal(config),
+        )
+        gpus = GpuSampler()
+        stack.callback(gpus.close)
+        session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.loaded))
+        yield RlParts(
+            config=config,
+            tokenizer=tokenizer,
+            prompts=prompts,
+            trainer=trainer,
+            engine=engine,
+            collector=collector,
+            rewards=rewards,
+            troubles=troubles,
+            profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
+            gpus=gpus,
+            state=state,
+            rl_state=rl_state,
+            total_steps=total_steps,
+        )
+
+
+def open_prompts(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> Prompts:
+    data = config.data
+    train = _prepare(config, tokenizer, session, "train")
+    if data.validation:
+        held_out = ChosenPrompts.whole(_prepare(config, tokenizer, session, "validation"))
+        chosen = ChosenPrompts.whole(train)
+    elif data.validation_share > 0:
+        ids, held_out_ids = split_rows(train.made_from_B, data.validation_share, config.seed)
+        chosen, held_out = ChosenPrompts(train, ids), ChosenPrompts(train, held_out_ids)
+    else:
+        return Prompts(ChosenPrompts.whole(train), None)
+    evaluation = ChosenPrompts(held_out.prompts, held_out.ids[: config.eval.max_rows])
+    return Prompts(chosen, evaluation)
+
+
+def _prepare(
+    config: RunConfig, tokenizer: ChatTokenizer, session: Session, which: str
+) -> PromptSet:
+    sources = config.data.train if which == "train" else config.data.validation
+    with progress_of(f"tokenising {which} prompts", session.console) as progress:
+        found = prepare_prompts(sources, tokenizer, config.data, progress=progress)
+    report = found.report
+    log.info("%s prompts: %d of %d kept", which, report.kept, report.seen)
+    counts = {name: value for name, value in report.to_json().items() if "examples" not in name}
+    session.event("data_prepared", session.start_step, which=which, **counts)
+    return found
+
+
+def _trainer(config: RunConfig, runtime: Runtime, session: Session) -> LocalTrainer:
+    loaded = load(config.model, config.lora, config=config, runtime=runtime)
+    session.event("model_loaded", session.start_step, **loaded.facts)
+    choice = reference_of(config)
+    refreshes = isinstance(choice, InitialReference) and choice.refresh_steps is not None
+    return LocalTrainer(
+        loaded,
+        config.trainer,
+        runtime=runtime,
+        seed=config.seed,
+        reference=_reference(choice, loaded, config, runtime),
+        save_reference=refreshes,
+    )
+
+
+def reference_of(config: RunConfig) -> AnyReference | None:
+    """The reference that a KL term asks for; None where there is no such term."""
+    if config.algorithm.kl is None:
+        return None
+    if config.reference is not None:
+        return config.reference
+    return AdapterOffReference(type="adapter_off") if config.lora else InitialReference()
+
+
+def _reference(
+    choice: AnyReference | None, loaded: LoadedModel, config: RunConfig, runtime: Runtime
+) -> Reference | None:
+    if choice is None:
+        return None
+    if isinstance(choice, AdapterOffReference):
+        return AdapterOff()
+    if isinstance(choice, CheckpointReference):
+        model = config.model.model_copy(update={"path": choice.path, "init": "pretrained"})
+        other = load(model, None, config=config, runtime=runtime)
+        sizes = [m.output_weight().shape[0] for m in (loaded.module, other.module)]
+        if sizes[0] != sizes[1]:
+            raise ModelError(
+                f"reference.path: {choice.path} has a vocabulary of {sizes[1]}, and the policy one "
+                f"of {sizes[0]}: they cannot be compared."
+            )
+        module = other.module
+    else:
+        # Before the optimizer hangs its hooks on the parameters.
+        module = copy.deepcopy(loaded.module)
+    return module.requires_grad_(False)
+
+
+def _engine(
+    config: RunConfig, trainer: LocalTrainer, tokenizer: ChatTokenizer, *, version: int
+) -> Engine | None:
+    if config.debug is not None and config.debug.mode == "train_only":
+        return None
+    assert isinstance(trainer.model, Decoder), "combinations asks for the native decoder"
+    new_tokens = config.eval.sampling.max_new_tokens or 0
+    return NativeEngine(
+        trainer.model,
+        config.engine,
+        device=trainer.runtime.device,
+        max_tokens=config.data.max_length + max(config.rollout.max_new_tokens, new_tokens),
+        decode=tokenizer.decode,
+        chunk_bytes=config.trainer.logits_chunk_bytes,
+        policy_version=version,
+    )
+
+
+def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMoments]:
+    found, kl = session.resume.found, config.algorithm.kl
+    if found is None:
+        coefficient = kl.coefficient if kl is not None else None
+        return RlState(kl_coefficient=coefficient), RunningMoments()
+    place = str(found.state_file)
+    state = RlState.from_json(found.section("rl"), place=place)
+    if kl is not None and kl.target is None:
+        # A fixed coefficient is the recipe's, also where it changed since.
+        state.kl_coefficient = kl.coefficient
+    moments = (state.rewards_count, state.rewards_mean, state.rewards_squares)
+    return state, RunningMoments(*moments)
+
+
+def saved_journal(config: RunConfig) -> Journal | None:
+    """The journal that a debug mode takes its rollouts from."""
+    if config.debug is None or config.debug.rollouts is None:
+        return None
+    folder = Path(config.debug.rollouts) / "journal"
+    if not folder.is_dir():
+        raise DataError(
+            f"debug.rollouts: {folder} does not exist. Name the directory of a run that sampled."
+        )
+    return Journal(folder)

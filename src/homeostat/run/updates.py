@@ -1,0 +1,182 @@
+"""From scored groups to optimizer updates.
+
+    groups -> rewards -> advantages -> rows with columns -> updates -> micro-batches
+
+Groups stay whole: update u of U gets groups [u P / U, (u + 1) P / U). Weights and denominator of
+the loss are those of the whole update. The first update of a step needs no old log-probs: its own
+are the old ones, so that the ratio is exactly 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from homeostat.algorithms.baselines import RewardBatch
+from homeostat.algorithms.catalogue import advantages
+from homeostat.algorithms.normalise import row_weights
+from homeostat.algorithms.overlong import penalty as overlong_penalty
+from homeostat.algorithms.policy import policy_spec
+from homeostat.config.run import RunConfig
+from homeostat.config.trainer import TrainerConfig
+from homeostat.data.loader import micro_batches
+from homeostat.types import (
+    Author,
+    FloatArray,
+    RolloutGroup,
+    Sample,
+    StepPlan,
+    TokenRow,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The samples of a step as rows, one for each, in the groups' order.
+
+    Weights are 1 where a token is trained; `engine_logp` is a column of every row.
+    """
+
+    rows: list[TokenRow]
+    group_S: np.ndarray
+    lengths_S: np.ndarray
+    rewards_S: np.ndarray
+    trained_S: np.ndarray
+    penalty_S: np.ndarray
+
+
+def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
+    """Rows that can be scored; the reward of an overlong sample is shaped here."""
+    samples = [sample for group in groups for sample in group.samples]
+    group_S = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
+    rows = [
+        _row(number, groups[int(group)], sample)
+        for number, (group, sample) in enumerate(zip(group_S, samples, strict=True))
+    ]
+    rewards = [math.nan if s.reward is None else s.reward for s in samples]
+    penalty_S = np.array([_shaping(sample, config) for sample in samples])
+    masks_overlong = config.algorithm.overlong.type == "mask"
+    trained = [
+        s.reward is not None
+        and len(s.completion) > 0
+        and not (masks_overlong and s.completion.stop_reason.is_cut)
+        for s in samples
+    ]
+    return StepRows(
+        rows=rows,
+        group_S=group_S,
+        lengths_S=np.array([len(sample.completion) for sample in samples], dtype=np.int64),
+        rewards_S=np.array(rewards) + penalty_S,
+        trained_S=np.array(trained),
+        penalty_S=penalty_S,
+    )
+
+
+def _row(number: int, group: RolloutGroup, sample: Sample) -> TokenRow:
+    prompt_T, completion = group.prompt.tokens_T, sample.completion
+    context = np.zeros(len(prompt_T), dtype=np.float32)
+    by_engine = [
+        np.full(len(s.tokens_T), s.author is Author.ENGINE, dtype=np.float32)
+        for s in completion.segments
+    ]
+    return TokenRow(
+        row_id=number,
+        tokens_T=np.concatenate([prompt_T, completion.tokens_T]),
+        weights_T=np.concatenate([context, *by_engine]),
+        columns={"engine_logp": np.concatenate([context, completion.engine_logp_T])},
+    )
+
+
+def _shaping(sample: Sample, config: RunConfig) -> float:
+    overlong = config.algorithm.overlong
+    if overlong.type != "shape":
+        return 0.0
+    return overlong_penalty(
+        len(sample.completion),
+        max_new_tokens=config.rollout.max_new_tokens,
+        buffer_tokens=overlong.buffer_tokens,
+        penalty=overlong.penalty,
+    )
+
+
+def step_advantages(
+    step: StepRows, config: RunConfig, *, penalty_ST: list[np.ndarray] | None
+) -> list[np.ndarray]:
+    """Per sample, per token of its completion. `penalty_ST`: KL in the reward, times its weight."""
+    batch = RewardBatch(
+        rewards_S=step.rewards_S,
+        group_S=step.group_S,
+        lengths_S=step.lengths_S,
+        trained_S=step.trained_S,
+        penalty_ST=penalty_ST,
+    )
+    return advantages(config.algorithm, batch)
+
+
+def split_groups(num_groups: int, num_updates: int) -> list[range]:
+    """Groups of each update; fewer updates where there are fewer groups."""
+    borders = [update * num_groups // num_updates for update in range(num_updates + 1)]
+    spans = [range(*pair) for pair in pairwise(borders)]
+    return [span for span in spans if len(span)]
+
+
+def with_column(row: TokenRow, name: str, values: FloatArray) -> TokenRow:
+    """The row with a column whose values belong to its trained tokens, in order."""
+    column_T = np.zeros(len(row), dtype=np.float32)
+    column_T[row.weights_T > 0] = values
+    return replace(row, columns={**row.columns, name: column_T})
+
+
+def build_update(
+    rows: Sequence[TokenRow],
+    advantages_R: Sequence[np.ndarray],
+    trained_R: np.ndarray,
+    *,
+    config: RunConfig,
+    sizes: TrainerConfig,
+    kl_coefficient: float | None,
+    step: int,
+    epoch: int,
+) -> StepPlan | None:
+    """One update over these rows, or None where nothing of it would have a gradient."""
+    algorithm, rollout = config.algorithm, config.rollout
+    num_trained_R = np.array([int(row.weights_T.sum()) for row in rows], dtype=np.int64)
+    weight_R, denominator = row_weights(
+        num_trained_R,
+        trained_R & (num_trained_R > 0),
+        normalise=algorithm.normalise,
+        fixed_length=algorithm.fixed_length or rollout.max_new_tokens,
+    )
+    needs_all = algorithm.entropy_bonus > 0 or (
+        algorithm.kl is not None and algorithm.kl.place == "loss"
+    )
+    keep_all = needs_all or not algorithm.skip_zero_advantage
+    kept = [
+        _weighted(row, advantage_T, float(weight))
+        for row, advantage_T, weight in zip(rows, advantages_R, weight_R, strict=True)
+        if weight > 0 and (keep_all or np.any(advantage_T))
+    ]
+    if not kept:
+        return None
+    spec = policy_spec(
+        algorithm,
+        denominator=denominator,
+        temperature=rollout.temperature,
+        kl_coefficient=kl_coefficient,
+    )
+    return StepPlan(step, epoch, micro_batches(kept, sizes), spec)
+
+
+def _weighted(row: TokenRow, advantage_T: np.ndarray, weight: float) -> TokenRow:
+    is_completion = np.arange(len(row)) >= len(row) - len(advantage_T)
+    column_T = np.zeros(len(row), dtype=np.float32)
+    column_T[is_completion] = advantage_T
+    return replace(
+        row,
+        weights_T=(row.weights_T * weight).astype(np.float32),
+        columns={**row.columns, "advantage": column_T},
+    )
