@@ -8,7 +8,7 @@ The whole algorithm, in the order of this file:
     a Llama / Qwen2 / Qwen3 decoder, read from an HF folder's safetensors
     sampling: `samples_per_prompt` completions of each prompt, one uniform number per token, which
     is a pure function of (seed, request id, position)
-    reward: 1 where the completion is the answer, else 0
+    reward: 1 where the completion is the answer (spaces around it aside), else 0
     advantage: the reward less the mean of its group, over the group's deviation or not
     `updates_per_step` updates, each on its own share of the groups: clipped policy gradient,
     normalised over the *whole* update, gradient clipping, AdamW at the scheduled learning rate
@@ -22,7 +22,7 @@ Every step prints one JSON object:
     losses         of each update, before it
     grad_norms     of each update, before clipping
     clip_ratio     share of tokens whose ratio the clip cut, mean of the updates
-    learning_rate  what the schedule gave this step; all its updates use it
+    learning_rate  what the schedule gave the step's last update
 
 Shapes: _B rows, _T tokens, _S cache slots, _G samples of a group, _V vocabulary, _D model dim,
 _H head dim.
@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 from dataclasses import dataclass, fields
@@ -56,7 +57,7 @@ class Settings:
     samples_per_prompt: int = 8
     max_new_tokens: int = 16
     temperature: float = 1.0
-    updates_per_step: int = 1  # divides prompts_per_step
+    updates_per_step: int = 1
     clip_low: float = 0.2
     clip_high: float = 0.2
     scale: str = "group"  # group: advantages over the group's deviation; none: not
@@ -420,12 +421,16 @@ def policy_loss(
     return loss, facts
 
 
-def learning_rate(settings: Settings, step: int) -> float:
-    """Linear warm-up from 0, then down to `min_lr_share` (or not); steps count from 1."""
-    warmup = math.ceil(settings.warmup_share * settings.max_steps)
-    if step <= warmup:
-        return settings.lr * step / warmup
-    progress = (step - warmup) / max(1, settings.max_steps - warmup)
+def learning_rate(settings: Settings, update: int) -> float:
+    """Linear warm-up from 0, then down to `min_lr_share` (or not).
+
+    Updates count from 1 to the end of the run, those that were left out included.
+    """
+    num_updates = settings.max_steps * settings.updates_per_step
+    warmup = math.ceil(settings.warmup_share * num_updates)
+    if update <= warmup:
+        return settings.lr * update / warmup
+    progress = (update - warmup) / max(1, num_updates - warmup)
     left = {
         "constant": 1.0,
         "linear": 1 - progress,
@@ -462,7 +467,7 @@ def rollout(
     samples = sample(model, tokens, names, settings, stop_id=tokenizer.eos_token_id)
     texts = tokenizer.batch_decode([s.completion for s in samples], skip_special_tokens=True)
     rewards = [
-        float(text == prompts[group].answer)
+        float(text.strip() == prompts[group].answer.strip())
         for text, (group, _) in zip(texts, members, strict=True)
     ]
     cuts = [slice(start, start + size) for start in range(0, len(members), size)]
@@ -471,9 +476,8 @@ def rollout(
 
 def split(groups: list[Any], num_updates: int) -> list[list[Any]]:
     """The groups of each update: contiguous shares, a group is never torn."""
-    size = len(groups) // num_updates
-    assert size * num_updates == len(groups), "updates_per_step must divide prompts_per_step"
-    return [groups[start : start + size] for start in range(0, len(groups), size)]
+    borders = [update * len(groups) // num_updates for update in range(num_updates + 1)]
+    return [groups[start:end] for start, end in itertools.pairwise(borders)]
 
 
 def train_step(
@@ -485,9 +489,10 @@ def train_step(
     step: int,
 ) -> dict[str, Any]:
     """The updates of one step; an update in which nothing has a gradient is left out."""
-    lr = learning_rate(settings, step)
     losses, grad_norms, facts = [], [], []
-    for share in split(groups, settings.updates_per_step):
+    lr = 0.0
+    for number, share in enumerate(split(groups, settings.updates_per_step)):
+        lr = learning_rate(settings, (step - 1) * settings.updates_per_step + number + 1)
         batch = [
             (one, advantage)
             for samples, rewards in share

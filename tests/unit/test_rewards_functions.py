@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from homeostat.config.load import build_config
-from homeostat.config.rewards import RewardsConfig
 from homeostat.errors import ConfigError, RewardError
 from homeostat.rewards.calls import Answer, Call, TrainerState, answer_call
 from homeostat.rewards.functions import load_reward
@@ -282,7 +281,9 @@ def test_an_answer_of_the_wrong_shape_counts_for_no_sample(result: Any, kind: st
     assert kinds(answer) == {TroubleKind(kind): [0, 1]}
 
 
-@pytest.mark.parametrize("error", [KeyError("k"), SystemExit(3), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [KeyError("k"), SystemExit(3), KeyboardInterrupt(), MemoryError()]
+)
 def test_whatever_is_raised_is_an_answer(error: BaseException) -> None:
     def reward(**keywords: Any) -> list[float]:
         raise error
@@ -325,18 +326,6 @@ def test_a_package_that_a_users_module_lacks_is_named(
         load_reward("function", {"path": "needs_much:f"})
 
 
-def functions_config(*functions: dict[str, Any]) -> RewardsConfig:
-    raw = {
-        "name": "x",
-        "model": {"path": "somewhere"},
-        "data": {"train": [{"type": "text", "path": "rows.jsonl"}]},
-        "rewards": {"functions": list(functions)},
-    }
-    config = build_config(raw, [], file=None).rewards
-    assert config is not None
-    return config
-
-
 @pytest.mark.parametrize(
     ("functions", "message"),
     [
@@ -350,5 +339,11 @@ def functions_config(*functions: dict[str, Any]) -> RewardsConfig:
 def test_rewards_that_cannot_work_are_refused(
     functions: list[dict[str, Any]], message: str
 ) -> None:
+    raw = {
+        "name": "x",
+        "model": {"path": "somewhere"},
+        "data": {"train": [{"type": "text", "path": "rows.jsonl"}]},
+        "rewards": {"functions": functions},
+    }
     with pytest.raises(ConfigError, match=message):
-        functions_config(*functions)
+        build_config(raw, [], file=None)

@@ -21,7 +21,7 @@ from typing import Any
 
 from homeostat.errors import HomeostatError, RewardError
 from homeostat.rewards.functions import RewardFunction
-from homeostat.rewards.trouble import TroubleKind, shorten
+from homeostat.rewards.trouble import TroubleKind, shorten, tidy
 
 # Rewards are trained on in float32.
 MAX_REWARD = 3e38
@@ -96,9 +96,9 @@ class Answer:
         self.problems = [
             {
                 "kind": kind,
-                "message": shorten(message, MAX_MESSAGE_CHARS),
+                "message": tidy(message, MAX_MESSAGE_CHARS),
                 "samples": list(range(len(self.values))),
-                "traceback": tail[-MAX_TRACEBACK_CHARS:],
+                "traceback": tidy(tail, MAX_TRACEBACK_CHARS),
             }
         ]
 

@@ -171,9 +171,8 @@ class RewardPool:
     def _give_up(self, worker: WorkerProcess, waiting: deque[_Job]) -> None:
         job = self._workers[worker]
         if job is None:
-            what = f"it did not load the rewards in {LOAD_SECONDS:.0f} s\n{worker.where()}"
-            self._replace_unasked(worker, what)
-            return
+            where = worker.where()
+            raise RewardError(f"rewards do not load within {LOAD_SECONDS:.0f} s. Now at:\n{where}")
         limit = f"no answer within rewards.timeout_s = {self.config.timeout_s:g} s"
         self._streaks[job.labels[0]] += 1
         self._fail(job, TroubleKind.TIMEOUT, limit, where=worker.where())
@@ -238,7 +237,7 @@ class RewardPool:
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS:
             log = f" What it printed is in {self._setup.log_file}." if self._setup.log_file else ""
-            raise RewardError(f"reward workers cannot be started: {what}.{log}")
+            raise RewardError(f"reward workers do not stay alive: {what}.{log}")
         self._replace(worker, deque())
 
     def _start_worker(self) -> None:

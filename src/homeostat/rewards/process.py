@@ -115,12 +115,16 @@ class WorkerProcess:
         return "\n".join(lines[:20])
 
     def _ask_for_the_stack(self) -> None:
+        """It is written piece by piece: whole when it has begun and grows no more."""
         assert self._process.stdin is not None
-        end = time.monotonic() + DUMP_SECONDS
+        end, size = time.monotonic() + DUMP_SECONDS, 0
         with contextlib.suppress(OSError):
             self._process.stdin.write(b"?")
-            while time.monotonic() < end and not os.fstat(self._dump.fileno()).st_size:
-                time.sleep(0.01)
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            before, size = size, os.fstat(self._dump.fileno()).st_size
+            if size and size == before:
+                return
 
     def hang_up(self) -> None:
         """An idle worker ends by itself then, which runs its exit handlers."""

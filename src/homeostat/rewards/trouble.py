@@ -55,3 +55,8 @@ def shorten(text: str, limit: int = 300) -> str:
         return text
     half = (limit - 5) // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def tidy(text: str, limit: int) -> str:
+    """The end of a text of several lines, which is where errors say what they are."""
+    return "\n".join(shorten(line) for line in text[-50 * limit :].splitlines())[-limit:]

@@ -13,6 +13,7 @@ the same tokens, for its noise is its own.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -45,7 +46,8 @@ class NativeEngine:
     """Implements `rollout.engine.Engine`.
 
     `max_tokens` is the most that a request may have in all; `decode` turns tokens into the text
-    that stop strings are looked for in.
+    that stop strings are looked for in. `in_rows` is how the cache is laid out (cache.py): one row
+    per sequence on the CPU, small blocks elsewhere, where it is not said.
     """
 
     def __init__(
@@ -58,13 +60,14 @@ class NativeEngine:
         decode: Callable[[Items[int]], str] | None,
         chunk_bytes: int,
         policy_version: int = 0,
+        in_rows: bool | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.device = device
         self.decode = decode
         self.chunk_bytes = chunk_bytes
-        self.in_rows = device.type == "cpu"
+        self.in_rows = device.type == "cpu" if in_rows is None else in_rows
         self.capabilities = Capabilities(
             name="native",
             shares_weights=True,
@@ -85,6 +88,7 @@ class NativeEngine:
         self._longest = 0
         self._num_submitted = 0
         self._num_new = 0
+        self._next_expiry = math.inf
         self._is_updating = self._is_asleep = self._is_closed = False
         self._trouble: str | None = None
 
@@ -116,6 +120,8 @@ class NativeEngine:
             return
         self._flying[request.id] = sequence
         self._longest = max(self._longest, sequence.max_length)
+        if sequence.expires is not None:
+            self._next_expiry = min(self._next_expiry, sequence.expires)
         self.scheduler.add(sequence)
 
     def poll(self, *, timeout_s: float) -> list[Completion]:
@@ -238,8 +244,12 @@ class NativeEngine:
 
     def _end_expired(self) -> None:
         now = time.monotonic()
+        if now < self._next_expiry:
+            return
         late = [s for s in self._flying.values() if s.expires is not None and s.expires <= now]
         self._finished += [self._end(sequence, StopReason.DEADLINE) for sequence in late]
+        left = (s.expires for s in self._flying.values() if s.expires is not None)
+        self._next_expiry = min(left, default=math.inf)
 
     def _refuse_weights(self) -> NoReturn:
         # What these weights left in the cache would spoil whatever is masked over it later.

@@ -1,0 +1,437 @@
+"""Rewards in real processes that raise, hang, die, print and leave children behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homeostat.config.rewards import RewardsConfig
+from homeostat.errors import RewardError
+from homeostat.rewards import process
+from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
+from homeostat.rewards.pool import RewardPool
+from homeostat.rewards.trouble import RewardTrouble, TroubleKind
+from homeostat.types import Prompt
+
+# One file of rewards: each does what the row's column `act` says, where that is its business.
+REWARDS = r"""
+import ctypes, json, math, os, re, signal, subprocess, sys, threading, time
+from pathlib import Path
+
+def spin():
+    while True:
+        pass
+
+def grandchild():
+    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+    Path(os.environ["PID_FILE"]).write_text(str(subprocess.Popen(argv).pid))
+
+def forks():
+    if os.fork() == 0:
+        raise RuntimeError("the child comes back up the stack")
+
+ACTS = {
+    "raise": lambda: 1 / 0,
+    "sleep": lambda: time.sleep(600),
+    "spin": spin,
+    "backtrack": lambda: re.fullmatch("(a+)+b", "a" * 60),
+    "exit": lambda: os._exit(7),
+    "segfault": lambda: ctypes.string_at(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "kill_group": lambda: os.killpg(0, signal.SIGKILL),
+    "sys_exit": lambda: sys.exit(5),
+    "memory": lambda: bytearray(10**15),
+    "fork": forks,
+    "grandchild_then_exit": lambda: (grandchild(), os._exit(1)),
+    "grandchild_then_hang": lambda: (grandchild(), time.sleep(600)),
+    "interrupt": lambda: [os.kill(os.getpid(), s) for s in (signal.SIGINT, signal.SIGTERM)],
+    "close_all": lambda: os.closerange(3, 100),
+}
+RESULTS = {
+    "nan": [math.nan], "inf": [math.inf], "none": [None], "long": [1.0] * 10**6, "text": ["1"]
+}
+
+def acting(completions, act, **rest):
+    act = act[0]
+    if act in ACTS:
+        ACTS[act]()
+    if act in RESULTS:
+        return (RESULTS[act] + [1.0] * len(completions))[: max(len(completions), len(RESULTS[act]))]
+    return [1.0] * len(completions)
+
+def length(completions):
+    return [len(text) for text in completions]
+
+def prints(completions):
+    for text in completions:
+        print("out" * 10_000)
+        print("\x00\x01raw", file=sys.stderr)
+        os.write(1, b"below python\n" * 1000)
+    sys.stdin.read()
+    return [0.0] * len(completions)
+
+def sees(completions, prompts, thing, trainer_state):
+    kind = type(thing[0]).__name__
+    return [1000 * trainer_state.global_step + 10 * len(kind) + len(t) for t in completions]
+
+def modules(completions, log_extra):
+    heavy = [name for name in ("torch", "numpy", "pydantic", "transformers") if name in sys.modules]
+    log_extra("heavy", [json.dumps(heavy)] * len(completions))
+    log_extra("cwd", [os.getcwd()] * len(completions))
+    return [0.0] * len(completions)
+
+def pids(completions):
+    time.sleep(0.02)
+    return [os.getpid()] * len(completions)
+"""
+
+
+@pytest.fixture(scope="module")
+def rewards_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("rewards") / "acts.py"
+    file.write_text(REWARDS)
+    return file
+
+
+class Bench:
+    """Builds pools over the file of rewards, and keeps the troubles."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.troubles: list[RewardTrouble] = []
+
+    def config(self, *names: str, **settings: Any) -> RewardsConfig:
+        raw = [{"type": "function", "path": f"{self.file}:{name}"} for name in names]
+        return RewardsConfig.model_validate({"functions": tuple(raw), **settings})
+
+    def pool(self, *names: str, log_file: Path | None = None, **settings: Any) -> RewardPool:
+        config = self.config(*names, **settings)
+        return RewardPool(config, on_trouble=self.troubles.append, log_file=log_file)
+
+
+@pytest.fixture
+def bench(rewards_file: Path) -> Bench:
+    return Bench(rewards_file)
+
+
+def group(number: int, texts: list[str] | None = None, **columns: Any) -> UnscoredGroup:
+    texts = ["a", "bb", "ccc"] if texts is None else texts
+    prompt = Prompt(number, np.array([1, 2]), f"prompt {number}", columns)
+    return UnscoredGroup(prompt, texts, [[5] * len(text) for text in texts])
+
+
+def score(pool: RewardPool, *groups: UnscoredGroup) -> list[ScoredGroup]:
+    return pool.score(groups, step=2, total_steps=9)
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie that nobody waits for is dead enough."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "hint"),
+    [
+        ("raise", "exception", "ZeroDivisionError"),
+        ("sys_exit", "exception", "SystemExit"),
+        ("memory", "exception", "MemoryError"),
+        ("exit", "worker_died", "exit code 7"),
+        ("segfault", "worker_died", "SIGSEGV"),
+        ("kill", "worker_died", "SIGKILL"),
+        ("kill_group", "worker_died", "killed from outside"),
+        ("close_all", "worker_died", "worker"),
+    ],
+)
+def test_a_failure_costs_its_own_call_and_no_more(
+    bench: Bench, act: str, kind: str, hint: str
+) -> None:
+    with bench.pool("acting", "length", timeout_s=20.0) as pool:
+        before, failed, after = score(pool, group(0, act=""), group(1, act=act), group(2, act=""))
+        again = score(pool, group(3, act=""))[0]
+    assert before.values == after.values == again.values
+    assert before.values == {"acting": [1, 1, 1], "length": [1, 2, 3]}
+    assert failed.values == {"acting": [None] * 3, "length": [1, 2, 3]}
+    (trouble,) = bench.troubles
+    assert (trouble.reward, trouble.kind, trouble.prompt_id) == ("acting", kind, 1)
+    assert (trouble.prompt, trouble.num_samples) == ("prompt 1", 3)
+    assert hint in trouble.message
+    assert pool.counts() == {("acting", TroubleKind(kind)): 3}
+
+
+def test_hangs_end_at_the_limit_and_show_where(bench: Bench) -> None:
+    acts = ["sleep", "", "spin", "backtrack", ""]
+    started = time.monotonic()
+    with bench.pool("acting", "length", timeout_s=0.4) as pool:
+        scored = score(pool, *(group(n, act=act) for n, act in enumerate(acts)))
+        assert time.monotonic() - started < 10
+    assert [one.values["acting"][0] for one in scored] == [None, 1.0, None, None, 1.0]
+    assert all(one.values["length"] == [1, 2, 3] for one in scored)
+    assert [t.kind for t in bench.troubles] == [TroubleKind.TIMEOUT] * 3
+    assert all("rewards.timeout_s" in t.message for t in bench.troubles)
+    assert all('acts.py", line' in t.traceback_tail for t in bench.troubles)
+    assert "fullmatch" in bench.troubles[2].traceback_tail
+    # An answer in between ends a streak.
+    assert [t.streak for t in bench.troubles] == [1, 1, 2]
+    assert "2 calls in a row" in str(bench.troubles[2])
+
+
+def test_the_limit_is_for_one_call_not_for_the_group(bench: Bench, tmp_path: Path) -> None:
+    bench.file = tmp_path / "slow.py"
+    bench.file.write_text(
+        "import time\n"
+        + "".join(f"def f{n}(completions): time.sleep(0.3); return [1.0]\n" for n in range(4))
+    )
+    with bench.pool("f0", "f1", "f2", "f3", timeout_s=0.6) as pool:
+        scored = score(pool, group(0, ["x"]), group(1, ["x"]))
+    assert [one.values for one in scored] == [{f"f{n}": [1.0] for n in range(4)}] * 2
+    assert not bench.troubles
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "values", "completion"),
+    [
+        ("nan", "not_finite", [None, 1, 1], "a"),
+        ("inf", "not_finite", [None, 1, 1], "a"),
+        ("none", "none", [None, 1, 1], "a"),
+        ("text", "wrong_type", [None, 1, 1], "a"),
+        ("long", "wrong_length", [None] * 3, None),
+    ],
+)
+def test_values_that_are_none_are_counted_by_sample(
+    bench: Bench, act: str, kind: str, values: list[float | None], completion: str | None
+) -> None:
+    with bench.pool("acting") as pool:
+        assert score(pool, group(4, act=act))[0].values == {"acting": values}
+    (trouble,) = bench.troubles
+    assert (trouble.kind, trouble.completion) == (TroubleKind(kind), completion)
+    assert trouble.kind.is_error == (kind != "none")
+    assert pool.counts() == {("acting", TroubleKind(kind)): values.count(None)}
+
+
+def test_what_functions_print_goes_to_the_log(
+    bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log_file = tmp_path / "rewards.log"
+    with bench.pool("prints", "length", log_file=log_file) as pool:
+        scored = score(pool, group(0), group(1))
+    assert [one.values["prints"] for one in scored] == [[0.0] * 3] * 2
+    text = log_file.read_text()
+    assert text.count("out") == 60_000
+    assert text.count("raw") == 6
+    assert text.count("below python") == 6000
+    assert capfd.readouterr() == ("", "")
+
+
+def test_strange_texts_and_columns_arrive_as_they_are(bench: Bench) -> None:
+    texts = ["\ud800 lone", "\0", "\U0001f600" * 3, "", "x" * 10**6]
+    thing = np.datetime64("2026-01-01")
+    with bench.pool("sees", "length") as pool:
+        (scored,) = score(pool, group(0, texts, thing=thing))
+    assert scored.values["length"] == [len(text) for text in texts]
+    assert scored.values["sees"] == [2000 + 10 * len("datetime64") + len(text) for text in texts]
+
+
+def test_a_trouble_is_short_and_holds_no_secret(bench: Bench, tmp_path: Path) -> None:
+    bench.file = tmp_path / "judge.py"
+    bench.file.write_text(
+        "def judge(completions):\n"
+        "    raise ConnectionError('api_key=sk-abcdefghijklmnop1234 refused' + 'x' * 10**6)\n"
+    )
+    with bench.pool("judge") as pool:
+        score(pool, group(0, ["\ud800" * 10**5]))
+    (trouble,) = bench.troubles
+    assert "refused" in trouble.message
+    assert "abcdefgh" not in trouble.message + trouble.traceback_tail
+    assert len(trouble.message) + len(trouble.traceback_tail) < 10_000
+    assert trouble.completion is not None
+    assert len(trouble.completion) < 400
+
+
+def test_order_is_kept_and_work_is_shared(bench: Bench) -> None:
+    groups = [group(n, ["x" * n, "y" * (n + 1)]) for n in range(40)]
+    with bench.pool("length", "pids", workers=3) as pool:
+        scored = score(pool, *groups)
+    assert [one.values["length"] for one in scored] == [[n, n + 1] for n in range(40)]
+    assert len({one.values["pids"][0] for one in scored}) == 3
+
+
+def test_failures_among_many_groups_and_workers_lose_nothing_else(bench: Bench) -> None:
+    ill = {3: "exit", 7: "sleep", 8: "sleep", 11: "raise", 19: "segfault", 20: "kill"}
+    groups = [group(n, act=ill.get(n, "")) for n in range(24)]
+    with bench.pool("acting", "length", workers=3, timeout_s=0.7) as pool:
+        scored = score(pool, *groups)
+        assert score(pool, group(0, act=""))[0].values["acting"] == [1, 1, 1]
+    assert {n for n, one in enumerate(scored) if one.values["acting"] == [None] * 3} == set(ill)
+    assert all(one.values["length"] == [1, 2, 3] for one in scored)
+    assert sorted(t.prompt_id for t in bench.troubles) == sorted(ill)
+
+
+def test_nothing_to_score(bench: Bench) -> None:
+    with bench.pool("length") as pool:
+        assert score(pool) == []
+        assert score(pool, group(0, []))[0].values == {"length": []}
+
+
+def test_a_worker_loads_nothing_heavy_and_stays_in_the_folder(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with bench.pool("modules") as pool:
+        (scored,) = score(pool, group(0, ["x"]))
+    assert scored.extras == {"modules/heavy": ["[]"], "modules/cwd": [str(tmp_path)]}
+
+
+def test_signals_are_left_to_the_parent(bench: Bench) -> None:
+    with bench.pool("acting") as pool:
+        assert score(pool, group(0, act="interrupt"))[0].values == {"acting": [1, 1, 1]}
+    assert not bench.troubles
+
+
+def test_a_forked_child_cannot_answer_for_the_worker(bench: Bench) -> None:
+    with bench.pool("acting", "length") as pool:
+        scored = score(pool, group(0, act="fork"), *(group(n, act="") for n in range(1, 6)))
+    assert all(one.values == {"acting": [1] * 3, "length": [1, 2, 3]} for one in scored)
+    assert not bench.troubles
+
+
+@pytest.mark.parametrize("act", ["grandchild_then_exit", "grandchild_then_hang"])
+def test_what_a_lost_worker_started_ends_with_it(
+    bench: Bench, act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    monkeypatch.setenv("PID_FILE", str(pid_file))
+    with bench.pool("acting", timeout_s=0.5) as pool:
+        assert score(pool, group(0, act=act))[0].values == {"acting": [None] * 3}
+        assert eventually(lambda: not is_alive(int(pid_file.read_text())))
+        assert score(pool, group(1, act=""))[0].values == {"acting": [1] * 3}
+
+
+def test_nothing_is_left_after_the_pool(bench: Bench) -> None:
+    files_before = len(os.listdir("/proc/self/fd"))
+    with bench.pool("pids", "acting", workers=2, timeout_s=0.3) as pool:
+        scored = score(pool, *(group(n, act="sleep" if n == 2 else "") for n in range(6)))
+    pids = {int(one.values["pids"][0] or 0) for one in scored}
+    assert len(pids) >= 2
+    assert not [pid for pid in pids if is_alive(pid)]
+    assert len(os.listdir("/proc/self/fd")) == files_before
+
+
+def test_a_reward_that_does_not_load_is_refused_with_its_traceback(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.file = tmp_path / "broken.py"
+    bench.file.write_text("def helper():\n    return {}['missing key']\nhelper()\n")
+    with pytest.raises(RewardError, match=r"(?s)reward f: KeyError.*in helper"), bench.pool("f"):
+        pass
+    bench.file.write_text("def f(:\n")
+    with pytest.raises(RewardError, match=r"(?s)broken\.py.*SyntaxError"), bench.pool("f"):
+        pass
+
+
+def test_a_file_that_breaks_during_the_run_is_a_trouble_not_an_end(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.file = tmp_path / "changing.py"
+    bench.file.write_text("import os\ndef f(completions, act):\n    os._exit(1)\n")
+    with bench.pool("f") as pool:
+        bench.file.write_text("def f(:")
+        scored = score(pool, group(0, act=""), group(1, act=""))
+    assert [one.values["f"] for one in scored] == [[None] * 3] * 2
+    assert [t.kind for t in bench.troubles] == [TroubleKind.WORKER_DIED, TroubleKind.EXCEPTION]
+    assert "does not load any more" in bench.troubles[1].message
+
+
+def test_workers_that_cannot_start_are_an_error(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.file = tmp_path / "fatal.py"
+    bench.file.write_text("import os\nos._exit(9)")
+    with pytest.raises(RewardError, match="exit code 9"), bench.pool("f"):
+        pass
+    monkeypatch.setattr(process, "LOAD_SECONDS", 1.5)
+    bench.file.write_text("import time\ntime.sleep(600)")
+    with pytest.raises(RewardError, match=r"(?s)do not load.*fatal\.py"), bench.pool("f"):
+        pass
+
+
+PARENT = """
+import os, sys, threading
+import numpy as np
+from homeostat.config.rewards import RewardsConfig
+from homeostat.rewards.groups import UnscoredGroup
+from homeostat.rewards.pool import RewardPool
+from homeostat.types import Prompt
+
+path = {"type": "function", "path": sys.argv[1] + ":acting"}
+config = RewardsConfig.model_validate({"functions": (path,), "workers": 2, "timeout_s": 500.0})
+with RewardPool(config, on_trouble=print) as pool:
+    print("ready", flush=True)
+    prompt = Prompt(0, np.array([1]), "p", {"act": sys.argv[2]})
+    pool.score([UnscoredGroup(prompt, ["x"], [[1]])] * 2, step=0, total_steps=1)
+    sys.stdin.read()
+"""
+
+
+def session_members(parent: int) -> set[int]:
+    """Processes whose parents lead up to `parent`."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            parents[int(entry.name)] = int(fields[1])
+    found = {parent}
+    while more := {pid for pid, above in parents.items() if above in found} - found:
+        found |= more
+    return found - {parent}
+
+
+@pytest.fixture
+def parent(rewards_file: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(act: str) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-c", PARENT, str(rewards_file), act]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe))
+        return started[0]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+@pytest.mark.parametrize("act", ["", "sleep", "backtrack"])
+def test_workers_end_with_a_parent_that_was_killed(
+    parent: Callable[[str], subprocess.Popen[bytes]], act: str
+) -> None:
+    process = parent(act)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(0.2)
+    workers = session_members(process.pid)
+    assert len(workers) == 4  # a guardian and a worker, twice
+    os.kill(process.pid, signal.SIGKILL)
+    assert eventually(lambda: not any(is_alive(pid) for pid in workers))
