@@ -89,8 +89,7 @@ class Run:
 
     def start(self) -> subprocess.Popen[bytes]:
         code = "from homeostat.cli.main import main; main()"
-        log = open(self.folder.with_suffix(".log"), "ab")
-        with log:
+        with open(self.folder.with_suffix(".log"), "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-c", code, "train", str(self.file)], stdout=log, stderr=log
             )

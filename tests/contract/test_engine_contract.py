@@ -140,6 +140,7 @@ def test_greedy_is_what_transformers_generates(build: Build, family: str) -> Non
         with torch.no_grad():
             wanted = model.theirs.generate(
                 torch.from_numpy(prompt_T)[None],
+                attention_mask=torch.ones(1, len(prompt_T), dtype=torch.int64),
                 do_sample=False,
                 max_new_tokens=24,
                 eos_token_id=None,
@@ -195,7 +196,7 @@ def test_samples_follow_the_softmax(build: Build, temperature: float) -> None:
     with torch.no_grad():
         logits_V = model.theirs(torch.from_numpy(prompt_T)[None]).logits[0, -1].double()
     share_V = (logits_V / temperature).softmax(0).numpy()
-    found = run(build(model.ours), requests([prompt_T], Sampling(1, temperature), samples=4000))
+    found = run(build(model.ours), requests([prompt_T], Sampling(1, temperature), samples=3000))
     drawn = np.concatenate([completion.tokens_T for completion in found])
     statistic, freedom = chi_square(np.bincount(drawn, minlength=VOCABULARY), share_V)
     assert freedom > 10

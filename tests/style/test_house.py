@@ -25,6 +25,8 @@ TABLES: dict[str, str] = {}
 # Broad excepts, by file and function: why nothing narrower will do.
 BROAD_EXCEPTS = {
     ("observe/sinks/base.py", "_call"): "a vendor's client may raise anything; the run goes on",
+    ("rewards/calls.py", "answer_call"): "a user's function may raise anything; the run goes on",
+    ("rewards/worker.py", "_load"): "a user's module may raise anything; the run goes on",
     ("run/session.py", "open_session"): "whatever ends a run is written down, then raised again",
 }
 # A path of somebody's machine, which means nothing on another one.

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homeostat.algorithms import overlong
-from homeostat.algorithms.catalogue import LOSSES
 from homeostat.algorithms.clip import ratio_of
 from homeostat.algorithms.kl import ESTIMATORS, k3, next_coefficient
 from homeostat.algorithms.normalise import row_weights
@@ -217,4 +216,3 @@ def test_the_sft_loss_equals_loops_over_rows(normalise, seed):
     want_rows = [total / weight if weight > 0 else 0.0 for total, weight in means]
     np.testing.assert_allclose(terms.row_losses_B, want_rows, rtol=1e-12)
     assert not terms.row_losses_B.requires_grad
-    assert LOSSES[spec.name] is sft_loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from homeostat.config.load import build_config
-from homeostat.errors import ConfigError, RewardError
+from homeostat.errors import ConfigError, MissingDependencyError, RewardError
 from homeostat.rewards.calls import Answer, Call, TrainerState, answer_call
 from homeostat.rewards.functions import load_reward
 from homeostat.rewards.trouble import TroubleKind
@@ -347,3 +348,15 @@ def test_rewards_that_cannot_work_are_refused(
     }
     with pytest.raises(ConfigError, match=message):
         build_config(raw, [], file=None)
+
+
+@pytest.mark.parametrize(
+    ("type", "settings"),
+    [("math_verify", {"column": "answer"}), ("reasoning_gym", {"extract": None})],
+)
+def test_a_missing_package_comes_with_the_command_that_installs_it(
+    type: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, type, None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'homeostat\[tasks\]'"):
+        load_reward(type, settings)

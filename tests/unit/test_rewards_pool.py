@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from homeostat.config.rewards import RewardsConfig
-from homeostat.errors import RewardError
+from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.rewards import process
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
@@ -183,9 +183,9 @@ def test_a_failure_costs_its_own_call_and_no_more(
 def test_hangs_end_at_the_limit_and_show_where(bench: Bench) -> None:
     acts = ["sleep", "", "spin", "backtrack", ""]
     started = time.monotonic()
-    with bench.pool("acting", "length", timeout_s=0.4) as pool:
+    with bench.pool("acting", "length", timeout_s=1.0) as pool:
         scored = score(pool, *(group(n, act=act) for n, act in enumerate(acts)))
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 20
     assert [one.values["acting"][0] for one in scored] == [None, 1.0, None, None, 1.0]
     assert all(one.values["length"] == [1, 2, 3] for one in scored)
     assert [t.kind for t in bench.troubles] == [TroubleKind.TIMEOUT] * 3
@@ -203,7 +203,7 @@ def test_the_limit_is_for_one_call_not_for_the_group(bench: Bench, tmp_path: Pat
         "import time\n"
         + "".join(f"def f{n}(completions): time.sleep(0.3); return [1.0]\n" for n in range(4))
     )
-    with bench.pool("f0", "f1", "f2", "f3", timeout_s=0.6) as pool:
+    with bench.pool("f0", "f1", "f2", "f3", timeout_s=1.0) as pool:
         scored = score(pool, group(0, ["x"]), group(1, ["x"]))
     assert [one.values for one in scored] == [{f"f{n}": [1.0] for n in range(4)}] * 2
     assert not bench.troubles
@@ -280,7 +280,7 @@ def test_order_is_kept_and_work_is_shared(bench: Bench) -> None:
 def test_failures_among_many_groups_and_workers_lose_nothing_else(bench: Bench) -> None:
     ill = {3: "exit", 7: "sleep", 8: "sleep", 11: "raise", 19: "segfault", 20: "kill"}
     groups = [group(n, act=ill.get(n, "")) for n in range(24)]
-    with bench.pool("acting", "length", workers=3, timeout_s=0.7) as pool:
+    with bench.pool("acting", "length", workers=3, timeout_s=1.5) as pool:
         scored = score(pool, *groups)
         assert score(pool, group(0, act=""))[0].values["acting"] == [1, 1, 1]
     assert {n for n, one in enumerate(scored) if one.values["acting"] == [None] * 3} == set(ill)
@@ -322,7 +322,7 @@ def test_what_a_lost_worker_started_ends_with_it(
 ) -> None:
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("PID_FILE", str(pid_file))
-    with bench.pool("acting", timeout_s=0.5) as pool:
+    with bench.pool("acting", timeout_s=1.0) as pool:
         assert score(pool, group(0, act=act))[0].values == {"acting": [None] * 3}
         assert eventually(lambda: not is_alive(int(pid_file.read_text())))
         assert score(pool, group(1, act=""))[0].values == {"acting": [1] * 3}
@@ -330,7 +330,7 @@ def test_what_a_lost_worker_started_ends_with_it(
 
 def test_nothing_is_left_after_the_pool(bench: Bench) -> None:
     files_before = len(os.listdir("/proc/self/fd"))
-    with bench.pool("pids", "acting", workers=2, timeout_s=0.3) as pool:
+    with bench.pool("pids", "acting", workers=2, timeout_s=1.0) as pool:
         scored = score(pool, *(group(n, act="sleep" if n == 2 else "") for n in range(6)))
     pids = {int(one.values["pids"][0] or 0) for one in scored}
     assert len(pids) >= 2
@@ -374,6 +374,16 @@ def test_workers_that_cannot_start_are_an_error(
     bench.file.write_text("import time\ntime.sleep(600)")
     with pytest.raises(RewardError, match=r"(?s)do not load.*fatal\.py"), bench.pool("f"):
         pass
+
+
+def test_a_missing_package_is_told_by_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("math_verify.py").write_text("raise ModuleNotFoundError(name='math_verify')")
+    config = RewardsConfig.model_validate({"functions": ({"type": "math_verify"},)})
+    with pytest.raises(MissingDependencyError, match=r"homeostat\[tasks\]"):
+        RewardPool(config, on_trouble=print).__enter__()
 
 
 PARENT = """

@@ -1,23 +1,46 @@
-"""What the rest of the house calls: the losses by name, and the advantages of a configured run."""
+"""The policy-gradient algorithms by their type, and the advantages of a configured run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from homeostat.algorithms import baselines
+from homeostat.algorithms import (
+    baselines,
+    cispo,
+    dapo,
+    dr_grpo,
+    grpo,
+    gspo,
+    reinforce_pp,
+    rloo,
+)
 from homeostat.algorithms.baselines import RewardBatch
-from homeostat.algorithms.family import ALGORITHMS
-from homeostat.algorithms.policy import policy_loss
-from homeostat.algorithms.sft import sft_loss
-from homeostat.algorithms.terms import LossTerms
+from homeostat.algorithms.terms import Surrogate
 from homeostat.config.algorithm import AnyPolicyGradient
 from homeostat.types import FloatArray64
 
-# By LossSpec.name: sft_loss(logp_M, weights_M, row_of_M, num_rows, spec) or
-# policy_loss(tokens, spec).
-LOSSES: dict[str, Callable[..., LossTerms]] = {"sft": sft_loss, "policy": policy_loss}
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """`advantages(config, batch)` on the controller; `surrogate(tokens, log_ratio_M, bounds)` on
+    the device."""
+
+    advantages: Callable[..., list[FloatArray64]]
+    surrogate: Callable[..., Surrogate]
+
+
+ALGORITHMS = {
+    "grpo": Algorithm(grpo.advantages, grpo.surrogate),
+    "dr_grpo": Algorithm(dr_grpo.advantages, dr_grpo.surrogate),
+    "dapo": Algorithm(dapo.advantages, dapo.surrogate),
+    "gspo": Algorithm(gspo.advantages, gspo.surrogate),
+    "cispo": Algorithm(cispo.advantages, cispo.surrogate),
+    "rloo": Algorithm(rloo.advantages, rloo.surrogate),
+    "reinforce_pp": Algorithm(reinforce_pp.advantages, reinforce_pp.surrogate),
+}
 
 
 def advantages(config: AnyPolicyGradient, batch: RewardBatch) -> list[FloatArray64]:

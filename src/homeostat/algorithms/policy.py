@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from homeostat.algorithms.catalogue import ALGORITHMS
 from homeostat.algorithms.clip import ClipBounds, ratio_of
-from homeostat.algorithms.family import ALGORITHMS
 from homeostat.algorithms.kl import ESTIMATORS, k3
 from homeostat.algorithms.normalise import row_means
 from homeostat.algorithms.terms import LossTerms, PolicyTokens, Surrogate

@@ -4,9 +4,9 @@
     A_it = r_it + discount * A_i(t+1)                 then whitened over all trained tokens
     loss as in GRPO
 
-No groups are needed: a sample is compared with the whole batch. With `baseline`
-(REINFORCE++-baseline) r_i is what GRPO makes of it first: the group's mean is taken off, and
-`scale` divides. The KL penalty stays per token in both.
+No groups are needed: a sample is compared with the whole batch, and whitening gives the unit. With
+`baseline` (REINFORCE++-baseline) the group's mean is taken off r_i first. The KL penalty stays per
+token in both.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ surrogate = token_surrogate
 
 def advantages(config: ReinforcePpConfig, batch: RewardBatch) -> list[FloatArray64]:
     """Per sample, for every completion token; whitening comes with what all algorithms share."""
-    scores_S = np.where(batch.known_S, batch.rewards_S, 0.0)
+    scores_S = batch.rewards_S
     if config.baseline:
-        centred_S = baselines.group_mean_off(batch.rewards_S, batch.group_S)
-        scores_S = baselines.scaled(centred_S, batch.rewards_S, batch.group_S, scale=config.scale)
+        scores_S = baselines.group_mean_off(batch.rewards_S, batch.group_S)
     penalties = batch.penalty_ST or [np.zeros(length) for length in batch.lengths_S]
     return [
         discounted_returns(score, penalty_T, discount=config.discount)

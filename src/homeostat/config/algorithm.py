@@ -73,8 +73,15 @@ class ShapeOverlong(Settings):
     """A penalty that grows linearly over the last `buffer_tokens` before max_new_tokens."""
 
     type: Literal["shape"]
-    buffer_tokens: int = key(128, ge=1, help="Tokens before the limit over which it grows.")
+    buffer_tokens: int | None = key(
+        None,
+        ge=1,
+        help="Tokens before the limit over which it grows. Default: a fifth of max_new_tokens.",
+    )
     penalty: float = key(1.0, gt=0, help="The penalty at the limit.")
+
+    def buffer(self, max_new_tokens: int) -> int:
+        return self.buffer_tokens or max(1, max_new_tokens // 5)
 
 
 AnyOverlong = Annotated[KeepOverlong | MaskOverlong | ShapeOverlong, Field(discriminator="type")]
@@ -202,8 +209,7 @@ class ReinforcePpConfig(PolicyGradientConfig):
     discount: float = key(1.0, gt=0, le=1, help="Discount of later rewards, per token.")
     scale: Literal["group", "batch", "none"] = key(
         "none",
-        help="With baseline: what is left of the rewards is divided by their deviation in the "
-        "group or the batch.",
+        help="Only none: whitening the returns of the batch gives their unit.",
     )
     whiten: bool = key(
         True, help="Advantages get mean 0 and deviation 1 over all trained tokens of the batch."

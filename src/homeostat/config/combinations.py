@@ -116,7 +116,8 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         )
     for group in ("train", "validation"):
         for index, source in enumerate(getattr(data, group)):
-            if source.type == "prompt_completion" and source.system and not source.chat:
+            system, chat = getattr(source, "system", None), getattr(source, "chat", True)
+            if system and not chat:
                 yield Problem(
                     f"data.{group}.{index}.system",
                     "without the chat template there is no system turn.",

@@ -171,20 +171,20 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             "cispo bounds the weight of a token on both sides already.",
             "Remove it.",
         )
-    if algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
-        yield Problem(
-            "algorithm.dual_clip",
-            f"it must lie beyond the ratio's bound of {1 + algorithm.clip_high:g}.",
-            "Raise it (3 is usual).",
-        )
     if algorithm.overlong.type == "shape":
-        if algorithm.overlong.buffer_tokens > rollout.max_new_tokens:
+        if (algorithm.overlong.buffer_tokens or 1) > rollout.max_new_tokens:
             yield Problem(
                 "algorithm.overlong.buffer_tokens",
                 f"{algorithm.overlong.buffer_tokens} tokens before a limit of "
                 f"rollout.max_new_tokens={rollout.max_new_tokens}: every completion is overlong.",
                 "Lower it.",
             )
+    if algorithm.whiten and algorithm.scale == "batch":
+        yield Problem(
+            "algorithm.scale",
+            "algorithm.whiten divides by the deviation over the batch anyway.",
+            "Set it to none or group, or algorithm.whiten=false.",
+        )
     if isinstance(algorithm, ReinforcePpConfig) and algorithm.scale != "none":
         yield Problem(
             "algorithm.scale",

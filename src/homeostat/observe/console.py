@@ -1,13 +1,13 @@
 """What a person sees while a run goes on: a live panel, plain lines, or nothing.
 
-All views get the same three calls (see `recorder.View`). What they show is computed in
+All views get the same calls (see `recorder.View`). What they show is computed in
 `progress`; here it is only laid out. Lines also go to the progress logger, which console.log
 keeps whichever view is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rich.console import Console
@@ -59,6 +59,12 @@ class QuietView:
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         self._transcript.event(kind, step, fields)
 
+    def status(self, text: str, done: int, total: int) -> None:
+        self._transcript.status(text, done, total)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Completions are too long for a log; completions/ holds them all."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -78,6 +84,11 @@ class PlainView(QuietView):
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         self._print(self._transcript.event(kind, step, fields))
+
+    def status(self, text: str, done: int, total: int) -> None:
+        line = self._transcript.status(text, done, total)
+        if line is not None:
+            self._print(line)
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -66,7 +66,7 @@ _LIST: tuple[EventInfo, ...] = (
         "A reward gave no usable value: which, why, and the input that caused it. The sample goes "
         "without it. Of each kind only the first are written down; the metric counts all.",
         ("reward", "failure", "message", "num_samples", "prompt_id", "prompt", "completion",
-         "traceback"),
+         "traceback", "calls_in_a_row"),
         "warn",
     ),
     EventInfo(

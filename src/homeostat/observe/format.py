@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
+ASCII_BARS = ".:-=+*%#"  # for terminals that have no blocks
+# What acts on a terminal or reorders the text around it, and half surrogate pairs.
+_UNSEEN = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ufeff"
+    "\\ud800-\\udfff]"
+)
 _BARS = "▁▂▃▄▅▆▇█"  # one block per eighth of the range
 
 
@@ -50,7 +57,27 @@ def loss(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else number(value)
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
+def percent(share: float) -> str:
+    """'0 %', '0.4 %', '98 %'."""
+    value = 100 * share
+    if not math.isfinite(value):
+        return str(value)
+    if 0 < value < 0.05:
+        return "<0.1 %"
+    return f"{value:.0f} %" if value == 0 or abs(value) >= 9.95 else f"{value:.1f} %"
+
+
+def visible(text: str) -> str:
+    """Text that can do nothing but be read: control and direction characters as escapes."""
+    return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    """The same in one line, white space as single spaces."""
+    return visible(" ".join(text.split()))
+
+
+def sparkline(values: Sequence[float], width: int, *, bars: str = _BARS) -> str:
     """Values as at most `width` bars, neighbours averaged; one not finite shows as a cross."""
     per_bar = max(1, math.ceil(len(values) / width))
     # Counted from the newest value, so that bars do not change when one is added at the end.
@@ -61,12 +88,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not finite:
         return "x" * len(recent)
     low, span = min(finite), max(finite) / 2 - min(finite) / 2
-    top = len(_BARS) - 1
+    top = len(bars) - 1
 
     def bar(value: float) -> str:
         if not math.isfinite(value):
             return "x"
-        return _BARS[round((value / 2 - low / 2) / span * top) if span > 0 else top // 2]
+        return bars[round((value / 2 - low / 2) / span * top) if span > 0 else top // 2]
 
     return "".join(bar(value) for value in recent)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -15,16 +14,25 @@ from rich.table import Table
 from rich.text import Text
 
 from homeostat.observe import format as fmt
+from homeostat.observe import panel
 from homeostat.observe.events import mood_of
+from homeostat.observe.panel import Item, Room, SampleBoard
 from homeostat.observe.progress import Progress, event_line
 from homeostat.observe.transcript import RunLabel, Transcript
 
 _MOOD_STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red"}
 NUM_EVENTS_SHOWN = 4
+# Of RL the newest is enough: its picture needs the lines.
+NUM_EVENTS_SHOWN_IN_RL = 2
+MAX_WIDTH, MAX_HEIGHT = 120, 32
+# Of RL's numbers and samples, before the curve gives way to a line of bars.
+_FEWEST_LINES = 6
+# Frame, progress row, and a line of the terminal that stays free.
+_LINES_TAKEN = 4
 
 
 class LiveView:
-    """A panel of at most a dozen lines that fits from 60 columns up."""
+    """A panel that fits from 60 columns and 8 lines up, and loses its lesser lines below that."""
 
     def __init__(self, console: Console, label: RunLabel, progress: Progress) -> None:
         self._label = label
@@ -32,6 +40,8 @@ class LiveView:
         self._progress = progress
         self._transcript = Transcript(progress)
         self._events: deque[tuple[str, int, dict[str, Any]]] = deque(maxlen=NUM_EVENTS_SHOWN)
+        self._status: tuple[str, int, int] | None = None
+        self._board = SampleBoard()
         self._live = Live(
             get_renderable=self.render, console=console, refresh_per_second=4, transient=False
         )
@@ -47,101 +57,97 @@ class LiveView:
         self._events.append((kind, step, dict(fields)))
         self._transcript.event(kind, step, fields)
 
+    def status(self, text: str, done: int, total: int) -> None:
+        self._status = (text, done, total)
+        self._transcript.status(text, done, total)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._board.take(rows)
+
     def close(self) -> None:
+        if self._status is not None:
+            self._status = ("", 0, 0)
         self._live.stop()
 
     def render(self) -> RenderableType:
-        width = min(self._console.width, 120)
-        inner = width - 4
-        parts: list[RenderableType] = [self._progress_row(inner), "", self._numbers(inner)]
-        if self._events:
-            parts += ["", self._event_rows(inner)]
-        title = Text(self._label.run_name, style="bold")
+        size = self._console.size
+        width = min(size.width, MAX_WIDTH)
+        blocks = not self._console.options.ascii_only
+        height = max(1, min(size.height, MAX_HEIGHT) - _LINES_TAKEN)
+        room = Room(max(1, width - 4), height, blocks)
+        items = self._rl_items(room) if self._progress.is_rl else self._sft_items(room)
+        lines = [item.line for item in panel.fit(items, room.height)]
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis" if blocks else "crop"
+        title = Text(fmt.one_line(self._label.run_name), style="bold")
         model = Text(self._label.model_line, style="dim", overflow="ellipsis", no_wrap=True)
         return Panel(
-            Group(*parts), title=title, subtitle=model, title_align="left",
-            subtitle_align="right", border_style="cyan", width=width,
+            Group(self._progress_row(room), *lines), title=title, subtitle=model,
+            title_align="left", subtitle_align="right", border_style="cyan", width=width,
         )  # fmt: skip
 
-    def _progress_row(self, width: int) -> RenderableType:
+    def _sft_items(self, room: Room) -> list[Item]:
+        events = self._event_items(room, NUM_EVENTS_SHOWN)
+        numbers = panel.sft_items(self._progress, room)
+        return [*self._status_items(room), panel.blank(), *numbers, *_apart(events)]
+
+    def _rl_items(self, room: Room) -> list[Item]:
+        progress = self._progress
+        # A third of the panel is the picture's, and whatever the other lines leave.
+        can_draw = room.height >= _FEWEST_LINES + panel.MIN_CURVE_LINES
+        head = panel.reward_headline(progress, room, spark=not can_draw)
+        above = [*self._status_items(room), panel.blank(), Item(head)]
+        below = [
+            *_apart(panel.rl_items(progress, room)),
+            *_apart(self._board.items(room)),
+            *_apart(self._event_items(room, NUM_EVENTS_SHOWN_IN_RL)),
+        ]
+        if not can_draw:
+            return [*above, *below]
+        wanted = max(panel.MIN_CURVE_LINES, min(panel.MAX_CURVE_LINES, room.height // 3))
+        below = panel.fit(below, room.height - len(above) - wanted)
+        free = room.height - len(above) - len(below)
+        curve = panel.reward_curve(progress, room, min(panel.MAX_CURVE_LINES, free))
+        return [*above, *(Item(line) for line in curve), *below]
+
+    def _status_items(self, room: Room) -> list[Item]:
+        """Once there is a status its line stays, so that the panel does not jump."""
+        return [] if self._status is None else [Item(panel.status_line(self._status, room), rank=1)]
+
+    def _event_items(self, room: Room, count: int) -> list[Item]:
+        shown = list(self._events)[-count:]
+        width = len(str(self._label.total_steps))
+        items = []
+        for number, (kind, step, fields) in enumerate(shown):
+            text = event_line(kind, fields, max_length=max(20, room.width - width - 2))
+            line = Text.assemble((f"{step:>{width}}  ", "dim"), (text, _MOOD_STYLES[mood_of(kind)]))
+            is_trouble = mood_of(kind) in ("warn", "bad")
+            items.append(Item(line, rank=1 if is_trouble else 8 - number))
+        return items
+
+    def _progress_row(self, room: Room) -> RenderableType:
         progress, now = self._progress, self._transcript.clock()
         remaining = progress.remaining_s(now)
         done = progress.step >= progress.total_steps
-        eta = "done" if done else f"eta {fmt.duration(remaining)}" if remaining else "eta -"
-        times = Text.assemble(
-            (f" {progress.share_done:4.0%}  ", "bold"),
-            (eta, "cyan"),
-            (f"  elapsed {fmt.duration(progress.elapsed_s(now))}", "dim"),
-        )
+        eta = "done" if done else f"eta {fmt.duration(remaining)}" if remaining is not None else "eta -"
+        times = Text.assemble((f" {progress.share_done:4.0%}  ", "bold"), (eta, "cyan"))
+        if room.width >= 54:
+            times.append(f"  elapsed {fmt.duration(progress.elapsed_s(now))}", style="dim")
         steps = Text(f"step {progress.step}/{progress.total_steps} ", style="bold")
-        bar_width = max(8, width - steps.cell_len - times.cell_len)
         bar = ProgressBar(
             total=max(1, progress.total_steps),
             completed=progress.step,
-            width=bar_width,
+            width=max(8, room.width - steps.cell_len - times.cell_len),
             complete_style="cyan",
             finished_style="green",
         )
         row = Table.grid(expand=False)
+        for _ in range(3):
+            row.add_column(no_wrap=True, overflow="crop")
         row.add_row(steps, bar, times)
         return row
 
-    def _numbers(self, width: int) -> RenderableType:
-        latest, progress = self._progress.latest, self._progress
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="dim", min_width=5, no_wrap=True)
-        grid.add_column(no_wrap=True, overflow="ellipsis")
-        room = max(10, width - 8)
-        if "train/loss" in latest:
-            spark = fmt.sparkline(list(progress.losses), max(8, min(60, room - 12)))
-            loss = latest["train/loss"]
-            style = "bold" if math.isfinite(loss) else "bold red"
-            grid.add_row("loss", Text.assemble((f"{fmt.loss(loss):<8}", style), (spark, "cyan")))
-        if "eval/loss" in latest:
-            best = f"best {fmt.loss(progress.best_eval)} at step {progress.best_step}"
-            value = f"{fmt.loss(latest['eval/loss']):<8}"
-            grid.add_row("eval", Text.assemble((value, "bold"), (best, "green")))
-        for name, cells in (("train", self._train_cells()), ("speed", self._speed_cells())):
-            if cells:
-                grid.add_row(name, Text("   ").join(cells))
-        return grid
 
-    def _train_cells(self) -> list[Text]:
-        shown = {
-            "learning_rate": lambda value: _pair("lr", f"{value:.3g}"),
-            "grad_norm": lambda value: _pair("grad norm", f"{value:.3g}"),
-            "epoch": lambda value: _pair("epoch", f"{value:.2f}"),
-            "train/skipped_steps": lambda value: (
-                _pair("skipped", f"{value:.0f}", "yellow") if value else None
-            ),
-        }
-        return self._cells(shown)
-
-    def _speed_cells(self) -> list[Text]:
-        shown = {
-            "throughput/tokens_per_s": lambda value: _pair("tokens/s", fmt.count(value)),
-            "num_tokens": lambda value: _pair("tokens", fmt.count(value)),
-            "memory/max_alloc": lambda value: (
-                _pair("peak", fmt.byte_size(value)) if value else None
-            ),
-            "memory/host_rss": lambda value: _pair("host", fmt.byte_size(value)),
-        }
-        return self._cells(shown)
-
-    def _cells(self, shown: Mapping[str, Any]) -> list[Text]:
-        latest = self._progress.latest
-        cells = [show(latest[name]) for name, show in shown.items() if name in latest]
-        return [cell for cell in cells if cell is not None]
-
-    def _event_rows(self, width: int) -> RenderableType:
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(justify="right", style="dim", width=len(str(self._label.total_steps)))
-        grid.add_column(no_wrap=True, overflow="ellipsis", max_width=width - 8)
-        for kind, step, fields in list(self._events):
-            text = event_line(kind, fields, max_length=width)
-            grid.add_row(str(step), Text(text, style=_MOOD_STYLES[mood_of(kind)]))
-        return grid
-
-
-def _pair(name: str, value: str, style: str = "bold") -> Text:
-    return Text.assemble((f"{name} ", "dim"), (value, style))
+def _apart(items: list[Item]) -> list[Item]:
+    """A blank line before them, where there are any."""
+    return [panel.blank(), *items] if items else []

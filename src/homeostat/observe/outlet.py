@@ -1,7 +1,7 @@
 """Standard output of a run that goes on when its reader does not.
 
-A pipe closes (`| head`), a terminal goes away, the disk under `> log.txt` fills up: none of them
-is a reason to lose a run. All it would have said is in console.log.
+A pipe closes (`| head`), a terminal goes away, the disk under `> log.txt` fills up, an encoding
+lacks a character: none of them is a reason to lose a run. All it would have said is in console.log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Outlet:
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            return self._stream.write(self._encodable(text))
         except OSError:
             self._give_up()
             return len(text)
@@ -28,6 +28,11 @@ class Outlet:
             self._stream.flush()
         except OSError:
             self._give_up()
+
+    def _encodable(self, text: str) -> str:
+        """Question marks for what the stream cannot encode: they take as much room."""
+        encoding = self._stream.encoding or "utf-8"
+        return text.encode(encoding, errors="replace").decode(encoding)
 
     def _give_up(self) -> None:
         """What is still in the stream's buffer must go somewhere, or it fails again at exit."""

@@ -14,8 +14,11 @@ from statistics import fmean, median
 from typing import Any
 
 from homeostat.observe import format as fmt
+from homeostat.observe.curves import Curve
 
 RECENT_STEPS = 60
+# What is remembered of every step, to be drawn.
+DRAWN = ("train/loss", "reward", "entropy", "completions/mean_length", "eval/reward", "eval/pass@1")
 
 
 @dataclass(slots=True)
@@ -29,9 +32,9 @@ class Progress:
     step: int = 0
     now: float | None = None
     latest: dict[str, float] = field(default_factory=dict)
-    best_eval: float = math.inf
+    best_eval: float | None = None
     best_step: int = 0
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=400))
+    curves: dict[str, Curve] = field(default_factory=lambda: {name: Curve() for name in DRAWN})
     _step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     def on_step(self, step: int, metrics: Mapping[str, float], *, now: float) -> None:
@@ -43,16 +46,25 @@ class Progress:
         self._keep(step, metrics)
 
     def remember(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Losses of an earlier part of the run, so that a resumed one shows its best so far."""
+        """An earlier part of the run, so that a resumed one shows its curve and its best so far."""
         for record in records:
             self._keep(record["step"], record)
-            self.latest.update({name: record[name] for name in ("eval/loss",) if name in record})
+            self.latest.update({name: record[name] for name in record if name.startswith("eval/")})
 
     def _keep(self, step: int, metrics: Mapping[str, float]) -> None:
-        if "train/loss" in metrics:
-            self.losses.append(metrics["train/loss"])
-        if metrics.get("eval/loss", math.inf) < self.best_eval:
-            self.best_eval, self.best_step = metrics["eval/loss"], step
+        for name, curve in self.curves.items():
+            if name in metrics:
+                curve.add(step, metrics[name])
+        for name, sign in (("eval/loss", -1.0), ("eval/reward", 1.0)):
+            value = metrics.get(name, math.nan)
+            best = -math.inf if self.best_eval is None else sign * self.best_eval
+            if sign * value > best:
+                self.best_eval, self.best_step = value, step
+
+    @property
+    def is_rl(self) -> bool:
+        """Whether the run is one of rewards, as far as it has told."""
+        return is_rl(self.latest)
 
     @property
     def share_done(self) -> float:
@@ -71,10 +83,15 @@ class Progress:
         return max(0.0, steps_left * per_step - (now - self.now))
 
 
+def is_rl(metrics: Mapping[str, Any]) -> bool:
+    """Rewards come first where there are any; a loss says little about such a run."""
+    return "reward" in metrics or "eval/reward" in metrics
+
+
 def event_line(kind: str, fields: Mapping[str, Any], *, max_length: int = 100) -> str:
     """An event in one short line: its kind as words, then its plain fields."""
-    shown = [f"{name}={_short(name, value)}" for name, value in fields.items() if _is_plain(value)]
-    text = " ".join([kind.replace("_", " "), *shown])
+    shown = [f"{fmt.one_line(name)}={_short(name, value)}" for name, value in fields.items() if _is_plain(value)]
+    text = " ".join([fmt.one_line(kind.replace("_", " ")), *shown])
     return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 
@@ -92,4 +109,4 @@ def _short(name: str, value: Any) -> str:
             return fmt.byte_size(value).replace(" ", "")
         if name.split("_")[-1] in ("s", "seconds"):
             return fmt.duration(value).replace(" ", "")
-    return fmt.number(value) if isinstance(value, float) else str(value).replace("\n", " ")
+    return fmt.number(value) if isinstance(value, float) else fmt.one_line(str(value))

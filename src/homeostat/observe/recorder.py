@@ -5,6 +5,7 @@
                           that belongs to one step (eval/loss), on flush() and on close()
     record             -> metrics.jsonl and the other sinks, then the view
     event(kind, step)  -> events.jsonl, then the view
+    status, samples    -> the view alone
 
 Call `flush()` before a checkpoint is written: a record never spans one, so that a resumed run
 writes the records an uninterrupted run writes.
@@ -32,6 +33,12 @@ class View(Protocol):
         """A record, reduced over the steps since the one before."""
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None: ...
+
+    def status(self, text: str, done: int, total: int) -> None:
+        """What the step under way is doing, and how far it is with that; total 0: not counted."""
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The completions of a step: prompt, completion, reward, advantage, stop_reason."""
 
     def close(self) -> None: ...
 
@@ -89,6 +96,16 @@ class Recorder:
         self._run_dir.append_event(kind, step, **fields)
         if self._view is not None:
             self._view.event(kind, step, fields)
+
+    def status(self, text: str, done: int = 0, total: int = 0) -> None:
+        """Tell whoever watches what is being done: often, at no cost."""
+        if self._view is not None:
+            self._view.status(text, done, total)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Show completions of a step. Rows: prompt, completion, reward, advantage, stop_reason."""
+        if self._view is not None:
+            self._view.samples(step, rows)
 
     def close(self) -> None:
         """Write the last record and close sinks and view. The run directory stays open."""

@@ -11,10 +11,12 @@ from typing import Any
 
 from homeostat.observe import format as fmt
 from homeostat.observe.logs import PROGRESS_LOGGER
-from homeostat.observe.progress import Progress, event_line
+from homeostat.observe.progress import Progress, event_line, is_rl
 
 # Lines come at most this often, but for the first, the last and evaluations.
 MIN_SECONDS_BETWEEN_LINES = 2.0
+# A step that takes longer than this tells how far it is.
+SECONDS_UNTIL_STATUS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Transcript:
         self.progress = progress
         self.clock = clock
         self._last_line_at = -math.inf
+        self._last_sign_at = clock()
         self._log = logging.getLogger(PROGRESS_LOGGER)
         progress.started_at = clock()
 
@@ -41,9 +44,10 @@ class Transcript:
         """The record as a line, or None when it is too soon for one."""
         now = self.clock()
         due = now - self._last_line_at >= MIN_SECONDS_BETWEEN_LINES
-        if not (due or "eval/loss" in metrics or step >= self.progress.total_steps):
+        is_eval = "eval/loss" in metrics or "eval/reward" in metrics
+        if not (due or is_eval or step >= self.progress.total_steps):
             return None
-        self._last_line_at = now
+        self._last_line_at = self._last_sign_at = now
         line = record_line(step, metrics, self.progress, now=now)
         self._log.info(line)
         return line
@@ -53,28 +57,68 @@ class Transcript:
         self._log.info(line)
         return line
 
+    def status(self, text: str, done: int, total: int) -> str | None:
+        """A sign of life of a long step, or None when a line was written not long ago."""
+        now = self.clock()
+        if now - self._last_sign_at < SECONDS_UNTIL_STATUS:
+            return None
+        self._last_sign_at = now
+        step = min(self.progress.step + 1, self.progress.total_steps)
+        line = f"{_step_text(step, self.progress)}  {status_text(text, done, total)}"
+        self._log.info(line)
+        return line
+
+
+def status_text(text: str, done: int, total: int) -> str:
+    return f"{text} {done:,}/{total:,}" if total > 0 else text
+
 
 def record_line(step: int, metrics: Mapping[str, float], progress: Progress, *, now: float) -> str:
     """One record in columns that line up with the lines above and below."""
     cells = [_step_text(step, progress)]
-    for name, label, width, show in _COLUMNS:
+    for name, label, width, show in _RL_COLUMNS if is_rl(metrics) else _COLUMNS:
         if name in metrics:
             cells.append(f"{label} {show(metrics[name]):>{width}}".strip())
     remaining = progress.remaining_s(now)
     if remaining is not None and step < progress.total_steps:
         cells.append(f"eta {fmt.duration(remaining)}")
+    is_best = progress.best_eval is not None and progress.best_step == step
+    mark = " (best)" if is_best else ""
     if "eval/loss" in metrics:
-        mark = " (best)" if progress.best_step == step else ""
         cells.append(f"eval {fmt.loss(metrics['eval/loss'])}{mark}")
+    if "eval/reward" in metrics:
+        cells.append(f"eval {fmt.loss(metrics['eval/reward'])}{mark}")
+    cells += [f"{name[5:]} {fmt.percent(metrics[name])}" for name in passes(metrics)]
     return "  ".join(cells)
 
 
-_COLUMNS: tuple[tuple[str, str, int, Callable[[float], str]], ...] = (
+def passes(metrics: Mapping[str, float]) -> list[str]:
+    """eval/pass@1 and the pass@k of the largest k, where they are known."""
+    sizes = sorted(int(name[10:]) for name in metrics if name.startswith("eval/pass@"))
+    return [f"eval/pass@{k}" for k in dict.fromkeys((*sizes[:1], *sizes[-1:]))]
+
+
+Column = tuple[str, str, int, Callable[[float], str]]
+
+_COLUMNS: tuple[Column, ...] = (
     ("train/loss", "loss", 6, fmt.loss),
     ("learning_rate", "lr", 8, lambda value: f"{value:.2e}"),
     ("grad_norm", "grad", 6, lambda value: f"{value:.3g}"),
     ("throughput/tokens_per_s", "", 9, lambda value: f"{fmt.count(value)} tok/s"),
     ("memory/max_alloc", "mem", 8, fmt.byte_size),
+)
+_RL_COLUMNS: tuple[Column, ...] = (
+    ("reward", "reward", 6, lambda value: f"{value:.3f}"),
+    ("reward_std", "+-", 5, lambda value: f"{value:.3f}"),
+    ("completions/mean_length", "len", 5, lambda value: f"{value:.4g}"),
+    ("completions/clipped_ratio", "cut", 6, fmt.percent),
+    ("entropy", "entropy", 5, lambda value: f"{value:.3f}"),
+    ("kl", "kl", 8, lambda value: f"{value:.2e}"),
+    ("clip_ratio/region_mean", "clip", 6, fmt.percent),
+    ("sampling/sampling_logp_difference/mean", "diff", 7, lambda value: f"{value:.1e}"),
+    ("time/generate", "gen", 5, fmt.duration),
+    ("time/train", "train", 5, fmt.duration),
+    ("throughput/tokens_per_s", "", 10, lambda value: f"{fmt.count(value)} tok/s"),
 )
 
 

@@ -18,6 +18,7 @@ import select
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -72,14 +73,13 @@ class RewardPool:
         self._failed_starts = 0
 
     def __enter__(self) -> RewardPool:
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.close)
             for _ in range(self.config.workers):
                 self._start_worker()
             while not all(worker.is_loaded for worker in self._workers):
                 self._turn(deque(), refuse=True)
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
         return self
 
     def __exit__(
@@ -106,6 +106,7 @@ class RewardPool:
         self, groups: Sequence[UnscoredGroup], *, step: int, total_steps: int
     ) -> list[ScoredGroup]:
         """What every reward gives to every sample."""
+        assert self._workers, "a RewardPool has workers inside its with statement only"
         state = TrainerState(global_step=step, max_steps=total_steps)
         jobs = [self._job(group, state) for group in groups]
         waiting = deque(job for job in jobs if job.labels)
@@ -127,13 +128,7 @@ class RewardPool:
         awaited = [w for w, job in self._workers.items() if job is not None or not w.is_loaded]
         if not awaited:
             return
-        wait_s = max(0.0, min(worker.deadline for worker in awaited) - time.monotonic())
-        # poll, unlike select, also works where a process has many files open.
-        poll = select.poll()
-        by_number = {worker.channel.fileno(): worker for worker in awaited}
-        for number in by_number:
-            poll.register(number, select.POLLIN)
-        speaking = [by_number[number] for number, _ in poll.poll(wait_s * 1000 + 1)]
+        speaking = _wait_for(awaited)
         for worker in speaking:
             self._listen(worker, waiting, refuse=refuse)
         now = time.monotonic()
@@ -255,6 +250,17 @@ def text_of_prompt(prompt: str | list[dict[str, Any]]) -> str:
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in prompt)
+
+
+def _wait_for(workers: list[WorkerProcess]) -> list[WorkerProcess]:
+    """Those that have something to say; none when the first deadline passes before."""
+    wait_s = max(0.0, min(worker.deadline for worker in workers) - time.monotonic())
+    by_number = {worker.channel.fileno(): worker for worker in workers}
+    # poll, unlike select, also works where a process has many files open.
+    poll = select.poll()
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(wait_s * 1000 + 1)]
 
 
 def _described(reward: AnyReward) -> dict[str, Any]:

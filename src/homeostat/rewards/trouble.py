@@ -59,4 +59,4 @@ def shorten(text: str, limit: int = 300) -> str:
 
 def tidy(text: str, limit: int) -> str:
     """The end of a text of several lines, which is where errors say what they are."""
-    return "\n".join(shorten(line) for line in text[-50 * limit :].splitlines())[-limit:]
+    return "\n".join(shorten(line) for line in text.splitlines())[-limit:]

@@ -24,7 +24,7 @@ def keep_completions(
     advantages = [[next(means, 0.0) for _ in group.samples] for group in rollouts.all_groups]
     try:
         write_completions(
-            session.run_dir.path / "completions",
+            session.run_dir.completions,
             step,
             rollouts.all_groups,
             advantages=advantages,

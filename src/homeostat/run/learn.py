@@ -115,11 +115,13 @@ class Learner:
     ) -> list[np.ndarray] | None:
         """Fill the columns that come from another forward pass; the KL penalty, if in rewards."""
         kl = self.config.algorithm.kl
-        trained = np.flatnonzero(rows.trained_S).tolist()
-        if kl is not None:
-            self._fill("ref_logp", Role.REFERENCE, rows, trained, step)
         in_reward = kl is not None and kl.place == "reward"
-        later = [index for index in trained if in_reward or rows.group_S[index] >= spans[0].stop]
+        # A penalty in the reward counts in the group's statistics, also of rows not trained.
+        chosen_S = rows.trained_S | (in_reward & ~np.isnan(rows.rewards_S) & (rows.lengths_S > 0))
+        chosen = np.flatnonzero(chosen_S).tolist()
+        if kl is not None:
+            self._fill("ref_logp", Role.REFERENCE, rows, chosen, step)
+        later = [index for index in chosen if in_reward or rows.group_S[index] >= spans[0].stop]
         if later:
             self._fill("old_logp", Role.POLICY, rows, later, step)
         if kl is None or not in_reward:

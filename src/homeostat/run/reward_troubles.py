@@ -21,14 +21,15 @@ class TroubleLog:
         self.session = session
         self.step = session.start_step
         self._told: Counter[tuple[str, str]] = Counter()
-        self._in_step: Counter[str] = Counter()
+        self._in_step: Counter[tuple[str, bool]] = Counter()
 
     def take(self, trouble: RewardTrouble) -> None:
-        self._in_step[trouble.reward] += trouble.num_samples
+        self._in_step[trouble.reward, trouble.kind.is_error] += trouble.num_samples
         key = (trouble.reward, trouble.kind)
         self._told[key] += 1
         if self._told[key] <= MAX_EVENTS:
-            log.warning("%s", trouble)
+            if trouble.kind.is_error:
+                log.warning("%s", trouble)
             self.session.event(
                 "reward_trouble",
                 self.step,
@@ -40,10 +41,16 @@ class TroubleLog:
                 prompt=trouble.prompt,
                 completion=trouble.completion,
                 traceback=trouble.traceback_tail,
+                calls_in_a_row=trouble.streak,
             )
 
     def metrics(self, labels: list[str]) -> dict[str, float]:
-        """Troubles of this step by reward, and a fresh count for the next."""
-        found = {f"rewards/{label}/failed": float(self._in_step[label]) for label in labels}
+        """Values that were missing in this step, by reward; counting begins anew."""
+        names = {True: "failed", False: "none"}
+        found = {
+            f"rewards/{label}/{name}": float(self._in_step[label, is_error])
+            for label in labels
+            for is_error, name in names.items()
+        }
         self._in_step.clear()
         return found

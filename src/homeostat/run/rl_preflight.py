@@ -90,14 +90,12 @@ def size_items(config: RunConfig, prompts: PromptSet) -> Iterator[Item]:
         raise ConfigError(problems)
 
 
-def reward_items(
-    config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer
-) -> Iterator[Item]:
+def reward_items(config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer) -> Iterator[Item]:
     """Every reward is run on real rows, in its worker, with its time limit."""
     assert config.rewards is not None, "combinations asks for rewards"
     encode = lambda text: tokenizer.encode(text)[0].tolist()  # noqa: E731
     tried = [prompts[index] for index in range(min(NUM_TRIED, len(prompts)))]
-    for line in try_rewards(config.rewards, tried, encode=encode):
+    for line in try_rewards(config.rewards, tried, encode=encode, num_prompts=NUM_TRIED):
         yield Item("rewards", line.level, f"{line.label}: {line.text}", line.facts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Iterator
@@ -113,46 +114,32 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     )
     if problems := find_length_conflicts(config, total_steps=total_steps):
         raise ConfigError(problems)
+    trainer = _trainer(config, runtime, session)
+    for some in (prompts.train, prompts.evaluation):
+        if some is not None:
+            require_vocabulary(some.prompts, trainer.loaded)
+    if found is not None:
+        trainer.load_state(found.tensors())
+    rl_state, moments = _rl_state(config, session)
     with ExitStack() as stack:
-        trainer = _trainer(config, runtime, session)
-        for some in (prompts.train, prompts.evaluation):
-            if some is not None:
-                require_vocabulary(some.prompts, trainer.loaded)
-        if found is not None:
-            trainer.load_state(found.tensors())
-        rl_state, moments = _rl_state(config, session)
         troubles = TroubleLog(session)
-        assert config.rewards is not None, "combinations asks for rewards"
-        rewards = stack.enter_context(
-            RewardPool(
-                config.rewards,
-                on_trouble=troubles.take,
-                log_file=session.run_dir.path / "rewards.log",
-            )
-        )
+        rewards = stack.enter_context(_rewards(config, session, troubles))
         engine = _engine(config, trainer, tokenizer, version=state.step)
         if engine is not None:
             stack.callback(engine.close)
+        gpus = stack.enter_context(contextlib.closing(GpuSampler()))
         collector = Collector(
             config,
             prompts=prompts.train.prompts,
-            sampler=PromptSampler(
-                prompts.train.ids,
-                seed=config.seed,
-                shuffle=config.data.shuffle,
-                fingerprint=prompts.train.prompts.fingerprint,
-                state=found.section("data") if found is not None else None,
-            ),
+            sampler=_sampler(config, prompts.train, session),
             tokenizer=tokenizer,
             engine=engine,
             rewards=rewards,
             moments=moments,
-            journal=Journal(session.run_dir.path / "journal"),
+            journal=Journal(session.run_dir.journal),
             recipe=experiment_digest(config),
             saved=saved_journal(config),
         )
-        gpus = GpuSampler()
-        stack.callback(gpus.close)
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.loaded))
         yield RlParts(
             config=config,
@@ -169,6 +156,23 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             rl_state=rl_state,
             total_steps=total_steps,
         )
+
+
+def _rewards(config: RunConfig, session: Session, troubles: TroubleLog) -> RewardPool:
+    assert config.rewards is not None, "combinations asks for rewards"
+    log_file = session.run_dir.path / "rewards.log"
+    return RewardPool(config.rewards, on_trouble=troubles.take, log_file=log_file)
+
+
+def _sampler(config: RunConfig, prompts: ChosenPrompts, session: Session) -> PromptSampler:
+    found = session.resume.found
+    return PromptSampler(
+        prompts.ids,
+        seed=config.seed,
+        shuffle=config.data.shuffle,
+        fingerprint=prompts.prompts.fingerprint,
+        state=found.section("data") if found is not None else None,
+    )
 
 
 def open_prompts(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> Prompts:

@@ -98,7 +98,7 @@ def _shaping(sample: Sample, config: RunConfig) -> float:
     return overlong_penalty(
         len(sample.completion),
         max_new_tokens=config.rollout.max_new_tokens,
-        buffer_tokens=overlong.buffer_tokens,
+        buffer_tokens=overlong.buffer(config.rollout.max_new_tokens),
         penalty=overlong.penalty,
     )
 

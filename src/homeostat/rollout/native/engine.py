@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from homeostat.config.rollout import NativeEngineConfig
 from homeostat.errors import EngineError
@@ -33,7 +34,7 @@ from homeostat.rollout.native.checks import require_servable
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.native.runner import Runner
 from homeostat.rollout.native.sampler import Drawn, draw
-from homeostat.rollout.native.scheduler import Scheduler
+from homeostat.rollout.native.scheduler import Plan, Scheduler
 from homeostat.rollout.native.scoring import score_rows
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.types import Completion, FloatArray, StopReason, TokenRow
@@ -75,6 +76,7 @@ class NativeEngine:
             quiesce=frozenset(Quiesce),
             max_tokens=max_tokens,
         )
+        self._modules = list(model.modules())
         self.runner = Runner(model, in_rows=self.in_rows)
         self.scheduler = Scheduler(
             max_running=config.max_concurrency,
@@ -222,9 +224,29 @@ class NativeEngine:
             return
         self._fit_cache()
         plan = self.scheduler.plan()
-        sequences, hidden_BD = self.runner.run(plan, self.scheduler)
+        self._copy(plan)
+        sequences, hidden_BD = self._compute(plan)
         if sequences:
             self._take(sequences, draw(self.model, hidden_BD, sequences))
+
+    def _compute(self, plan: Plan) -> tuple[list[Sequence], Tensor]:
+        """The sequences that get a token now, and the hidden state that predicts each one's."""
+        if plan.decode:
+            return plan.decode, self.runner.decode(plan.decode)
+        sequences, parts = plan.forked, [self.scheduler.kept_hidden(s)[None] for s in plan.forked]
+        if plan.chunks:
+            sequences, hidden_BD = self.runner.prefill(plan.chunks)
+            for sequence, hidden_D in zip(sequences, hidden_BD, strict=True):
+                self.scheduler.keep_prompt(sequence, hidden_D)
+            # Who waited for these prompts joins before a first token can end their holders.
+            joined = self.scheduler.admit()
+            self._copy(joined)
+            parts = [hidden_BD, *(self.scheduler.kept_hidden(s)[None] for s in joined.forked)]
+            sequences = sequences + joined.forked
+        return sequences, torch.cat(parts)
+
+    def _copy(self, plan: Plan) -> None:
+        self.runner.copy(plan.copies, extent=self.scheduler.pool.extent)
 
     def _take(self, sequences: list[Sequence], drawn: Drawn) -> None:
         if not np.isfinite(drawn.engine_logp_B).all():
@@ -315,14 +337,19 @@ class NativeEngine:
     def _serving(self) -> Iterator[None]:
         """No gradients, and the model in eval mode; the mode it was found in comes back."""
         was_training = self.model.training
-        if was_training:
-            self.model.eval()
+        self._set_training(False)
         try:
             with torch.no_grad():
                 yield
         finally:
-            if was_training:
-                self.model.train()
+            self._set_training(was_training)
+
+    def _set_training(self, training: bool) -> None:
+        # Module.train() walks the tree through nn.Module's attribute hooks, which costs a small
+        # model as much as a forward pass does. The flag itself is a plain attribute.
+        if self.model.training is not training:
+            for module in self._modules:
+                object.__setattr__(module, "training", training)
 
 
 def _rounded(num_tokens: int) -> int:

@@ -15,7 +15,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.rollout.native.attention import DecodeAttention, PrefillAttention
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.memory import to_device
-from homeostat.rollout.native.scheduler import Chunk, Plan, Scheduler
+from homeostat.rollout.native.scheduler import Chunk, Copy
 from homeostat.rollout.native.sequence import Sequence
 
 
@@ -29,31 +29,23 @@ class Runner:
         self.num_forwards = 0
         self.num_prefilled = 0
 
-    def run(self, plan: Plan, scheduler: Scheduler) -> tuple[list[Sequence], Tensor]:
-        """The sequences that get a token now, and the hidden state that predicts each one's."""
-        assert self.cache is not None, "a plan is run over a cache"
-        self.cache.reserve(scheduler.pool.extent)
-        self.cache.copy(plan.copies)
-        if plan.forked:
-            kept = [scheduler.kept_hidden(sequence) for sequence in plan.forked]
-            return plan.forked, torch.stack(kept)
-        if plan.chunks:
-            sequences, hidden_BD = self._prefill(plan.chunks, self.cache)
-            for sequence, hidden_D in zip(sequences, hidden_BD, strict=True):
-                scheduler.keep_prompt(sequence, hidden_D)
-            return sequences, hidden_BD
-        return plan.decode, self._decode(plan.decode, self.cache)
+    def copy(self, copies: list[Copy], *, extent: int) -> None:
+        """Gives the first `extent` blocks memory, and copies between them."""
+        cache = self._cache()
+        cache.reserve(extent)
+        cache.copy(copies)
 
-    def _prefill(self, chunks: list[Chunk], cache: KVCache) -> tuple[list[Sequence], Tensor]:
+    def prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], Tensor]:
+        """The sequences that are cached whole now, and the hidden state of each one's end."""
+        cache = self._cache()
         # Equal lengths as neighbours: packed attention takes them as one batch.
         chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, chunk.end - chunk.start))
         tokens_N = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
         positions_N = np.concatenate([np.arange(c.start, c.end) for c in chunks])
-        attention = PrefillAttention(cache, chunks, kernel=self.model.kernel)
         hidden_ND = self.model.hidden_in(
             to_device(np.array(tokens_N), cache.device),
             to_device(positions_N, cache.device),
-            attention,
+            PrefillAttention(cache, chunks, kernel=self.model.kernel),
         )
         self.num_forwards += 1
         self.num_prefilled += len(tokens_N)
@@ -66,7 +58,9 @@ class Runner:
                 last.append(end - 1)
         return whole, hidden_ND[to_device(np.array(last, dtype=np.int64), cache.device)]
 
-    def _decode(self, sequences: list[Sequence], cache: KVCache) -> Tensor:
+    def decode(self, sequences: list[Sequence]) -> Tensor:
+        """[B, D]: the hidden state of each sequence's last token."""
+        cache = self._cache()
         dtype = self.model.output_weight().dtype
         attention = DecodeAttention(cache, sequences, dtype=dtype, in_rows=self.in_rows)
         tokens_B = np.array([sequence.tokens[-1] for sequence in sequences])
@@ -77,3 +71,7 @@ class Runner:
         for sequence in sequences:
             sequence.cached += 1
         return hidden_BD
+
+    def _cache(self) -> KVCache:
+        assert self.cache is not None, "the engine makes a cache before it plans a step"
+        return self.cache

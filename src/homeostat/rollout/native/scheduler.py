@@ -9,8 +9,8 @@ gives its own back and is computed again later, so that the oldest always gets o
 
 A prompt that several requests share is computed by the first of them. The others wait for it (their
 places are kept), then fork its blocks: full ones are shared, the last partial one is copied. Only
-sequences that are running hold a prompt, and `forget_prompts` makes sure that none computed by old
-weights is passed on.
+sequences that are running hold a prompt: those that wait for a place when the last of them ends
+compute it again. `forget_prompts` makes sure that none computed by old weights is passed on.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=attrgetter("number"))
 
     def plan(self) -> Plan:
-        plan = Plan()
-        self._admit(plan)
+        plan = self.admit()
         if plan.forked:
             return plan
         plan.chunks = self._chunks()
@@ -100,6 +99,34 @@ class Scheduler:
             if self.in_rows:
                 self._line_up(plan)
             plan.decode = list(self.running)
+        return plan
+
+    def admit(self) -> Plan:
+        """Moves who has a place from waiting to running. Of the plan, only copies and forked."""
+        plan = Plan()
+        kept_places = kept_blocks = 0
+        still_waiting: list[Sequence] = []
+        for index, sequence in enumerate(self.waiting):
+            num_blocks = self.blocks_for(len(sequence.tokens))
+            prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
+            full = len(self.running) + kept_places >= self.max_running
+            # Shared blocks are left out of the account here: it errs on the safe side.
+            if full or num_blocks > self.pool.num_free - kept_blocks:
+                still_waiting += self.waiting[index:]
+                break
+            if prompt is not None and not prompt.is_ready:
+                kept_places, kept_blocks = kept_places + 1, kept_blocks + num_blocks
+                still_waiting.append(sequence)
+                continue
+            if prompt is not None:
+                self._fork(sequence, prompt, plan)
+            elif sequence.share_key:
+                self._prompts[sequence.share_key] = SharedPrompt([sequence])
+            missing = num_blocks - len(sequence.blocks)
+            sequence.blocks += [self.pool.alloc() for _ in range(missing)]
+            self.running.append(sequence)
+        self.waiting = still_waiting
+        self.most_running = max(self.most_running, len(self.running))
         return plan
 
     def keep_prompt(self, sequence: Sequence, hidden_D: Tensor) -> None:
@@ -137,31 +164,6 @@ class Scheduler:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
-
-    def _admit(self, plan: Plan) -> None:
-        kept_places = kept_blocks = 0
-        still_waiting: list[Sequence] = []
-        for index, sequence in enumerate(self.waiting):
-            num_blocks = self.blocks_for(len(sequence.tokens))
-            prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
-            full = len(self.running) + kept_places >= self.max_running
-            # Shared blocks are left out of the account here: it errs on the safe side.
-            if full or num_blocks > self.pool.num_free - kept_blocks:
-                still_waiting += self.waiting[index:]
-                break
-            if prompt is not None and not prompt.is_ready:
-                kept_places, kept_blocks = kept_places + 1, kept_blocks + num_blocks
-                still_waiting.append(sequence)
-                continue
-            if prompt is not None:
-                self._fork(sequence, prompt, plan)
-            elif sequence.share_key:
-                self._prompts[sequence.share_key] = SharedPrompt([sequence])
-            missing = num_blocks - len(sequence.blocks)
-            sequence.blocks += [self.pool.alloc() for _ in range(missing)]
-            self.running.append(sequence)
-        self.waiting = still_waiting
-        self.most_running = max(self.most_running, len(self.running))
 
     def _fork(self, sequence: Sequence, prompt: SharedPrompt, plan: Plan) -> None:
         """Takes over the prompt from one who has it. A fresh sequence needs its last hidden state

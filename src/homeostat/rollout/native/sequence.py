@@ -100,7 +100,7 @@ class Sequence:
         return StopReason.LENGTH if len(self.tokens) >= self.max_length else None
 
     def _segments(self) -> tuple[Segment, ...]:
-        ends = [start for start, _ in self._versions[1:]] + [len(self._logps)]
+        ends = [start for start, _ in self._versions[1:]] + [len(self._logps)] * bool(self._logps)
         tokens_T = np.array(self.tokens[self.num_given :], dtype=np.int64)
         logp_T = np.array(self._logps, dtype=np.float32)
         sampled_T = np.array(self._sampled_logps, dtype=np.float32)

@@ -1,0 +1,244 @@
+"""RL runs from recipe to weights, in small: what they leave behind, and that they go on exactly."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support import runs, tiny_rl
+
+from homeostat.config import RunConfig
+from homeostat.config.algorithm import AnyPolicyGradient
+from homeostat.observe.completions import read_completions
+from homeostat.observe.jsonl import read_metrics
+from homeostat.rollout.journal import Journal
+
+ALGORITHMS = [cls.model_fields["type"].annotation.__args__[0] for cls in AnyPolicyGradient.__args__]
+# What a clock or another process decides.
+MEASURED = ("time", "throughput/", "memory/", "engine/tokens_per_s", "rollout/replayed_rounds")
+
+
+def records(config: RunConfig) -> list[dict[str, Any]]:
+    return list(read_metrics(config.run_dir / "metrics.jsonl"))
+
+
+def values(config: RunConfig, name: str) -> list[float]:
+    return [record[name] for record in records(config) if name in record]
+
+
+def comparable(config: RunConfig) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in record.items() if not name.startswith(MEASURED)}
+        for record in records(config)
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains(tmp_path: Path, algorithm: str) -> None:
+    config = tiny_rl.config(
+        tmp_path,
+        algorithm={
+            "type": algorithm,
+            "kl": {"coefficient": 0.01, "place": "reward" if algorithm == "rloo" else "loss"},
+            "overlong": {"type": "shape", "buffer_tokens": 2},
+        },
+    )
+    result = runs.train(config)
+    assert result.step == 4
+    found = records(config)
+    assert len(found) == 4
+    for record in found:
+        assert np.isfinite(record["train/loss"])
+        assert record["grad_norm"] > 0
+        # Two updates: the ratio of the first is exactly 1, and the mean stays near it.
+        assert record["policy/ratio_mean"] == pytest.approx(1.0, abs=0.2)
+        assert record["sampling/sampling_logp_difference/max"] < 1e-5
+        assert 0 < record["entropy"] < 3
+        assert "kl" in record
+    # Nobody has moved away from the reference before the first update.
+    assert found[0]["kl"] < found[-1]["kl"]
+
+
+def test_a_run_leaves_its_rollouts_behind(tmp_path: Path) -> None:
+    config = tiny_rl.config(
+        tmp_path,
+        "data.validation_share=0.25",
+        eval={"interval_steps": 2, "sampling": {"samples_per_prompt": 4}},
+    )
+    runs.train(config)
+    assert Journal(config.run_dir / "journal").steps() == [3, 4]
+    rows = read_completions(config.run_dir / "completions", 4)
+    assert len(rows) == 16
+    assert {row["policy_version"] for row in rows} == {3}
+    mean = np.mean([row["reward"] for row in rows])
+    assert records(config)[-1]["reward"] == pytest.approx(mean)
+    assert 0 <= values(config, "eval/pass@1")[-1] <= values(config, "eval/pass@4")[-1] <= 1
+    assert values(config, "eval/reward")[-1] == pytest.approx(values(config, "eval/pass@1")[-1])
+
+
+CRASHES = {
+    "between updates": (
+        "from homeostat.train.local import LocalTrainer as Part\nname, count = 'apply', 4"
+    ),
+    "while sampling": (
+        "from homeostat.rollout.native.runner import Runner as Part\nname, count = '_decode', 15"
+    ),
+    "while scoring": (
+        "from homeostat.rewards.pool import RewardPool as Part\nname, count = 'score', 3"
+    ),
+    "while the journal is written": (
+        "from homeostat.rollout.journal import Journal as Part\nname, count = 'write', 4"
+    ),
+}
+PRELUDE = """
+import os
+plain = getattr(Part, name)
+left = [count]
+def dying(*arguments, **named):
+    left[0] -= 1
+    if left[0] == 0:
+        os._exit(9)
+    return plain(*arguments, **named)
+setattr(Part, name, dying)
+"""
+
+
+@pytest.mark.parametrize("moment", CRASHES)
+def test_a_crash_costs_nothing_and_changes_nothing(tmp_path: Path, moment: str) -> None:
+    raw = tiny_rl.recipe(tmp_path)
+    whole = tiny_rl.config(tmp_path, "name=whole")
+    runs.train(whole)
+    process = runs.start(raw, tmp_path, prelude=CRASHES[moment] + PRELUDE)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 9, output
+    config = tiny_rl.config(tmp_path)
+    assert runs.events(config, "run_finished") == []
+    runs.train(config)
+    assert runs.final_tensors(config) == runs.final_tensors(whole)
+    for mine, theirs in zip(comparable(config), comparable(whole), strict=True):
+        assert mine == theirs
+
+
+def test_sigterm_finishes_the_step_and_the_run_goes_on(tmp_path: Path) -> None:
+    raw = tiny_rl.recipe(tmp_path, trainer={"max_steps": 60})
+    whole = tiny_rl.config(tmp_path, "name=whole", trainer={"max_steps": 60})
+    config = tiny_rl.config(tmp_path, trainer={"max_steps": 60})
+    process = runs.start(raw, tmp_path)
+    while not (config.run_dir / "metrics.jsonl").exists() or len(records(config)) < 3:
+        assert process.poll() is None, process.communicate()[0]
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert len(records(config)) < 60
+    runs.train(config)
+    runs.train(whole)
+    assert runs.final_tensors(config) == runs.final_tensors(whole)
+
+
+def test_rollouts_of_other_settings_are_not_replayed(tmp_path: Path) -> None:
+    """What was sampled after the checkpoint is of weights that no longer come to be."""
+    raw = tiny_rl.recipe(tmp_path)
+    crash = "from homeostat.rollout.collect import Collector as Part\nname, count = 'collect', 4"
+    process = runs.start(raw, tmp_path, prelude=crash + PRELUDE)
+    process.communicate(timeout=120)
+    assert process.returncode == 9
+    same, other = tiny_rl.config(tmp_path), tiny_rl.config(tmp_path, "trainer.lr=0.001")
+    assert Journal(same.run_dir / "journal").steps() == [1, 2, 3]
+    runs.train(other)
+    assert values(other, "rollout/replayed_rounds")[2:] == [0, 0]
+
+
+def test_debug_modes_split_a_run_into_its_halves(tmp_path: Path) -> None:
+    whole = tiny_rl.config(tmp_path, "name=whole", "trainer.max_steps=1")
+    runs.train(whole)
+    sampled = tiny_rl.config(tmp_path, "name=sampled", "trainer.max_steps=1",
+                             "debug={mode: rollout_only}")  # fmt: skip
+    runs.train(sampled)
+    assert not list((sampled.run_dir / "checkpoints").glob("step_*"))
+    assert values(sampled, "reward") == values(whole, "reward")
+    for mode in ("train_only", "replay"):
+        trained = tiny_rl.config(
+            tmp_path,
+            f"name={mode}",
+            "trainer.max_steps=1",
+            f"debug={{mode: {mode}, rollouts: {json.dumps(str(sampled.run_dir))}}}",
+        )
+        runs.train(trained)
+        assert runs.final_tensors(trained) == runs.final_tensors(whole)
+        differences = values(trained, "replay/logp_difference/max")
+        assert len(differences) == (mode == "replay")
+        assert all(difference < 1e-5 for difference in differences)
+
+
+@pytest.mark.parametrize("kind", ["initial", "checkpoint", "adapter_off"])
+def test_references_agree_where_they_are_the_same_model(tmp_path: Path, kind: str) -> None:
+    base = tiny_rl.config(tmp_path, "name=base", "trainer.max_steps=1", "trainer.lr=0",
+                          "checkpoint.export=final")  # fmt: skip
+    folder = runs.train(base).export
+    reference = {"type": kind} | ({"path": str(folder)} if kind == "checkpoint" else {})
+    config = tiny_rl.config(
+        tmp_path,
+        model={"path": str(folder), "init": "pretrained"},
+        algorithm={"type": "grpo", "kl": {"coefficient": 0.1}},
+        reference=reference,
+        lora={"rank": 4} if kind == "adapter_off" else None,
+        trainer={**tiny_rl.recipe(tmp_path)["trainer"], "updates_per_step": 1},
+    )
+    runs.train(config)
+    found = values(config, "kl")
+    assert found[0] == pytest.approx(0.0, abs=1e-10)
+    assert found[-1] > 1e-6
+
+
+def test_a_refreshed_reference_is_the_policy_again(tmp_path: Path) -> None:
+    config = tiny_rl.config(
+        tmp_path,
+        "trainer.updates_per_step=1",
+        "trainer.max_steps=6",
+        "checkpoint.interval_steps=1",
+        algorithm={"type": "grpo", "kl": {"coefficient": 0.1}},
+        reference={"type": "initial", "refresh_steps": 3},
+    )
+    runs.train(config)
+    found = values(config, "kl")
+    assert found[0] == pytest.approx(0.0, abs=1e-10)
+    assert found[3] == pytest.approx(0.0, abs=1e-10)
+    assert min(found[2], found[5]) > 1e-6
+
+
+def test_rows_without_advantage_can_be_left_out(tmp_path: Path) -> None:
+    """The same update for less work, to rounding: sums run over other rows."""
+    tokens = []
+    for name in ("left_out", "kept"):
+        skip = name == "left_out"
+        config = tiny_rl.config(
+            tmp_path, f"name={name}", algorithm={"type": "dapo", "skip_zero_advantage": skip,
+                                                 "dynamic_sampling": None}
+        )  # fmt: skip
+        runs.train(config)
+        tokens.append(values(config, "throughput/trained_tokens_per_s"))
+    left_out, kept = (tiny_rl.config(tmp_path, f"name={name}") for name in ("left_out", "kept"))
+    assert values(left_out, "reward") == values(kept, "reward")
+    assert values(left_out, "train/loss") == pytest.approx(values(kept, "train/loss"), abs=1e-6)
+    assert any(share > 0 for share in values(left_out, "advantages/zero_share"))
+
+
+def test_dynamic_sampling_replaces_groups_without_signal(tmp_path: Path) -> None:
+    config = tiny_rl.config(
+        tmp_path, algorithm={"type": "grpo", "dynamic_sampling": {"max_rounds": 4}}
+    )
+    runs.train(config)
+    assert max(values(config, "rollout/rounds")) > 1
+    assert sum(values(config, "rollout/groups_passed_over")) > 0
+    assert values(config, "advantages/zero_share")[0] == 0
+
+
+def test_invariant_numerics_have_no_difference_at_all(tmp_path: Path) -> None:
+    config = tiny_rl.config(tmp_path, "model.numerics=invariant")
+    runs.train(config)
+    assert values(config, "sampling/sampling_logp_difference/max") == [0.0] * 4
+    assert values(config, "sampling/importance_sampling_ratio/min") == [1.0] * 4
