@@ -20,27 +20,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import common
+from stopwatch import ChildFailedError, run_child
 from trl_side import LEARNING_RATE, MAX_LENGTH, VARIANTS, Workload
 
 PACKAGES = ("torch", "transformers", "trl", "datasets", "accelerate", "tokenizers", "numpy")
-POLL_S = 0.05
-CHILD_TIMEOUT_S = 3600
 MAX_LOSS_DIFFERENCE = 1e-4
-
-# glibc gives blocks of this size back to the system at once and takes them anew, page by page.
-# Keeping them makes TRL about a fifth faster and us a tenth; both sides get it.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**33), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
 # The winner of --sweep.
 BEST = "padding_free4"
@@ -60,10 +52,6 @@ class Measured:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.wall_s
-
-
-class ChildFailedError(RuntimeError):
-    """A side did not finish; the message holds the end of what it printed."""
 
 
 # ---- the two sides: homeostat by its command line, TRL by trl_side.py --------------------------
@@ -110,70 +98,20 @@ def command(
     return [sys.executable, str(common.BENCH_DIR / "trl_side.py"), json.dumps(task)], out
 
 
-# ---- the stopwatch -----------------------------------------------------------------------------
-
-
 def measure(side: str, workload: Workload, scratch: Path, *, variant: str) -> Measured:
     scratch.mkdir()
     line, out = command(side, workload, scratch, variant=variant)
-    threads = str(workload.threads)
-    environment = (
-        os.environ
-        | ALLOCATOR
-        | {
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-        }
-    )
-    log = scratch / "console.log"
-    with open(log, "wb") as stream:
-        child = subprocess.Popen(line, stdout=stream, stderr=subprocess.STDOUT, env=environment)
-        stamps, max_rss = _watch(child, out)
-    if child.returncode != 0 or len(stamps) < workload.steps:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-        what = f"{side} ended with code {child.returncode} after {len(stamps)} updates"
-        raise ChildFailedError(f"{what}:\n{tail}")
-    records = [json.loads(text) for text in out.read_text().splitlines()]
+    timed = run_child(line, out, scratch, threads=workload.threads, num_lines=workload.steps)
     first, last = 0, workload.steps - 2
+    stamps = timed.stamps
     return Measured(
         side=side,
-        tokens=int(records[last]["num_tokens"] - records[first]["num_tokens"]),
+        tokens=int(timed.records[last]["num_tokens"] - timed.records[first]["num_tokens"]),
         wall_s=stamps[last][0] - stamps[first][0],
         cpu_s=stamps[last][1] - stamps[first][1],
-        losses=[record["train/loss"] for record in records],
-        max_rss_bytes=max_rss,
+        losses=[record["train/loss"] for record in timed.records],
+        max_rss_bytes=timed.max_rss_bytes,
     )
-
-
-def _watch(child: subprocess.Popen[bytes], out: Path) -> tuple[list[tuple[float, float]], int]:
-    """(wall, CPU seconds of the child and its children) at each new line, and the peak memory."""
-    import psutil
-
-    process = psutil.Process(child.pid)
-    stamps: list[tuple[float, float]] = []
-    size, max_rss, cpu = 0, 0, 0.0
-    deadline = time.monotonic() + CHILD_TIMEOUT_S
-    while child.poll() is None:
-        if time.monotonic() > deadline:
-            child.kill()
-            raise ChildFailedError(f"{child.args} did not end within {CHILD_TIMEOUT_S} s")
-        grown = out.stat().st_size if out.exists() else 0
-        try:
-            max_rss = max(max_rss, process.memory_info().rss)
-            if grown != size:
-                tree = [process, *process.children(recursive=True)]
-                cpu = sum(sum(one.cpu_times()[:2]) for one in tree)
-        except psutil.NoSuchProcess:
-            break
-        if grown != size:
-            lines = out.read_bytes().count(b"\n")
-            stamps += [(time.perf_counter(), cpu)] * (lines - len(stamps))
-            size = grown
-        time.sleep(POLL_S)
-    child.wait()
-    return stamps, max_rss
 
 
 # ---- the comparison ----------------------------------------------------------------------------

@@ -84,7 +84,8 @@ def build_workload(folder: Path, *, num_prompts: int, seed: int = 0) -> dict[str
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        # With one, transformers would give that token's embedding no gradient where it is sampled.
+        pad_token_id=None,
         dtype="float32",
     )
     model = Qwen2ForCausalLM(config)

@@ -1,7 +1,7 @@
-"""Makes the pictures of the README from a real run of the demo recipe.
+"""Makes the pictures of the README from a real run of the demo: SFT, then RL from its weights.
 
-the run, with its live view on a recorded terminal  -> docs/run.svg
-its report.html, in a headless chromium             -> docs/report.png
+the RL run, with its live view on a recorded terminal  -> docs/run.svg
+its report.html, in a headless chromium                -> docs/report.png
 
 python docs/picture.py
 """
@@ -24,16 +24,15 @@ from rich.text import Text
 
 from homeostat.config import load_config
 from homeostat.observe.jsonl import read_metrics
+from homeostat.run.dispatch import train
 from homeostat.run.session import open_session
-from homeostat.run.sft import train_sft
 
 DOCS = Path(__file__).resolve().parent
-RECIPE = "recipes/tiny_wordplay_cpu.yaml"
-COMMAND = f"homeostat train {RECIPE}"
+FIRST, SECOND = "recipes/tiny_sort_sft_cpu.yaml", "recipes/tiny_sort_grpo_cpu.yaml"
 PANEL_CORNER = "╭"
-WIDTH = 96
-# Far enough for a curve, an evaluation and a checkpoint to be seen.
-STEP_SHOWN = 190
+WIDTH, HEIGHT = 96, 36
+# Far enough for the curve to have risen, and the bar to be still on its way.
+SHARE_SHOWN = 0.7
 # rich's own frame, without the fonts it would fetch from a network.
 SVG_FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}"
      xmlns="http://www.w3.org/2000/svg">
@@ -64,36 +63,49 @@ def main() -> None:
         # The paths that are seen should be those of a clone.
         Path(folder, "recipes").symlink_to(DOCS.parent / "recipes")
         os.chdir(folder)
-        config = load_config(RECIPE, ["observe.console=live"])
+        run(FIRST, Console(file=io.StringIO()), "quiet")
         console = Console(
-            file=io.StringIO(), record=True, width=WIDTH, force_terminal=True,
+            file=io.StringIO(), record=True, width=WIDTH, height=HEIGHT, force_terminal=True,
             color_system="truecolor",
         )  # fmt: skip
-        watcher = threading.Thread(target=capture, args=(console, config.run_dir), daemon=True)
+        watcher = threading.Thread(target=capture, args=(console,), daemon=True)
         watcher.start()
-        with open_session(
-            config,
-            recipe=Path(RECIPE).read_text(),
-            command=COMMAND.split(),
-            console=console,
-            log_level="info",
-        ) as session:
-            train_sft(config, session)
+        page = run(SECOND, console, "live") / "report.html"
         watcher.join(timeout=10)
-        screenshot(config.run_dir.resolve() / "report.html", DOCS / "report.png")
+        screenshot(page, DOCS / "report.png")
 
 
-def capture(console: Console, run_dir: Path) -> None:
-    """Waits for the run to be well on its way, then keeps the frame that is drawn next."""
-    metrics = run_dir / "metrics.jsonl"
-    while not metrics.exists() or len(list(read_metrics(metrics))) < STEP_SHOWN:
+def command_of(recipe: str) -> str:
+    return f"homeostat train {recipe}"
+
+
+def run(recipe: str, console: Console, view: str) -> Path:
+    """Train a recipe as the command line does. Returns its run directory."""
+    config = load_config(recipe, [f"observe.console={view}"])
+    with open_session(
+        config,
+        recipe=Path(recipe).read_text(),
+        command=command_of(recipe).split(),
+        console=console,
+        log_level="info",
+    ) as session:
+        train(config, session)
+    return config.run_dir.resolve()
+
+
+def capture(console: Console) -> None:
+    """Waits for the RL run to be well on its way, then keeps the frame that is drawn next."""
+    config = load_config(SECOND, [])
+    assert config.trainer.max_steps is not None, f"{SECOND} says how many steps it has"
+    metrics, wanted = config.run_dir / "metrics.jsonl", SHARE_SHOWN * config.trainer.max_steps
+    while not metrics.exists() or len(list(read_metrics(metrics))) < wanted:
         time.sleep(0.2)
     while console.export_text(clear=False).count(PANEL_CORNER) != 1:
         console.export_text(clear=True)
         time.sleep(0.2)
     frame = console.export_text(clear=True, styles=True)
     picture = Console(record=True, width=WIDTH, file=sys.stderr, force_terminal=True)
-    picture.print(Text.assemble(("$ ", "green"), COMMAND))
+    picture.print(Text.assemble(("$ ", "green"), command_of(SECOND)))
     picture.print(Text.from_ansi(frame.rstrip("\n")))
     svg = picture.export_svg(title="", theme=MONOKAI, code_format=SVG_FORMAT, unique_id="run")
     (DOCS / "run.svg").write_text(svg, encoding="utf-8")
@@ -107,7 +119,7 @@ def screenshot(page: Path, target: Path) -> None:
         flags = (
             "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-sync "
             "--disable-component-update --no-first-run --hide-scrollbars "
-            f"--user-data-dir={profile} --window-size=1240,888 --screenshot={target}"
+            f"--user-data-dir={profile} --window-size=1240,1180 --screenshot={target}"
         )
         subprocess.run(
             [browser, *flags.split(), page.as_uri()], check=True, timeout=120, capture_output=True

@@ -122,6 +122,7 @@ def trainer_logp(
             tokens_N[len(prompt_T) :],
             temperature=temperature,
             chunk_bytes=CHUNK_BYTES,
+            numerics=model.numerics,
         )
     return logp.numpy()
 
@@ -161,6 +162,31 @@ def test_log_probs_are_the_trainers(build: Build, temperature: float) -> None:
         wanted = trainer_logp(model, request.tokens_T, completion.tokens_T, temperature or 1.0)
         assert_close(completion.engine_logp_T, wanted)
         assert all(segment.sampled_logp_T is None for segment in completion.segments)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_tied", "qwen2", "qwen3"])
+def test_invariant_log_probs_are_the_trainers_to_the_bit(build: Build, family: str) -> None:
+    fast = shared_model(family).ours
+    model = Decoder(fast.config, kernel="sdpa", numerics="invariant")
+    model.load_state_dict(fast.state_dict())
+    engine = build(model, max_concurrency=7, prefill_tokens=50)
+    assert engine.capabilities.batch_invariant
+    tokens = prompts((3, 70, 8, 8))
+    wanted = requests(tokens, Sampling(20), samples=3)
+    wanted += [replace(r, id=f"cool {r.id}", sampling=Sampling(20, 0.6)) for r in wanted]
+    found = run(engine, wanted)
+    rows = []
+    for request, completion in zip(wanted, found, strict=True):
+        temperature = request.sampling.temperature
+        whole_T = np.concatenate([request.tokens_T, completion.tokens_T])
+        weights_T = (np.arange(len(whole_T)) >= len(request.tokens_T)).astype(np.float32)
+        rows.append(TokenRow(len(rows), whole_T, weights_T))
+        trainer_T = trainer_logp(model, request.tokens_T, completion.tokens_T, temperature)
+        assert completion.engine_logp_T.tolist() == trainer_T.tolist()
+    for completion, logp_T in zip(
+        found[:12], engine.score(rows[:12], temperature=1.0), strict=True
+    ):
+        assert completion.engine_logp_T.tolist() == logp_T.tolist()
 
 
 def test_score_is_the_trainers(build: Build) -> None:
@@ -386,7 +412,8 @@ def test_abort_of_some_leaves_the_others(build: Build) -> None:
     assert {completion.request_id for completion in ended} == {"0/0", "0/3"}
     assert next(c for c in ended if c.request_id == "0/3").segments == ()
     rest = [*engine.poll(timeout_s=60), *engine.poll(timeout_s=60)]
-    assert sorted(completion.request_id for completion in rest) == ["0/1", "0/2"]
+    rest.sort(key=lambda completion: completion.request_id)
+    assert [completion.request_id for completion in rest] == ["0/1", "0/2"]
     assert tokens_of(rest) == tokens_of(run(build(model), wanted)[1:3])
 
 

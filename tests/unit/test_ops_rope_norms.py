@@ -55,6 +55,28 @@ def test_rms_norm_equals_its_formula():
     torch.testing.assert_close(rms_norm(x, weight, eps=1e-3).double(), want, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(40, 96), (13, 3, 16), (1, 8), (0, 8)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_gradient_of_rms_norm_equals_float64(shape, frozen):
+    x = torch.randn(shape, requires_grad=True)
+    weight = torch.randn(shape[-1]).requires_grad_(not frozen)
+    leaves = [x] if frozen else [x, weight]
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    scale = weight.double() if frozen else wide[1]
+    want = wide[0] / (wide[0].pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * scale
+    out = rms_norm(x, weight, eps=1e-5)
+    upstream = torch.randn_like(out)
+    got = torch.autograd.grad(out, leaves, upstream)
+    for ours, theirs in zip(got, torch.autograd.grad(want, wide, upstream.double()), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_rms_norm_in_bf16_is_rounded_from_fp32():
+    x, weight = torch.randn(5, 64).bfloat16(), torch.randn(64).bfloat16()
+    want = rms_norm(x.float(), weight.float(), eps=1e-5)
+    torch.testing.assert_close(rms_norm(x, weight, eps=1e-5).float(), want, atol=1e-3, rtol=2**-7)
+
+
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_the_gradient_of_a_rotation_is_exact(heads_first):
     shape = (2, 5, 8) if heads_first else (5, 2, 8)

@@ -24,6 +24,12 @@ class RolloutConfig(Settings):
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = key(
         (), help="Tokens that end a completion, besides the end-of-turn token."
     )
+    keep_journal: bool = key(
+        False,
+        resume="free",
+        help="Keep the rollouts of all steps (debug.rollouts can replay them), not only of those "
+        "that a resumed run would need.",
+    )
     deadline_s: float | None = key(
         None,
         gt=0,

@@ -129,7 +129,13 @@ class LiveView:
         progress, now = self._progress, self._transcript.clock()
         remaining = progress.remaining_s(now)
         done = progress.step >= progress.total_steps
-        eta = "done" if done else f"eta {fmt.duration(remaining)}" if remaining is not None else "eta -"
+        eta = (
+            "done"
+            if done
+            else f"eta {fmt.duration(remaining)}"
+            if remaining is not None
+            else "eta -"
+        )
         times = Text.assemble((f" {progress.share_done:4.0%}  ", "bold"), (eta, "cyan"))
         if room.width >= 54:
             times.append(f"  elapsed {fmt.duration(progress.elapsed_s(now))}", style="dim")

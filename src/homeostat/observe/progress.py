@@ -90,7 +90,11 @@ def is_rl(metrics: Mapping[str, Any]) -> bool:
 
 def event_line(kind: str, fields: Mapping[str, Any], *, max_length: int = 100) -> str:
     """An event in one short line: its kind as words, then its plain fields."""
-    shown = [f"{fmt.one_line(name)}={_short(name, value)}" for name, value in fields.items() if _is_plain(value)]
+    shown = [
+        f"{fmt.one_line(name)}={_short(name, value)}"
+        for name, value in fields.items()
+        if _is_plain(value)
+    ]
     text = " ".join([fmt.one_line(kind.replace("_", " ")), *shown])
     return text if len(text) <= max_length else text[: max_length - 3] + "..."
 

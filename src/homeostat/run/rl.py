@@ -74,7 +74,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session) -> None:
         save_due = step % config.checkpoint.interval_steps == 0
         if last or save_due or (is_best and config.eval.keep_best):
             saved = saver.save(parts.sections(), at_end=at_end, must=last)
-            if saved:
+            if saved and not config.rollout.keep_journal:
                 collector.journal.prune_before(session.checkpoints.steps()[0] + 1)
             # Asked to stop while it was saved: there is nothing to save twice.
             last = last or (saved and session.stop.requested)

@@ -1,4 +1,4 @@
-"""What the files of a run say, gathered for the page: status, times, worst rows.
+"""What the files of a run say, gathered for the page: status, times, worst rows, samples.
 
 Every file may be missing, empty or of a run that is still going on.
 """
@@ -14,12 +14,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from homeostat.errors import RunDirError
+from homeostat.observe.completions import completion_steps, read_completions
 from homeostat.observe.jsonl import is_event, is_row_losses, iter_jsonl, read_metrics
+from homeostat.observe.progress import is_rl
 from homeostat.observe.report.series import Series, read_columns
 from homeostat.observe.run_dir import RunPaths
+from homeostat.observe.samples import Row, best_and_worst_prompts
 
 _STARTS = ("run_started", "run_resumed")
 NUM_WORST_ROWS = 15
+NUM_SAMPLES = 3  # of a step's best completions, and as many of its worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,16 @@ class WorstRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSamples:
+    """The best and the worst completions of a step, or why they could not be read."""
+
+    step: int
+    best: list[Row]
+    worst: list[Row]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunFacts:
     """All that the page shows, read once."""
 
@@ -45,6 +60,7 @@ class RunFacts:
     columns: dict[str, Series]
     events: list[dict[str, Any]]
     worst_rows: list[WorstRow]
+    samples: list[StepSamples]
     last_step: int
     started_at: float | None
     duration_s: float
@@ -80,14 +96,19 @@ class RunFacts:
         return here
 
     @property
+    def is_rl(self) -> bool:
+        return is_rl(self.columns)
+
+    @property
     def best_eval(self) -> tuple[float, float] | None:
-        """Step and value of the lowest eval/loss."""
-        series = self.columns.get("eval/loss")
+        """Step and value of the highest eval/reward, or of the lowest eval/loss."""
+        sign = -1.0 if self.is_rl else 1.0
+        series = self.columns.get("eval/reward" if self.is_rl else "eval/loss")
         if series is None or not series.finite.size:
             return None
         pairs = zip(series.y.tolist(), series.x.tolist(), strict=True)
-        value, step = min((y, x) for y, x in pairs if math.isfinite(y))
-        return step, value
+        value, step = min((sign * y, x) for y, x in pairs if math.isfinite(y))
+        return step, sign * value
 
 
 def read_facts(path: Path) -> RunFacts:
@@ -101,6 +122,7 @@ def read_facts(path: Path) -> RunFacts:
         columns=read_columns(metrics),
         events=events,
         worst_rows=find_worst_rows(iter_jsonl(paths.row_losses, is_sound=is_row_losses)),
+        samples=read_samples(paths.completions),
         last_step=max((int(record["step"]) for record in metrics), default=0),
         started_at=started_at,
         duration_s=duration_s,
@@ -114,6 +136,19 @@ def read_config(paths: RunPaths) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def read_samples(folder: Path) -> list[StepSamples]:
+    """Of the first and the last step that were written down."""
+    steps = completion_steps(folder)
+    found = []
+    for step in dict.fromkeys((*steps[:1], *steps[-1:])):
+        try:
+            best, worst = best_and_worst_prompts(read_completions(folder, step), NUM_SAMPLES)
+            found.append(StepSamples(step, best, worst))
+        except RunDirError as error:
+            found.append(StepSamples(step, [], [], problem=str(error)))
+    return found
 
 
 def _times(

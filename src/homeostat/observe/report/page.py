@@ -6,25 +6,26 @@ All text from the run (names, messages, paths) is escaped where it enters the pa
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from homeostat import __version__
-from homeostat.observe import format as fmt
 from homeostat.observe.durable import write_atomically
-from homeostat.observe.events import mood_of
 from homeostat.observe.logs import tail
-from homeostat.observe.progress import event_line
-from homeostat.observe.report.charts import make_plots
+from homeostat.observe.report.charts import make_sections
+from homeostat.observe.report.elements import block, heading
 from homeostat.observe.report.facts import RunFacts, read_facts
-from homeostat.observe.report.plots import render_plot
-
-MAX_EVENT_ROWS = 200
+from homeostat.observe.report.plots import Section, has_values, render_plot
+from homeostat.observe.report.tables import (
+    events_table,
+    samples_table,
+    troubles_table,
+    worst_rows_table,
+)
+from homeostat.observe.report.tiles import make_tiles
 
 
 def write_report(run_dir: Path) -> Path:
@@ -37,14 +38,16 @@ def write_report(run_dir: Path) -> Path:
 def render_page(facts: RunFacts) -> str:
     css = files("homeostat.observe.report").joinpath("report.css").read_text(encoding="utf-8")
     script = files("homeostat.observe.report").joinpath("report.js").read_text(encoding="utf-8")
-    plots = "".join(render_plot(plot) for plot in make_plots(facts))
+    sections = "".join(_section(section) for section in make_sections(facts))
     body = [
         _header(facts),
         _failure_notice(facts),
-        f'<div class="tiles">{"".join(_tiles(facts))}</div>',
-        f'<div class="plots">{plots}</div>' if plots else "<p>No metrics were recorded.</p>",
-        _events(facts),
-        _worst_rows(facts),
+        f'<div class="tiles">{"".join(make_tiles(facts))}</div>',
+        sections or "<p>No metrics were recorded.</p>",
+        samples_table(facts),
+        troubles_table(facts),
+        events_table(facts),
+        worst_rows_table(facts),
         _failure_logs(facts),
         _environment(facts),
         _config(facts),
@@ -56,6 +59,19 @@ def render_page(facts: RunFacts) -> str:
         f"<title>{escape(facts.name)}</title><style>{css}</style></head>"
         f"<body><main>{''.join(body)}</main><script>{script}</script></body></html>\n"
     )
+
+
+def _section(section: Section) -> str:
+    """Its plots; nothing when none of them has a value."""
+    plots = [plot for plot in section.plots if has_values(plot)]
+    if not plots:
+        return ""
+    halves = [number for number, plot in enumerate(plots) if plot.size == "half"]
+    if len(halves) % 2:
+        # One of an odd number stands alone: it may as well fill its row.
+        plots[halves[0]] = replace(plots[halves[0]], size="wide")
+    head = heading(section.title, section.note) if section.title else ""
+    return f'{head}<div class="plots">{"".join(map(render_plot, plots))}</div>'
 
 
 def _header(facts: RunFacts) -> str:
@@ -71,45 +87,6 @@ def _header(facts: RunFacts) -> str:
     )
 
 
-def _tiles(facts: RunFacts) -> Iterable[str]:
-    total = facts.told("total_steps")
-    yield _tile("Steps", f"{facts.last_step:,}", f"of {total:,}" if isinstance(total, int) else "")
-    yield _tile("Time", fmt.duration(facts.duration_s), "")
-    train = facts.columns.get("train/loss")
-    if train is not None and train.finite.size:
-        first, last = train.finite[0], train.finite[-1]
-        yield _tile("Training loss", fmt.loss(last), f"from {fmt.loss(first)}")
-    best = facts.best_eval
-    if best is not None:
-        last = facts.columns["eval/loss"].y[-1]
-        yield _tile("Best eval loss", fmt.loss(best[1]), f"step {best[0]:,.0f}")
-        yield _tile("Final eval loss", fmt.loss(last), "")
-    tokens = facts.columns.get("num_tokens")
-    if tokens is not None and tokens.finite.size:
-        epochs = facts.columns.get("epoch")
-        passes = f"{epochs.y[-1]:.3g} epochs" if epochs is not None else ""
-        yield _tile("Tokens", fmt.count(tokens.finite[-1]), passes)
-    speed = facts.columns.get("throughput/tokens_per_s")
-    if speed is not None and speed.finite.size:
-        middle = sorted(speed.finite.tolist())[speed.finite.size // 2]
-        yield _tile("Tokens/s", fmt.count(middle), "median")
-    for name, label in (
-        ("memory/max_alloc", "Memory"),
-        ("memory/host_rss", "Host memory"),
-    ):
-        series = facts.columns.get(name)
-        if series is not None and series.finite.any():
-            yield _tile(label, fmt.byte_size(float(series.finite.max())), "peak")
-            break
-
-
-def _tile(label: str, value: str, note: str) -> str:
-    return (
-        f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b>'
-        f"<small>{escape(note)}</small></div>"
-    )
-
-
 def _failure_notice(facts: RunFacts) -> str:
     if facts.status[0] != "failed":
         return ""
@@ -118,54 +95,12 @@ def _failure_notice(facts: RunFacts) -> str:
     return f'<div class="notice">{escape(": ".join(parts) or "The run failed.")}</div>'
 
 
-def _events(facts: RunFacts) -> str:
-    events = facts.events
-    if not events:
-        return ""
-    hidden = max(0, len(events) - MAX_EVENT_ROWS)
-    half = MAX_EVENT_ROWS // 2
-    rows = [
-        _event_row(event, facts) for event in (events[:half] + events[-half:] if hidden else events)
-    ]
-    if hidden:
-        note = f"{hidden:,} events in between are in events.jsonl"
-        rows.insert(half, f'<tr><td></td><td></td><td></td><td class="wrap">{note}</td></tr>')
-    return _table("Events", f"{len(events):,}", ["num:After", "num:Step", "Event", "Details"], rows)
-
-
-def _event_row(event: dict[str, Any], facts: RunFacts) -> str:
-    kind = str(event["kind"])
-    hidden = ("kind", "step", "time", "environment", "traceback")
-    fields = {name: value for name, value in event.items() if name not in hidden}
-    details = event_line("", fields, max_length=400).strip()
-    after = float(event["time"]) - (facts.started_at or 0.0)
-    return (
-        f'<tr><td class="num">{fmt.duration(after)}</td><td class="num">{int(event["step"]):,}</td>'
-        f'<td class="kind {mood_of(kind)}">{escape(kind.replace("_", " "))}</td>'
-        f'<td class="wrap">{escape(details)}</td></tr>'
-    )
-
-
-def _worst_rows(facts: RunFacts) -> str:
-    if not facts.worst_rows:
-        return ""
-    rows = [
-        f'<tr><td class="num">{row.row_id:,}</td><td class="num">{row.step:,}</td>'
-        f'<td class="num">{fmt.loss(row.loss)}</td><td class="num">{fmt.loss(row.step_median)}</td>'
-        f'<td class="num">{"" if math.isinf(row.excess) else f"+{fmt.loss(row.excess)}"}</td>'
-        '<td class="wrap"></td></tr>'
-        for row in facts.worst_rows
-    ]
-    heads = ["num:Row", "num:Step", "num:Loss", "num:Median of its step", "num:Above it", ""]
-    return _table("Worst rows", "rows whose loss stood out from their step", heads, rows)
-
-
 def _failure_logs(facts: RunFacts) -> str:
     if facts.status[0] != "failed":
         return ""
     trace = tail(facts.paths.traceback, 200)
     lines = tail(facts.paths.console_log, 60)
-    return _block("Traceback", "traceback.txt", "\n".join(trace), is_open=True) + _block(
+    return block("Traceback", "traceback.txt", "\n".join(trace), is_open=True) + block(
         "Last console lines", "console.log", "\n".join(lines), is_open=True
     )
 
@@ -176,31 +111,9 @@ def _environment(facts: RunFacts) -> str:
     command = facts.told("command")
     if command:
         lines.insert(0, f"command: {command}")
-    return _block("Environment", "versions and hardware at the last start", "\n".join(lines))
+    return block("Environment", "versions and hardware at the last start", "\n".join(lines))
 
 
 def _config(facts: RunFacts) -> str:
     text = json.dumps(facts.config, indent=2, ensure_ascii=False) if facts.config else ""
-    return _block("Config", "as resolved", text)
-
-
-def _block(title: str, note: str, text: str, *, is_open: bool = False) -> str:
-    if not text:
-        return ""
-    opened = " open" if is_open else ""
-    return (
-        f'<details class="card"{opened}><summary>{title}<small>{note}</small></summary>'
-        f"<pre>{escape(text)}</pre></details>"
-    )
-
-
-def _table(title: str, note: str, heads: list[str], rows: list[str]) -> str:
-    """A head that starts with `num:` stands over a column of numbers."""
-    cells = "".join(
-        f'<th class="num">{head[4:]}</th>' if head.startswith("num:") else f"<th>{head}</th>"
-        for head in heads
-    )
-    return (
-        f'<h2>{title}<small>{note}</small></h2><div class="card scroll"><table>'
-        f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return block("Config", "as resolved", text)

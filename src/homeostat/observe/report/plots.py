@@ -1,4 +1,4 @@
-"""Line plots as inline SVG, and the values that the page's script shows on hover.
+"""Plots of lines and bands as inline SVG, and the values that the page's script shows on hover.
 
 Colours and fonts come from report.css, so one drawing serves light, dark and print. Coordinates
 are those of the viewBox; the drawing scales with the page.
@@ -17,13 +17,17 @@ import numpy as np
 from homeostat.observe import format as fmt
 from homeostat.observe.report import axes
 from homeostat.observe.report.axes import Axis
-from homeostat.observe.report.series import Series, spans_decades, thin
+from homeostat.observe.report.series import Array, Series, spans_decades, thin, thin_order
 
 _SIGNS = (
     ("trouble", '<i class="trouble"></i>trouble'),
     ("break", '<i class="break"></i>resumed or changed'),
     ("notch", '<i class="notch"></i>checkpoint'),
 )
+# Width and height in the viewBox; the page shows two halves beside each other.
+_SIZES = {"half": (540, 230), "wide": (1100, 230), "main": (1100, 330)}
+# Of report.css: c1, c2 ...
+NUM_COLOURS = 8
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 22, 12, 30
 
 
@@ -38,6 +42,23 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """A filled stretch between two lines. `values` is what hover tells of it."""
+
+    label: str
+    values: Series
+    low: Array
+    high: Array
+    colour: int = 1
+    style: Literal["band", "stack"] = "band"
+
+    def thinned(self) -> Band:
+        order = thin_order(Series(self.values.x, self.high))
+        values, low, high = self.values.at(order), self.low[order], self.high[order]
+        return Band(self.label, values, low, high, self.colour, self.style)
+
+
+@dataclass(frozen=True, slots=True)
 class Marker:
     """An event at a step: trouble and breaks as thin upright lines, notches on the axis."""
 
@@ -48,13 +69,18 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What a plot shows. `best` is a point that is ringed; `limit` a horizontal line."""
+    """What a plot shows. `best` is a point that is ringed; `limit` a horizontal line.
+
+    `allow_log`: a logarithmic axis where values span decades; `prefer_log`: wherever it can be.
+    """
 
     title: str
     unit: str
     lines: list[Line]
     about: str = ""
-    is_wide: bool = False
+    bands: list[Band] = field(default_factory=list)
+    size: Literal["half", "wide", "main"] = "half"
+    prefer_log: bool = False
     allow_log: bool = False
     from_zero: bool = False
     limit: tuple[float, str] | None = None
@@ -62,16 +88,27 @@ class Plot:
     markers: list[Marker] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Plots under one heading; without a title, under none."""
+
+    title: str
+    plots: list[Plot]
+    note: str = ""
+
+
 def render_plot(plot: Plot) -> str:
     """The plot as a <figure>; nothing when no value in it is finite."""
-    lines = [line for line in plot.lines if line.series.finite.size]
-    if not lines:
+    lines, bands = _with_values(plot)
+    if not lines and not bands:
         return ""
-    width, height = (1100, 330) if plot.is_wide else (540, 230)
-    x_axis, y_axis = _axes(plot, lines, width=width, height=height)
+    width, height = _SIZES[plot.size]
+    x_axis, y_axis = _axes(plot, lines, bands, width=width, height=height)
+    bands = [band.thinned() for band in bands]
     thinned = [(line, thin(line.series)) for line in lines]
     drawing = [
         *_grid(x_axis, y_axis, width=width, height=height),
+        *(_shape(band, x_axis, y_axis) for band in bands),
         *_markers(plot, x_axis, height=height),
         *(_path(line, series, x_axis, y_axis) for line, series in thinned),
         *_limit(plot, y_axis, width=width),
@@ -82,19 +119,39 @@ def render_plot(plot: Plot) -> str:
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(plot.title)}">'
         f"{''.join(drawing)}</svg>"
     )
-    wide = " wide" if plot.is_wide else ""
+    wide = "" if plot.size == "half" else " wide"
+    told = [(line.label, line.colour, series) for line, series in thinned]
+    told += [(band.label, band.colour, band.values) for band in bands]
     return (
-        f'<figure class="plot{wide}"><figcaption>{_caption(plot, lines, y_axis)}</figcaption>'
-        f'<div class="canvas">{svg}<div class="tip" hidden></div></div>'
-        f'<script type="application/json">{_hover_data(thinned, x_axis, width)}</script></figure>'
+        f'<figure class="plot{wide}"><figcaption>{_caption(plot, lines, bands, y_axis)}'
+        f'</figcaption><div class="canvas">{svg}<div class="tip" hidden></div></div>'
+        f'<script type="application/json">{_hover_data(told, x_axis, width)}</script></figure>'
     )
 
 
-def _axes(plot: Plot, lines: list[Line], *, width: int, height: int) -> tuple[Axis, Axis]:
-    steps = np.concatenate([line.series.x for line in lines])
-    values = np.concatenate([line.series.finite for line in lines])
-    low, high = float(values.min()), float(values.max())
-    is_log = plot.allow_log and spans_decades([line.series for line in lines])
+def has_values(plot: Plot) -> bool:
+    lines, bands = _with_values(plot)
+    return bool(lines or bands)
+
+
+def _with_values(plot: Plot) -> tuple[list[Line], list[Band]]:
+    lines = [line for line in plot.lines if line.series.finite.size]
+    known = [np.isfinite(band.low) & np.isfinite(band.high) for band in plot.bands]
+    return lines, [band for band, is_known in zip(plot.bands, known, strict=True) if is_known.any()]
+
+
+def _axes(
+    plot: Plot, lines: list[Line], bands: list[Band], *, width: int, height: int
+) -> tuple[Axis, Axis]:
+    steps = np.concatenate([*(line.series.x for line in lines), *(b.values.x for b in bands)])
+    values = np.concatenate([line.series.finite for line in lines] or [np.zeros(0)])
+    edges = np.concatenate([np.zeros(0), *(band.low for band in bands), *(b.high for b in bands)])
+    low, high = _range(values, edges[np.isfinite(edges)])
+    positive = values[values > 0]
+    is_log = plot.allow_log and not bands and spans_decades([line.series for line in lines])
+    if plot.prefer_log and positive.size:
+        # Values of 0 lie on the lower edge.
+        is_log, low = True, float(positive.min())
     if plot.limit is not None and _is_near(plot.limit[0], low, high):
         low, high = min(low, plot.limit[0]), max(high, plot.limit[0])
     if is_log:
@@ -106,6 +163,28 @@ def _axes(plot: Plot, lines: list[Line], *, width: int, height: int) -> tuple[Ax
         first, last = first - 1, last + 1
     x_axis = Axis(first, last, _LEFT, width - _RIGHT)
     return x_axis, Axis(low, high, height - _BOTTOM, _TOP, is_log=is_log)
+
+
+def _range(values: Array, edges: Array) -> tuple[float, float]:
+    """All lines and bands; a deviation below 0 is no reason to go there if no value does."""
+    everything = np.concatenate([values, edges])
+    low, high = float(everything.min()), float(everything.max())
+    is_above_zero = values.size > 0 and float(values.min()) >= 0
+    return (max(low, 0.0) if is_above_zero else low), high
+
+
+def _shape(band: Band, x_axis: Axis, y_axis: Axis) -> str:
+    """One closed outline per stretch of finite values."""
+    known = np.isfinite(band.low) & np.isfinite(band.high)
+    outlines: list[str] = []
+    for stretch in np.split(np.arange(len(known)), np.flatnonzero(np.diff(known)) + 1):
+        if len(stretch) == 0 or not known[stretch[0]]:
+            continue
+        there = [(band.values.x[i], band.high[i]) for i in stretch]
+        back = [(band.values.x[i], band.low[i]) for i in reversed(stretch)]
+        points = [f"{x_axis.pixel(x):.1f} {y_axis.pixel(y):.1f}" for x, y in [*there, *back]]
+        outlines.append(f"M{'L'.join(points)}Z")
+    return f'<path class="c{band.colour} {band.style}" d="{"".join(outlines)}"/>'
 
 
 def _is_near(limit: float, low: float, high: float) -> bool:
@@ -196,14 +275,15 @@ def _best(plot: Plot, x_axis: Axis, y_axis: Axis) -> list[str]:
     ]
 
 
-def _caption(plot: Plot, lines: list[Line], y_axis: Axis) -> str:
+def _caption(plot: Plot, lines: list[Line], bands: list[Band], y_axis: Axis) -> str:
     unit = ", ".join(part for part in (plot.unit, "log scale" if y_axis.is_log else "") if part)
+    parts = [*lines, *bands]
     keys = [
-        f'<span class="key"><i class="c{line.colour} {line.style}"></i>{escape(line.label)}</span>'
-        for line in lines
-        if len(lines) > 1
+        f'<span class="key"><i class="c{part.colour} {part.style}"></i>{escape(part.label)}</span>'
+        for part in parts
+        if len(parts) > 1
     ]
-    if plot.is_wide:
+    if plot.size == "main":
         present = {marker.kind for marker in plot.markers}
         keys += [f'<span class="key">{sign}</span>' for kind, sign in _SIGNS if kind in present]
     about = f' title="{escape(plot.about)}"' if plot.about else ""
@@ -213,18 +293,18 @@ def _caption(plot: Plot, lines: list[Line], y_axis: Axis) -> str:
     )
 
 
-def _hover_data(lines: list[tuple[Line, Series]], x_axis: Axis, width: int) -> str:
+def _hover_data(told: list[tuple[str, int, Series]], x_axis: Axis, width: int) -> str:
     data = {
         "width": width,
         "x": [x_axis.low, x_axis.high, x_axis.start, x_axis.end],
         "lines": [
             {
-                "label": line.label,
-                "colour": line.colour,
+                "label": label,
+                "colour": colour,
                 "x": [int(value) for value in series.x],
                 "y": [float(f"{y:.5g}") if math.isfinite(y) else None for y in series.y.tolist()],
             }
-            for line, series in lines
+            for label, colour, series in told
         ],
     }
     return script_safe_json(data)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 MAX_POINTS = 700
 
@@ -27,6 +28,9 @@ class Series:
 
     def scaled(self, factor: float) -> Series:
         return Series(self.x, self.y * factor)
+
+    def at(self, order: IntArray) -> Series:
+        return Series(self.x[order], self.y[order])
 
     @property
     def finite(self) -> Array:
@@ -78,9 +82,14 @@ def _decaying_sum(values: Array, decay: float) -> Array:
 
 def thin(series: Series, *, max_points: int = MAX_POINTS) -> Series:
     """At most about `max_points` values, with every extreme kept and both ends."""
+    return series.at(thin_order(series, max_points=max_points))
+
+
+def thin_order(series: Series, *, max_points: int = MAX_POINTS) -> IntArray:
+    """Which values `thin` keeps."""
     length = len(series.y)
     if length <= max_points:
-        return series
+        return np.arange(length)
     keep = {0, length - 1}
     for bucket in np.array_split(np.arange(length), max(1, max_points // 3)):
         values = series.y[bucket]
@@ -90,8 +99,16 @@ def thin(series: Series, *, max_points: int = MAX_POINTS) -> Series:
             keep.add(int(bucket[np.where(finite, values, -np.inf).argmax()]))
         if not finite.all():
             keep.add(int(bucket[finite.argmin()]))
-    order = np.array(sorted(keep))
-    return Series(series.x[order], series.y[order])
+    return np.array(sorted(keep))
+
+
+def on_steps_of(series: Series, other: Series | None) -> Array:
+    """The other's values at this one's steps; NaN where it has none."""
+    values = np.full(len(series.x), np.nan)
+    if other is not None:
+        _, here, there = np.intersect1d(series.x, other.x, return_indices=True)
+        values[here] = other.y[there]
+    return values
 
 
 def spans_decades(series: list[Series], *, ratio: float = 30.0) -> bool:

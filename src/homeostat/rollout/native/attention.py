@@ -1,7 +1,9 @@
-"""What the tokens of an engine's forward pass see: the two attention contexts of the engine.
+"""What the tokens of an engine's forward pass see: the attention contexts of the engine.
 
 Prefill: chunks laid end to end; one that begins a sequence sees itself alone, as in training; one
 that goes on sees its sequence's cache too. Decode: one token per sequence, over its cache.
+
+In invariant numerics one context serves both, and gives each token the bits it has in training.
 
 Each writes the new keys and values to the cache, layer by layer, before anything reads them.
 
@@ -18,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.tiled_attention import TilePlan, tiled_attention
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.memory import to_device
 from homeostat.rollout.native.scheduler import Chunk
@@ -86,24 +89,28 @@ class DecodeAttention:
     """The last token of each sequence. `in_rows`: their blocks are 0 .. B-1, one each."""
 
     def __init__(
-        self, cache: KVCache, sequences: list[Sequence], *, dtype: torch.dtype, in_rows: bool
+        self,
+        cache: KVCache,
+        sequences: list[Sequence],
+        positions_B: Tensor,
+        *,
+        dtype: torch.dtype,
+        in_rows: bool,
     ) -> None:
         self.cache = cache
-        positions_B = np.array([sequence.cached for sequence in sequences])
-        at_B, offsets_B = np.divmod(positions_B, cache.block_tokens)
-        blocks_B = np.array([s.blocks[at] for s, at in zip(sequences, at_B, strict=True)])
         self.num_rows = len(sequences)
-        self.length = int(positions_B.max()) + 1
+        self.length = max(sequence.cached for sequence in sequences) + 1
         self.tables_BHK = None
-        if not in_rows:
-            self.tables_BHK = cache.tables(
-                to_device(_padded_blocks(sequences, at_B.max() + 1), cache.device)
-            )
-            self.length = self.tables_BHK.shape[2] * cache.block_tokens
-        sent = to_device(np.stack([positions_B, blocks_B, offsets_B]), cache.device)
-        self.positions_B, blocks_B, offsets_B = sent
-        self.slots = cache.slots(blocks_B, offsets_B)
-        hidden_BL = torch.arange(self.length, device=cache.device) > self.positions_B[:, None]
+        if in_rows:
+            blocks_B = torch.arange(self.num_rows, device=cache.device)
+        else:
+            num_blocks = -(-self.length // cache.block_tokens)
+            blocks_BK = to_device(_padded_blocks(sequences, num_blocks), cache.device)
+            blocks_B = blocks_BK.gather(1, (positions_B // cache.block_tokens)[:, None])[:, 0]
+            self.tables_BHK = cache.tables(blocks_BK)
+            self.length = num_blocks * cache.block_tokens
+        self.slots = cache.slots(blocks_B, positions_B % cache.block_tokens)
+        hidden_BL = torch.arange(self.length, device=cache.device) > positions_B[:, None]
         mask_BL = torch.zeros(hidden_BL.shape, dtype=dtype, device=cache.device)
         self.mask = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
 
@@ -123,6 +130,36 @@ class DecodeAttention:
         return out_BHGd.flatten(1, 2)
 
 
+class InvariantAttention:
+    """Chunks in packed order, each over all of its sequence that is cached with it."""
+
+    def __init__(self, cache: KVCache, chunks: list[Chunk]) -> None:
+        self.cache = cache
+        places = [_places(chunk, cache.block_tokens) for chunk in chunks]
+        blocks_N, offsets_N = np.concatenate(places, axis=1)
+        self.slots = cache.slots(
+            to_device(blocks_N, cache.device), to_device(offsets_N, cache.device)
+        )
+        counts_B = np.array([chunk.end - chunk.start for chunk in chunks])
+        lengths_B = np.array([chunk.end for chunk in chunks])
+        at_T, offsets_T = np.divmod(np.arange(lengths_B.max()), cache.block_tokens)
+        blocks_BK = _padded_blocks([chunk.sequence for chunk in chunks], at_T[-1] + 1)
+        stride = cache.num_heads * cache.block_tokens
+        self.plan = TilePlan.of(
+            torch.from_numpy(counts_B),
+            torch.from_numpy(lengths_B),
+            torch.from_numpy(blocks_BK[:, at_T] * stride + offsets_T),
+            num_kv_heads=cache.num_heads,
+            head_stride=cache.block_tokens,
+        )
+
+    def attend(
+        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
+    ) -> Tensor:
+        self.cache.write(layer, self.slots, k_NHd, v_NHd)
+        return tiled_attention(q_NHd, *self.cache.store(layer), self.plan, scale=scale)
+
+
 def _places(chunk: Chunk, block_tokens: int) -> np.ndarray:
     """[2, N]: the block and the offset in it of each token of a chunk."""
     at_N, offsets_N = np.divmod(np.arange(chunk.start, chunk.end), block_tokens)
@@ -133,5 +170,6 @@ def _padded_blocks(sequences: list[Sequence], num_blocks: int) -> np.ndarray:
     """[B, K]; block 0 stands in where a sequence has fewer, and the mask hides it."""
     blocks_BK = np.zeros((len(sequences), num_blocks), dtype=np.int64)
     for row, sequence in enumerate(sequences):
-        blocks_BK[row, : len(sequence.blocks)] = sequence.blocks
+        kept = sequence.blocks[:num_blocks]
+        blocks_BK[row, : len(kept)] = kept
     return blocks_BK

@@ -84,9 +84,14 @@ class KVCache:
         return (rows_NH * self.block_tokens + offsets_N[:, None]).flatten()
 
     def write(self, layer: int, slots: Tensor, k_NHd: Tensor, v_NHd: Tensor) -> None:
-        keys, values = self._layers[layer].flatten(1, 3)
+        keys, values = self.store(layer)
         keys.index_copy_(0, slots, k_NHd.flatten(0, 1))
         values.index_copy_(0, slots, v_NHd.flatten(0, 1))
+
+    def store(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, d], in the numbering of `slots`: views."""
+        keys, values = self._layers[layer].flatten(1, 3)
+        return keys, values
 
     def rows(self, layer: int, num_rows: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, L, d] of the first rows: views."""

@@ -72,7 +72,7 @@ class NativeEngine:
         self.capabilities = Capabilities(
             name="native",
             shares_weights=True,
-            batch_invariant=False,
+            batch_invariant=model.numerics == "invariant",
             quiesce=frozenset(Quiesce),
             max_tokens=max_tokens,
         )
@@ -227,7 +227,9 @@ class NativeEngine:
         self._copy(plan)
         sequences, hidden_BD = self._compute(plan)
         if sequences:
-            self._take(sequences, draw(self.model, hidden_BD, sequences))
+            self._take(
+                sequences, draw(self.model, hidden_BD, sequences, chunk_bytes=self.chunk_bytes)
+            )
 
     def _compute(self, plan: Plan) -> tuple[list[Sequence], Tensor]:
         """The sequences that get a token now, and the hidden state that predicts each one's."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 from itertools import accumulate
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from homeostat.models.decoder import Decoder
-from homeostat.rollout.native.attention import DecodeAttention, PrefillAttention
+from homeostat.ops.attention import AttentionContext
+from homeostat.rollout.native.attention import (
+    DecodeAttention,
+    InvariantAttention,
+    PrefillAttention,
+)
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.memory import to_device
 from homeostat.rollout.native.scheduler import Chunk, Copy
@@ -45,7 +49,7 @@ class Runner:
         hidden_ND = self.model.hidden_in(
             to_device(np.array(tokens_N), cache.device),
             to_device(positions_N, cache.device),
-            PrefillAttention(cache, chunks, kernel=self.model.kernel),
+            self._prefill_attention(chunks, cache),
         )
         self.num_forwards += 1
         self.num_prefilled += len(tokens_N)
@@ -61,16 +65,31 @@ class Runner:
     def decode(self, sequences: list[Sequence]) -> Tensor:
         """[B, D]: the hidden state of each sequence's last token."""
         cache = self._cache()
-        dtype = self.model.output_weight().dtype
-        attention = DecodeAttention(cache, sequences, dtype=dtype, in_rows=self.in_rows)
-        tokens_B = np.array([sequence.tokens[-1] for sequence in sequences])
+        last_B = np.array([(sequence.tokens[-1], sequence.cached) for sequence in sequences])
+        tokens_B, positions_B = to_device(last_B.T.copy(), cache.device)
         hidden_BD = self.model.hidden_in(
-            to_device(tokens_B, cache.device), attention.positions_B, attention
+            tokens_B, positions_B, self._decode_attention(sequences, positions_B, cache)
         )
         self.num_forwards += 1
         for sequence in sequences:
             sequence.cached += 1
         return hidden_BD
+
+    def _prefill_attention(self, chunks: list[Chunk], cache: KVCache) -> AttentionContext:
+        if self.model.numerics == "invariant":
+            return InvariantAttention(cache, chunks)
+        return PrefillAttention(cache, chunks, kernel=self.model.kernel)
+
+    def _decode_attention(
+        self, sequences: list[Sequence], positions_B: Tensor, cache: KVCache
+    ) -> AttentionContext:
+        if self.model.numerics == "invariant":
+            chunks = [
+                Chunk(sequence, sequence.cached, sequence.cached + 1) for sequence in sequences
+            ]
+            return InvariantAttention(cache, chunks)
+        dtype = self.model.output_weight().dtype
+        return DecodeAttention(cache, sequences, positions_B, dtype=dtype, in_rows=self.in_rows)
 
     def _cache(self) -> KVCache:
         assert self.cache is not None, "the engine makes a cache before it plans a step"

@@ -5,6 +5,7 @@
 `u` is the request's own noise. The sum is float64 over fp32 weights exp(z - max): the token always
 has a weight above zero. Temperature 0 takes the likeliest; log-probs are then at temperature 1.
 Top-k and top-p set the weights of what they cut to zero; the engine's log-prob is taken before.
+In invariant numerics it is the trainer's own function that computes it, to the bit.
 
 Suffixes: `_B` sequences, `_V` vocabulary, `_D` model dim.
 """
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from homeostat.models.decoder import Decoder
+from homeostat.ops.linear import linear
+from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.native.memory import to_device
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.noise import uniforms
@@ -33,10 +36,13 @@ class Drawn:
     sampled_logp_B: FloatArray
 
 
-def draw(model: Decoder, hidden_BD: Tensor, sequences: list[Sequence]) -> Drawn:
+def draw(
+    model: Decoder, hidden_BD: Tensor, sequences: list[Sequence], *, chunk_bytes: int
+) -> Drawn:
     """One token per sequence; one copy to the host."""
     temperature_B = np.array([s.request.sampling.temperature for s in sequences])
-    z_BV = _scaled_logits(hidden_BD, model.output_weight(), temperature_B)
+    logp_temperature_B = np.where(temperature_B > 0, temperature_B, 1.0)
+    z_BV = _scaled_logits(model, hidden_BD, logp_temperature_B)
     z_BV -= z_BV.amax(1, keepdim=True)
     weight_BV = z_BV.exp()
     cdf_BV = kept_cdf_BV = weight_BV.cumsum(1, dtype=torch.float64)
@@ -48,27 +54,49 @@ def draw(model: Decoder, hidden_BD: Tensor, sequences: list[Sequence]) -> Drawn:
         greedy_B1 = to_device(temperature_B == 0, z_BV.device)[:, None]
         tokens_B1 = torch.where(greedy_B1, z_BV.argmax(1, keepdim=True), tokens_B1)
     z_B = z_BV.gather(1, tokens_B1)[:, 0].double()
-    log_sum_B, kept_log_sum_B = cdf_BV[:, -1].log(), kept_cdf_BV[:, -1].log()
+    engine_logp_B = z_B - cdf_BV[:, -1].log()
+    sampled_logp_B = z_B - kept_cdf_BV[:, -1].log()
+    if model.numerics == "invariant":
+        at = (model, hidden_BD, tokens_B1[:, 0], logp_temperature_B)
+        engine_logp_B = _trainer_logp(*at, chunk_bytes=chunk_bytes).double()
     # Every vocabulary fits into float64: one copy to the host holds all.
-    host = torch.stack([tokens_B1[:, 0].double(), z_B - log_sum_B, z_B - kept_log_sum_B])
-    tokens_B, engine_logp_B, sampled_logp_B = host.cpu().numpy()
-    return Drawn(
-        tokens_B.astype(np.int64),
-        engine_logp_B.astype(np.float32),
-        sampled_logp_B.astype(np.float32),
-    )
+    host = torch.stack([tokens_B1[:, 0].double(), engine_logp_B, sampled_logp_B]).cpu().numpy()
+    return Drawn(host[0].astype(np.int64), host[1].astype(np.float32), host[2].astype(np.float32))
 
 
-def _scaled_logits(hidden_BD: Tensor, weight_VD: Tensor, temperature_B: np.ndarray) -> Tensor:
+def _scaled_logits(model: Decoder, hidden_BD: Tensor, temperature_B: np.ndarray) -> Tensor:
     """fp32 [B, V], summed in fp32 as the trainer's are."""
+    weight_VD = model.output_weight()
     if hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
         z_BV = torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
     else:
-        z_BV = hidden_BD.float() @ weight_VD.t().float()
+        z_BV = linear(hidden_BD.float(), weight_VD.float(), numerics=model.numerics)
     if (temperature_B != 1.0).any():
-        scale_B = 1.0 / np.where(temperature_B > 0, temperature_B, 1.0)
-        z_BV *= to_device(scale_B.astype(np.float32), z_BV.device)[:, None]
+        z_BV *= to_device((1.0 / temperature_B).astype(np.float32), z_BV.device)[:, None]
     return z_BV
+
+
+def _trainer_logp(
+    model: Decoder,
+    hidden_BD: Tensor,
+    tokens_B: Tensor,
+    temperature_B: np.ndarray,
+    *,
+    chunk_bytes: int,
+) -> Tensor:
+    """fp32 [B], from the function that the trainer calls, once per temperature."""
+    logp_B = hidden_BD.new_empty(len(tokens_B), dtype=torch.float32)
+    for temperature in np.unique(temperature_B):
+        rows = to_device(np.flatnonzero(temperature_B == temperature), hidden_BD.device)
+        logp_B[rows] = token_logprobs(
+            hidden_BD[rows],
+            model.output_weight(),
+            tokens_B[rows],
+            temperature=float(temperature),
+            chunk_bytes=chunk_bytes,
+            numerics=model.numerics,
+        )
+    return logp_B
 
 
 def _noise(sequences: list[Sequence]) -> np.ndarray:

@@ -169,13 +169,14 @@ class Scheduler:
         """Takes over the prompt from one who has it. A fresh sequence needs its last hidden state
         too: where that is not kept, the last token of the prompt is computed again."""
         starts = sequence.is_fresh and prompt.hidden_D is not None
-        sequence.cached = min(sequence.num_prompt, len(sequence.tokens) - (0 if starts else 1))
+        source = prompt.holders[-1]
+        wanted = len(sequence.tokens) - (0 if starts else 1)
+        sequence.cached = min(sequence.num_prompt, wanted, source.cached)
         full, partial = divmod(sequence.cached, self.block_tokens)
-        source = prompt.holders[-1].blocks
-        sequence.blocks = [self.pool.fork(block) for block in source[:full]]
+        sequence.blocks = [self.pool.fork(block) for block in source.blocks[:full]]
         if partial:
             sequence.blocks.append(self.pool.alloc())
-            plan.copies.append(Copy(source[full], sequence.blocks[-1], partial))
+            plan.copies.append(Copy(source.blocks[full], sequence.blocks[-1], partial))
         if starts:
             plan.forked.append(sequence)
         prompt.holders.append(sequence)

@@ -47,6 +47,7 @@ def score_rows(
             tokens_N[at_M],
             temperature=temperature,
             chunk_bytes=chunk_bytes,
+            numerics=model.numerics,
         )
         counts = np.searchsorted(index_M, np.cumsum(batch.lengths_B)[:-1])
         scored += np.split(logp_M.cpu().numpy(), counts)
