@@ -2,7 +2,7 @@
 
     40312>   is answered by   01234$
 
-tiny-sort/ holds a Llama of 0.33 million parameters and a tokenizer with one token per symbol ('$'
+tiny-sort/ holds a Llama of 133 thousand parameters and a tokenizer with one token per symbol ('$'
 ends a sequence, '?' stands for anything else); use it with model.init: random. tiny_sort_sft.jsonl
 has worked examples for the first steps, tiny_sort_prompts.jsonl has prompts with answers to learn
 from by trial, tiny_sort_eval.jsonl has prompts that are in neither.
@@ -42,20 +42,20 @@ def describe_model() -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": 128,
+        "hidden_size": 64,
         "intermediate_size": 256,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
-        "head_dim": 32,
+        "head_dim": 16,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
+        "rope_theta": 100.0,
         "max_position_embeddings": MAX_LENGTH,
         "tie_word_embeddings": False,
         "attention_bias": False,
         "mlp_bias": False,
-        "initializer_range": 0.02,
+        "initializer_range": 0.07,
         "vocab_size": len(SYMBOLS),
         "bos_token_id": None,
         "eos_token_id": SYMBOLS.index(END),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -49,13 +53,19 @@ def model(vocabulary: int = 50) -> Decoder:
     return made
 
 
-def engine(made: Decoder, *, in_rows: bool | None = None, **config: float) -> NativeEngine:
+def engine(
+    made: Decoder,
+    *,
+    in_rows: bool | None = None,
+    decode: Callable[[Items[int]], str] | None = None,
+    **config: float,
+) -> NativeEngine:
     return NativeEngine(
         made,
         NativeEngineConfig(**config),
         device=CPU,
         max_tokens=400,
-        decode=None,
+        decode=decode,
         chunk_bytes=1 << 16,
         in_rows=in_rows,
     )
@@ -135,6 +145,31 @@ def test_blocks_are_free_after_every_kind_of_end() -> None:
     while served.poll(timeout_s=60):
         pass
     assert served.scheduler.pool.num_used == 0
+
+
+def test_a_step_that_fails_half_way_loses_nothing() -> None:
+    made = model()
+    plain = requests(3, 12)
+    whole = generate(engine(made), plain, timeout_s=60)
+    calls = 0
+
+    def decode(tokens: Items[int]) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 20:
+            raise UnicodeError("no such token")
+        return "x"
+
+    served = engine(made, decode=decode)
+    for request in plain:
+        sampling = replace(request.sampling, stop_strings=("never",))
+        served.submit(replace(request, sampling=sampling))
+    with pytest.raises(UnicodeError):
+        served.poll(timeout_s=60)
+    found = {}
+    while len(found) < len(plain):
+        found |= {completion.request_id: completion for completion in served.poll(timeout_s=60)}
+    assert [found[r.id].tokens_T.tolist() for r in plain] == [c.tokens_T.tolist() for c in whole]
 
 
 def drawn_from(logits_BV: torch.Tensor, settings: list[Sampling]) -> tuple:

@@ -14,27 +14,77 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from homeostat.errors import ConfigError
+from homeostat.observe import curves
 from homeostat.observe import format as fmt
 from homeostat.observe.console import PlainView, QuietView, make_view
+from homeostat.observe.curves import MAX_BUCKETS, Curve
 from homeostat.observe.live import LiveView
 from homeostat.observe.logs import logging_to, resolve_level, tail
+from homeostat.observe.outlet import Outlet
+from homeostat.observe.panel import Room, SampleBoard
 from homeostat.observe.progress import Progress, event_line
-from homeostat.observe.transcript import RunLabel
+from homeostat.observe.samples import best_and_worst_prompts
+from homeostat.observe.transcript import SECONDS_UNTIL_STATUS, RunLabel
 
 LABEL = RunLabel("my-run", "qwen3, 596M parameters", total_steps=200)
+# What a model may write: escapes that move a cursor, other directions, no end, nothing.
+HOSTILE = [
+    "\x1b[2J\x1b[31mred\x1b[0m", "a\rb\nc\x07\x00", "\u202egnp.exe\u2066", "long " * 20_000,
+    "漢字" * 300, "", "[bold]markup[/bold]", "\ud800", "e\u0301" * 100, "👩‍👩‍👧‍👧" * 40,
+]  # fmt: skip
 
 
-def terminal(width: int = 80) -> Console:
-    return Console(file=io.StringIO(), width=width, force_terminal=True, record=True)
+def terminal(width: int = 80, height: int = 40) -> Console:
+    return Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, record=True
+    )  # fmt: skip
+
+
+def rl_metrics(step: int, *, with_eval: bool = False) -> dict[str, float]:
+    """The values of a step as an RL run tells them."""
+    share = step / 200
+    metrics = {
+        "reward": share, "reward_std": 0.31, "frac_reward_zero_std": 0.5,
+        "completions/mean_length": 5.9, "completions/max_length": 8.0,
+        "completions/clipped_ratio": 0.021, "train/loss": 0.01, "entropy": 2 - share,
+        "kl": 0.0021, "clip_ratio/region_mean": 0.0123, "learning_rate": 1e-5, "grad_norm": 0.5,
+        "sampling/sampling_logp_difference/mean": 1.4e-7, "time/step": 2.4,
+        "time/generate": 0.9, "time/train": 1.4, "throughput/tokens_per_s": 4123.0,
+        "num_tokens": 1e4 * step, "memory/max_alloc": 3 * 2.0**30,
+    }  # fmt: skip
+    if with_eval:
+        metrics |= {"eval/reward": share, "eval/pass@1": share, "eval/pass@8": min(1.0, 2 * share)}
+    return metrics
+
+
+def sample(prompt: str, completion: str, reward: float | None, **more: object) -> dict[str, object]:
+    row = {"prompt": prompt, "completion": completion, "reward": reward, "stop_reason": "stop"}
+    return {"advantage": 0.0, **row, **more}
 
 
 def shown(view: LiveView, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, record=True)
     console.print(view.render())
     return console.export_text()
+
+
+def watched_rl(width: int, height: int, *, num_steps: int = 90) -> LiveView:
+    view = make_view("live", terminal(width, height), label=LABEL)
+    assert isinstance(view, LiveView)
+    for step in range(1, num_steps + 1):
+        metrics = rl_metrics(step, with_eval=step % 10 == 0)
+        view.step(step, metrics)
+        view.record(step, metrics)
+        rows = [
+            sample(f"{step}+{n}=", str(step + n), n / 3, stop_reason="length") for n in range(4)
+        ]
+        view.samples(step, rows)
+        view.status("sampling", 12, 64)
+    return view
 
 
 @pytest.mark.parametrize(
@@ -140,6 +190,109 @@ def test_the_live_panel_survives_values_that_are_not_finite_and_no_values() -> N
     view.close()
 
 
+@pytest.mark.parametrize("size", [(60, 24), (60, 14), (80, 24), (120, 50), (40, 10), (20, 5)])
+def test_the_panel_of_rewards_fits_its_terminal(size: tuple[int, int]) -> None:
+    view = watched_rl(*size)
+    text = shown(view, size[0])
+    view.close()
+    lines = text.splitlines()
+    assert all(len(line) <= size[0] for line in lines)
+    assert len(lines) < size[1]
+    assert "reward" in text
+    if size[0] >= 40:
+        assert "0.450" in text
+        assert "entropy 1.55" in text
+        # The best answer in green, the worst in red, and which one was cut.
+        assert "1.00  90+3= → 93 (length)" in text
+        assert "0.00  90+0= → 90 (length)" in text
+    if size[1] >= 14:
+        assert "│ 0.5 │" in text
+        assert text.count("●") >= 6
+    if size[1] >= 40:
+        for part in ("sampling 12/64", "held-out 0.450", "pass@8 90 %", "best 0.4500 at step 90",
+                     "clipped 1.2 %", "engine diff 1.4e-07", "kl 0.0021", "generate 0.9 s",
+                     "tokens/s 4.12k", "0.67  90+2= → 92"):  # fmt: skip
+            assert part in text, part
+
+
+def test_the_panel_colours_samples_by_the_rewards_seen() -> None:
+    board = SampleBoard()
+    room = Room(76, 30)
+    board.take([sample("a", "b", 0.0)])
+    assert {str(span.style) for item in board.items(room) for span in item.line.spans} <= {"dim"}
+    board.take([sample("a", "good", 5.0), sample("c", "bad", 1.0)])
+    good, bad = board.items(room)
+    assert "green" in str(good.line.spans)
+    assert "red" in str(bad.line.spans)
+    board.take([])
+    assert board.items(room) == []
+
+
+def test_hostile_samples_and_events_neither_act_nor_overflow() -> None:
+    for text in HOSTILE:
+        view = watched_rl(60, 30, num_steps=3)
+        view.samples(4, [sample(text, text, 1.0), sample(f"{text}!", text, 0.0, stop_reason=text)])
+        view.event("reward_trouble", 3, {"message": text, text: 1})
+        view.status("sampling", 1, 2)
+        console = Console(file=io.StringIO(), width=60, record=True, force_terminal=True,
+                          color_system=None)  # fmt: skip
+        console.print(view.render())
+        drawn = console.export_text()
+        view.close()
+        assert not [c for c in drawn if c in "\x1b\r\x07\x00\u202e\u2066\ud800"], repr(text[:20])
+        assert all(cell_len(line) <= 60 for line in drawn.splitlines())
+        assert len(drawn.splitlines()) < 30
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(rl_metrics(1, with_eval=True))), st.floats()),
+    st.text(), st.floats(), st.integers(1, 130), st.integers(1, 50),
+)  # fmt: skip
+def test_nothing_that_a_run_tells_breaks_the_panel(
+    metrics: dict[str, float], text: str, reward: float, width: int, height: int
+) -> None:
+    view = make_view("live", terminal(width, height), label=LABEL)
+    assert isinstance(view, LiveView)
+    for step in (1, 2, 3):
+        view.step(step, metrics)
+        view.record(step, metrics)
+        view.samples(step, [sample(text, text, reward), sample("b", text, 0.0)])
+    shown(view, width)
+    view.close()
+
+
+def test_a_terminal_without_blocks_gets_letters() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1")
+    console = Console(file=Outlet(stream), width=80, height=40, force_terminal=True)  # type: ignore[arg-type]
+    view = make_view("live", console, label=LABEL)
+    for step in range(1, 60):
+        view.step(step, rl_metrics(step, with_eval=step % 9 == 0))
+    view.samples(59, [sample("漢字", "→ ok", 1.0)])
+    view.status("updating", 1, 2)
+    view.close()
+    stream.flush()
+    text = raw.getvalue().decode("latin-1")
+    assert "##" in text
+    assert "reward" in text
+    assert "? ok" in text
+
+
+def test_a_resumed_run_of_rewards_shows_its_past() -> None:
+    history = [{"step": step, **rl_metrics(step)} for step in range(1, 41)]
+    history[19] |= {"eval/reward": 0.9, "eval/pass@1": 0.9}
+    label = RunLabel("my-run", "", total_steps=200, start_step=40)
+    view = make_view("live", terminal(100, 40), label=label, history=history)
+    assert isinstance(view, LiveView)
+    assert "held-out 0.900" in shown(view, 100)
+    view.step(41, rl_metrics(41))
+    text = shown(view, 100)
+    view.close()
+    assert "best 0.9000 at step 20" in text
+    assert "reward 0.205" in text
+    assert "● " in text
+
+
 def test_a_resumed_view_knows_the_best_of_before() -> None:
     history = [{"step": 3, "eval/loss": 0.5, "train/loss": 1.0}, {"step": 6, "eval/loss": 0.7}]
     view = make_view("live", terminal(), label=LABEL, history=history)
@@ -172,6 +325,90 @@ def test_plain_lines_line_up_and_are_not_too_many() -> None:
     assert len({line.index("grad") for line in records}) == 1
 
 
+def test_plain_lines_of_rewards_show_what_is_there_and_no_more() -> None:
+    out = io.StringIO()
+    view = make_view("plain", Console(file=out, width=40), label=LABEL)
+    view.step(0, {"eval/reward": 0.05, "eval/pass@1": 0.05})
+    view.record(0, {"eval/reward": 0.05, "eval/pass@1": 0.05})
+    for step in range(1, 200):
+        metrics = rl_metrics(step, with_eval=step in (12, 100))
+        view.step(step, metrics)
+        view.record(step, metrics)
+    few = {"reward": math.nan, "time/step": 3.0}
+    view.step(200, few)
+    view.record(200, few)
+    _, start, first, second, last = out.getvalue().splitlines()
+    assert start == "step   0/200  eval 0.0500 (best)  pass@1 5.0 %"
+    assert first.startswith(
+        "step  12/200  reward  0.060  +- 0.310  len   5.9  cut  2.1 %  entropy 1.940  "
+        "kl 2.10e-03  clip  1.2 %  diff 1.4e-07  gen 0.9 s  train 1.4 s  4.12k tok/s  eta "
+    )
+    assert first.endswith("eval 0.0600 (best)  pass@1 6.0 %  pass@8 12 %")
+    assert second.index("entropy") == first.index("entropy")
+    assert last == "step 200/200  reward    nan"
+
+
+def test_a_long_step_gives_a_sign_of_life() -> None:
+    out, now = io.StringIO(), [0.0]
+    view = make_view("plain", Console(file=out), label=LABEL)
+    assert isinstance(view, PlainView)
+    view._transcript.clock = lambda: now[0]
+    view._transcript._last_sign_at = 0.0
+    for second in range(0, 200, 10):
+        now[0] = float(second)
+        view.status("sampling", second, 1024)
+    assert SECONDS_UNTIL_STATUS == 60
+    assert out.getvalue().splitlines()[1:] == [
+        f"step   1/200  sampling {second}/1,024" for second in (60, 120, 180)
+    ]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=1500), st.integers(1, 120))
+def test_a_curve_stays_small_and_keeps_its_mean(values: list[float], width: int) -> None:
+    curve = Curve()
+    for step, value in enumerate(values, start=1):
+        curve.add(step, value)
+    assert len(curve.means) <= MAX_BUCKETS
+    assert min(values) - 1e-3 <= min(curve.means) <= max(curve.means) <= max(values) + 1e-3
+    steps = [step for step, _ in curve.points]
+    assert steps == sorted(set(steps))
+    if len(values) <= MAX_BUCKETS:
+        assert curve.means == values
+    last = curves.span_of(len(values), width=width, total_steps=2000)
+    assert last >= len(values)
+    columns = curve.columns(width, last_step=last)
+    assert len(columns) == width
+    known = [value is not None for value in columns]
+    assert known == sorted(known, reverse=True)  # no gaps, nothing beyond the newest step
+    low, high = curves.bounds(values)
+    assert low <= min(values)
+    assert high >= max(values) * (1 - 1e-6)
+    rows = curves.area(columns, 5, low=low, high=high, blocks=True)
+    assert [len(row) for row in rows] == [width] * 5
+
+
+def test_an_area_rises_with_its_values_and_crosses_out_holes() -> None:
+    rows = curves.area([0.0, 0.5, 1.0, math.nan, None], 2, low=0.0, high=1.0, blocks=True)
+    assert rows == ["  █  ", "▁██x "]
+    assert curves.bounds([0.02, 0.41]) == (0.0, 0.5)
+    assert curves.bounds([-0.3, 0.2]) == pytest.approx((-0.3, 0.2))
+    assert curves.bounds([math.nan]) == (0.0, 1.0)
+
+
+def test_samples_are_the_best_and_the_worst_of_different_prompts() -> None:
+    rows = [
+        sample("a", "1", 1.0, advantage=0.1), sample("a", "2", 1.0, advantage=0.9),
+        sample("b", "3", 1.0, advantage=0.5), sample("c", "4", 0.0, advantage=-0.9),
+        sample("c", "5", 0.0, advantage=-0.2), sample("d", "6", 0.0, advantage=None),
+        sample("e", "7", None), sample("f", "8", math.nan),
+    ]  # fmt: skip
+    best, worst = best_and_worst_prompts(rows, 2)
+    assert [row["completion"] for row in best] == ["2", "3"]
+    assert [row["completion"] for row in worst] == ["4", "6"]
+    assert best_and_worst_prompts(rows[:1], 3) == ([rows[0]], [])
+    assert best_and_worst_prompts([], 3) == ([], [])
+
+
 def test_auto_is_live_on_a_terminal_and_plain_elsewhere() -> None:
     live = make_view("auto", terminal(), label=LABEL)
     assert isinstance(live, LiveView)
@@ -190,6 +427,8 @@ def test_an_event_line_is_short_and_one_line() -> None:
     line = event_line("oom_retry", {"why": "a\nb", "kept": {"x": 1}, "n": 2.5, "ids": [1, 2]})
     assert line == "oom retry why=a b n=2.500 ids=1,2"
     assert len(event_line("x", {"text": "y" * 500}, max_length=60)) == 60
+    line = event_line("x", {"prompt": "\x1b[2J\r\u202e"})
+    assert line == "x prompt=\\x1b[2J \\u202e"
 
 
 def test_log_level_flag_beats_environment_beats_recipe() -> None:

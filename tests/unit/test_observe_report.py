@@ -14,12 +14,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.support import runs, tiny_rl
 
+from homeostat.observe.completions import write_completions
+from homeostat.observe.names import CATALOGUE
 from homeostat.observe.report import axes, write_report
 from homeostat.observe.report.facts import find_worst_rows, read_facts
-from homeostat.observe.report.plots import Line, Marker, Plot, render_plot
-from homeostat.observe.report.series import Series, smooth, thin
+from homeostat.observe.report.plots import Band, Line, Marker, Plot, render_plot
+from homeostat.observe.report.series import Series, on_steps_of, smooth, thin
 from homeostat.observe.run_dir import RunDir
+from homeostat.types import Completion, Prompt, RolloutGroup, Sample, Segment, StopReason
 
 VOID = {"meta", "br", "circle", "line", "path", "i"}
 EVIL = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;"
@@ -216,6 +220,170 @@ def test_a_huge_run_stays_small_and_keeps_its_spikes(tmp_path: Path) -> None:
     assert 77.25 in data["lines"][0]["y"]
 
 
+def write_rl_run(path: Path, *, num_steps: int) -> None:
+    """A run of two reward functions that gets better by 1 % a step."""
+    path.mkdir(parents=True, exist_ok=True)
+    algorithm = {"type": "grpo"}
+    (path / "config.json").write_text(json.dumps({"name": "my-run", "algorithm": algorithm}))
+    with RunDir(path) as run_dir:
+        run_dir.append_event("run_started", 0, command="homeostat train a.yaml", total_steps=50)
+        for step in range(1, num_steps + 1):
+            metrics = {
+                "reward": step / 100, "reward_std": 0.25, "rewards/correct/mean": step / 100,
+                "rewards/format/mean": 0.5, "rewards/format/failed": 2.0, "entropy": 2.0 / step,
+                "completions/mean_length": 12.0, "completions/min_length": 2.0,
+                "completions/max_length": 40.0, "completions/clipped_ratio": 0.125,
+                "sampling/sampling_logp_difference/mean": 0.0 if step == 3 else 1e-7,
+                "sampling/sampling_logp_difference/max": 2e-6, "kl_coefficient": 0.0,
+                "time/step": 2.0, "time/generate": 0.75, "time/reward": 0.25, "time/train": 0.5,
+                "num_tokens": 1000.0 * step,
+            }  # fmt: skip
+            if step % 5 == 0:
+                solved = 1 - abs(step - 10) / 20
+                metrics |= {"eval/reward": solved, "eval/pass@1": solved, "eval/pass@8": 1.0}
+            run_dir.append_metrics(step, metrics)
+
+
+def group(prompt_id: int, prompt: Any, answers: list[tuple[str, float | None]]) -> RolloutGroup:
+    samples = []
+    for text, reward in answers:
+        tokens = Segment(np.arange(len(text) % 7), np.zeros(len(text) % 7, np.float32), 0)
+        completion = Completion(f"{prompt_id}", (tokens,), StopReason.LENGTH)
+        samples.append(Sample(completion, text, {"correct": reward}, reward))
+    return RolloutGroup(Prompt(prompt_id, np.arange(3), prompt, {"answer": EVIL}), tuple(samples))
+
+
+def keep(path: Path, step: int, groups: list[RolloutGroup]) -> Path:
+    advantages = [[0.5 for _ in one.samples] for one in groups]
+    return write_completions(path / "completions", step, groups, advantages=advantages)
+
+
+def data_of(page: Page, label: str) -> dict[str, Any]:
+    """The hover data of the plot that has a line or band of this name."""
+    found = [json.loads(script) for script in page.scripts[:-1]]
+    (one,) = [one for one in found if label in [line["label"] for line in one["lines"]]]
+    return {line["label"]: line for line in one["lines"]}
+
+
+def test_a_run_of_rewards_shows_them_first(tmp_path: Path) -> None:
+    write_rl_run(tmp_path, num_steps=20)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_event("run_resumed", 7)
+        run_dir.append_event("run_finished", 20)
+    page = report(tmp_path)
+    for part in ("Reward 0.2 from 0.01", "Best held-out 1.000 step 10", "20 of 50", "Tokens 20k",
+                 "Pass@1 50 % held-out, from 75 %", "Held-out pass@k", "By function", "Length",
+                 "Engine against trainer", "nats, of log-probs, log scale", "Time per step",
+                 "shortest to longest", "Rewards without a value", "resumed"):  # fmt: skip
+        assert part in page.text, part
+    # What the run did not measure, or what was always 0, has no plot.
+    for part in ("Gradient norm", "KL", "Ratio", "Clipped", "Memory", "Samples", "Worst rows"):
+        assert part not in page.text, part
+    reward = data_of(page, "held-out prompts")
+    assert reward["held-out prompts"]["x"] == [5, 10, 15, 20]
+    assert reward["deviation within a group"]["y"] == [0.25] * 20
+    times = data_of(page, "generate")
+    assert {label: line["y"][0] for label, line in times.items()} == {
+        "generate": 0.75, "reward": 0.25, "train": 0.5, "other": 0.5,
+    }  # fmt: skip
+    assert data_of(page, "largest")["mean"]["y"][2] == 0
+
+
+def test_samples_of_the_first_and_the_last_step_stand_side_by_side(tmp_path: Path) -> None:
+    write_rl_run(tmp_path, num_steps=3)
+    keep(tmp_path, 1, [group(1, "2+2=", [("5", 0.0)]), group(2, "1+1=", [("", 0.0)])])
+    keep(tmp_path, 2, [group(1, "never", [("shown", 1.0)])])
+    chat = [{"role": "user", "content": "3+3?"}]
+    keep(tmp_path, 3, [group(3, chat, [("six", 1.0), ("7", 0.25), ("?", None)])])
+    page = report(tmp_path)
+    for part in ("First step 1", "Last step 3", "2+2=", "(empty)", "user: 3+3?", "six", "length",
+                 "advantage 0.5", "Best", "Worst", "0.25"):  # fmt: skip
+        assert part in page.text, part
+    assert "never" not in page.text
+    # A file that cannot be read is named; the page is whole all the same.
+    (tmp_path / "completions" / "step_00000003.parquet").write_bytes(b"PAR1 torn")
+    page = report(tmp_path)
+    assert "not a whole Parquet file" in page.text
+    assert "2+2=" in page.text
+
+
+@pytest.mark.parametrize("text", [
+    EVIL, "\x1b[31mred\x00\x07\r", "\u202egnp.exe", "long " * 50_000, "]]><!--", "\ud800",
+])  # fmt: skip
+def test_what_a_model_writes_stays_text(tmp_path: Path, text: str) -> None:
+    write_rl_run(tmp_path, num_steps=3)
+    keep(tmp_path, 1, [group(1, text, [(text, 1.0), (text, 0.0)])])
+    trouble = {"message": text, "prompt": text, "completion": text, "traceback": text}
+    with RunDir(tmp_path) as run_dir:
+        for step in (1, 2):
+            fields = {"reward": text, "failure": text, "num_samples": 4, "prompt_id": 7, **trouble}
+            run_dir.append_event("reward_trouble", step, **fields)
+    page = report(tmp_path)
+    tags = [tag for tag, _ in page.tags]
+    assert "img" not in tags
+    assert tags.count("script") == tags.count("figure") + 1
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    raw = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", raw)
+    assert len(raw) < 400_000
+
+
+def test_reward_troubles_are_grouped_with_their_first_input(tmp_path: Path) -> None:
+    write_rl_run(tmp_path, num_steps=9)
+    with RunDir(tmp_path) as run_dir:
+        for step in range(1, 10):
+            run_dir.append_event(
+                "reward_trouble", step, reward="format", failure="exception", num_samples=2,
+                message=f"ValueError: number {step}", prompt_id=step, prompt=f"prompt {step}",
+                completion=f"answer {step}", traceback="in parse",
+            )  # fmt: skip
+        run_dir.append_event("reward_trouble", 4, reward="format", failure="timeout", message="5 s")
+    page = report(tmp_path)
+    assert "Rewards without a value format: 18 samples" in page.text
+    assert "format exception 9 1 ValueError: number 1" in page.text
+    assert "row: 1 prompt: prompt 1 completion: answer 1 traceback: in parse" in page.text
+    assert "format timeout 1 4 5 s" in page.text
+    assert "number 2" not in page.text
+    # The table of events is spared; the plots mark where each kind began.
+    raw = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert ">reward trouble<" not in raw
+    # (All but that of pass@k, which begins with the first evaluation.)
+    assert raw.count("step 1: reward trouble") == raw.count("<figure") - 1 == 8
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300, 1e-320])
+def test_no_value_breaks_the_page_of_rewards(tmp_path: Path, bad: float) -> None:
+    names = [re.sub("<i>", "4", re.sub("<name>", "f", info.name)) for info in CATALOGUE]
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_metrics(0, dict.fromkeys(names, bad))
+        run_dir.append_metrics(1, dict.fromkeys(names, 1.0))
+        run_dir.append_metrics(2, dict.fromkeys(names, bad))
+        run_dir.append_metrics(3, {"reward": bad, "time/step": 1.0})
+    report(tmp_path)
+
+
+def test_a_real_run_has_a_whole_page(tmp_path: Path) -> None:
+    raw = tiny_rl.recipe(
+        tmp_path,
+        algorithm={"type": "grpo", "kl": {"coefficient": 0.01, "place": "loss"}},
+        trainer={"max_steps": 3},
+        observe={"console": "plain", "report": False},
+    )
+    # In its own process: training sets how this one treats the smallest floats.
+    process = runs.start(raw, tmp_path)
+    lines = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, lines
+    assert re.search(r"step 3/3  reward +\d\.\d{3}  \+- .* entropy .* gen .* tok/s", lines), lines
+    page = report(tmp_path / "runs" / "run")
+    wanted = (
+        "finished", "Reward", "Length", "Entropy", "KL from the reference", "Clipped",
+        "Ratio of new to old policy", "Difference", "Gradient norm", "Learning rate",
+        "Time per step", "Throughput", "Memory", "First step 1", "Last step 3",
+    )  # fmt: skip
+    for part in wanted:
+        assert part in page.text, part
+
+
 values = st.floats(allow_nan=True, allow_infinity=True, width=32)
 
 
@@ -278,6 +446,25 @@ def test_points_are_drawn_where_the_axes_say() -> None:
     assert float(middle) == pytest.approx((x0 + x1) / 2, abs=0.1)
     assert x0 < x1
     assert y0 > y1
+
+
+def test_a_band_is_drawn_between_its_edges_and_broken_by_holes() -> None:
+    steps = np.arange(6.0)
+    low, high = np.zeros(6), np.array([1.0, 1.0, np.nan, 1.0, np.inf, 1.0])
+    band = Band("b", Series(steps, high), low, high)
+    line = Line("a", Series(steps, np.array([0.0, 1.0] * 3)))
+    figure = render_plot(Plot("P", "", [line], bands=[band]))
+    (outline,) = re.findall(r'class="c1 band" d="([^"]+)"', figure)
+    assert outline.count("M") == outline.count("Z") == 3
+    (path,) = re.findall(r'class="c1 line" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)L', figure)
+    x0, y0, x1, y1 = path  # the line runs from the band's lower edge to its upper one
+    assert outline.startswith(f"M{x0} {y1}L{x1} {y1}L{x1} {y0}L{x0} {y0}Z")
+
+
+def test_values_at_the_steps_of_another_series() -> None:
+    here, there = Series(np.array([1.0, 2, 5]), np.zeros(3)), Series(np.array([2.0, 3]), np.ones(2))
+    np.testing.assert_array_equal(on_steps_of(here, there), [np.nan, 1.0, np.nan])
+    assert np.isnan(on_steps_of(here, None)).all()
 
 
 def test_worst_rows_stand_out_from_their_own_step() -> None:

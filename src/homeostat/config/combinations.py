@@ -13,6 +13,9 @@ from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
+# 32 rows of 8192 fp32 logits: ops/logprobs.py.
+INVARIANT_CHUNK_BYTES = 2**20
+
 
 def find_conflicts(config: RunConfig) -> list[Problem]:
     checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export, _sinks)
@@ -181,6 +184,12 @@ def _invariant(config: RunConfig) -> Iterator[Problem]:
             "model.numerics",
             "invariant arithmetic is fp32.",
             "Set trainer.precision=fp32, or model.numerics=fast.",
+        )
+    if config.trainer.logits_chunk_bytes < INVARIANT_CHUNK_BYTES:
+        yield Problem(
+            "trainer.logits_chunk_bytes",
+            f"invariant log-probs come in tiles of {INVARIANT_CHUNK_BYTES} bytes.",
+            "Raise it, or set model.numerics=fast.",
         )
     if config.model.attention not in ("auto", "sdpa"):
         yield Problem(

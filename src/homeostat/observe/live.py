@@ -69,21 +69,25 @@ class LiveView:
             self._status = ("", 0, 0)
         self._live.stop()
 
-    def render(self) -> RenderableType:
+    @property
+    def room(self) -> Room:
+        """What the terminal offers at this moment."""
         size = self._console.size
-        width = min(size.width, MAX_WIDTH)
-        blocks = not self._console.options.ascii_only
+        width = max(1, min(size.width, MAX_WIDTH) - 4)
         height = max(1, min(size.height, MAX_HEIGHT) - _LINES_TAKEN)
-        room = Room(max(1, width - 4), height, blocks)
+        return Room(width, height, blocks=not self._console.options.ascii_only)
+
+    def render(self) -> RenderableType:
+        room = self.room
         items = self._rl_items(room) if self._progress.is_rl else self._sft_items(room)
         lines = [item.line for item in panel.fit(items, room.height)]
         for line in lines:
-            line.no_wrap, line.overflow = True, "ellipsis" if blocks else "crop"
+            line.no_wrap, line.overflow = True, "ellipsis" if room.blocks else "crop"
         title = Text(fmt.one_line(self._label.run_name), style="bold")
         model = Text(self._label.model_line, style="dim", overflow="ellipsis", no_wrap=True)
         return Panel(
             Group(self._progress_row(room), *lines), title=title, subtitle=model,
-            title_align="left", subtitle_align="right", border_style="cyan", width=width,
+            title_align="left", subtitle_align="right", border_style="cyan", width=room.width + 4,
         )  # fmt: skip
 
     def _sft_items(self, room: Room) -> list[Item]:

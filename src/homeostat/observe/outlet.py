@@ -31,7 +31,7 @@ class Outlet:
 
     def _encodable(self, text: str) -> str:
         """Question marks for what the stream cannot encode: they take as much room."""
-        encoding = self._stream.encoding or "utf-8"
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
         return text.encode(encoding, errors="replace").decode(encoding)
 
     def _give_up(self) -> None:

@@ -179,7 +179,7 @@ class SampleBoard:
         rewards = [f"{reward:.2f}" for _, _, reward, _ in rows]
         size = max(map(len, rewards))
         prompt_width = max(cell_len(prompt) for prompt, _, _, _ in rows)
-        prompt_width = max(6, min(prompt_width, (room.width - size - 6) * 2 // 5))
+        prompt_width = max(1, min(prompt_width, (room.width - size - 6) * 2 // 5))
         answer_width = max(6, room.width - size - prompt_width - 6)
         items = []
         for number, (text, row) in enumerate(zip(rewards, rows, strict=True)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 Row = Mapping[str, Any]
 
@@ -26,10 +26,10 @@ def best_and_worst_prompts(rows: Sequence[Row], n: int) -> tuple[list[Row], list
 
 def _rank(row: Row) -> tuple[float, float]:
     advantage = row.get("advantage")
-    return row["reward"], advantage if _is_number(advantage) else 0.0
+    return row["reward"], (advantage if _is_number(advantage) else 0.0)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not math.isnan(value)
 
 

@@ -219,6 +219,7 @@ class LocalTrainer:
         how = {
             "temperature": temperature,
             "chunk_bytes": self.config.logits_chunk_bytes,
+            "numerics": model.numerics,
         }
         if entropy is EntropyNeed.NONE:
             logp_M, entropy_M = token_logprobs(*inputs, **how), None

@@ -176,14 +176,13 @@ def _range(values: Array, edges: Array) -> tuple[float, float]:
 def _shape(band: Band, x_axis: Axis, y_axis: Axis) -> str:
     """One closed outline per stretch of finite values."""
     known = np.isfinite(band.low) & np.isfinite(band.high)
+    steps, low, high = band.values.x.tolist(), band.low.tolist(), band.high.tolist()
     outlines: list[str] = []
     for stretch in np.split(np.arange(len(known)), np.flatnonzero(np.diff(known)) + 1):
-        if len(stretch) == 0 or not known[stretch[0]]:
-            continue
-        there = [(band.values.x[i], band.high[i]) for i in stretch]
-        back = [(band.values.x[i], band.low[i]) for i in reversed(stretch)]
-        points = [f"{x_axis.pixel(x):.1f} {y_axis.pixel(y):.1f}" for x, y in [*there, *back]]
-        outlines.append(f"M{'L'.join(points)}Z")
+        places = [int(place) for place in stretch if known[place]]
+        edge = [(steps[i], high[i]) for i in places] + [(steps[i], low[i]) for i in places[::-1]]
+        points = [f"{x_axis.pixel(x):.1f} {y_axis.pixel(y):.1f}" for x, y in edge]
+        outlines.append(f"M{'L'.join(points)}Z" if points else "")
     return f'<path class="c{band.colour} {band.style}" d="{"".join(outlines)}"/>'
 
 

@@ -169,8 +169,11 @@ def _time_plot(columns: Columns, markers: list[Marker]) -> Plot:
     step = columns.get("time/step")
     if step is None:
         return Plot("Time per step", "seconds", [])
-    found = {label: np.nan_to_num(on_steps_of(step, columns.get(name)))
-             for name, label in _TIMES.items() if name in columns}  # fmt: skip
+    found = {
+        label: _or_zero(on_steps_of(step, columns.get(name)))
+        for name, label in _TIMES.items()
+        if name in columns
+    }
     # Clocks of the parts overlap by their own cost: the rest is never below 0.
     rest: Array = np.maximum(step.y - sum(found.values(), np.zeros_like(step.y)), 0.0)
     bands: list[Band] = []
@@ -181,6 +184,10 @@ def _time_plot(columns: Columns, markers: list[Marker]) -> Plot:
         low = low + seconds
     return Plot("Time per step", "seconds", [], bands=bands, from_zero=True, markers=markers,
                 about=parts.about("time/step"))  # fmt: skip
+
+
+def _or_zero(values: Array) -> Array:
+    return np.where(np.isfinite(values), values, 0.0)
 
 
 def _between(columns: Columns, middle: str, low: str, high: str, label: str) -> list[Band]:

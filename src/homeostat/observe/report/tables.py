@@ -105,7 +105,10 @@ def troubles_table(facts: RunFacts) -> str:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in facts.events:
         if event["kind"] == "reward_trouble":
-            key = (str(event.get("reward")), str(event.get("failure")))
+            key = (
+                shortened(str(event.get("reward")), 80),
+                shortened(str(event.get("failure")), 80),
+            )
             groups.setdefault(key, []).append(event)
     if not groups:
         return ""
@@ -134,8 +137,8 @@ def _trouble_row(name: str, kind: str, events: list[dict[str, Any]]) -> str:
     )
     message = escape(shortened(str(first.get("message", "")), 400))
     return (
-        f'<tr><td class="kind warn">{escape(fmt.visible(name))}</td>'
-        f"<td>{escape(fmt.visible(kind.replace('_', ' ')))}</td>"
+        f'<tr><td class="kind warn">{escape(name)}</td>'
+        f"<td>{escape(kind.replace('_', ' '))}</td>"
         f'<td class="num">{len(events):,}</td><td class="num">{int(first["step"]):,}</td>'
         f'<td class="wrap">{message}{block("Input", "", told)}</td></tr>'
     )

@@ -118,12 +118,12 @@ class DecodeAttention:
         self, layer: int, q_BHd: Tensor, k_BHd: Tensor, v_BHd: Tensor, *, scale: float
     ) -> Tensor:
         self.cache.write(layer, self.slots, k_BHd, v_BHd)
+        # The query heads that share a key head go as its queries: no head is repeated.
+        q_BHGd = q_BHd.unflatten(1, (k_BHd.shape[1], -1))
         if self.tables_BHK is None:
             keys, values = self.cache.rows(layer, self.num_rows, self.length)
         else:
             keys, values = self.cache.gather(layer, self.tables_BHK)
-        # The query heads that share a key head go as its queries: no head is repeated.
-        q_BHGd = q_BHd.unflatten(1, (keys.shape[1], -1))
         out_BHGd = functional.scaled_dot_product_attention(
             q_BHGd, keys, values, attn_mask=self.mask, scale=scale
         )

@@ -14,8 +14,6 @@ Suffixes: `_N` packed tokens, `_B` sequences, `_H` key heads, `_L` keys, `_d` he
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -71,11 +69,17 @@ class KVCache:
             self._layers[index] = grown
         self.num_blocks = wanted
 
-    def copy(self, copies: Iterable[Copy]) -> None:
-        for copy in copies:
+    def copy(self, copies: list[Copy]) -> None:
+        """In order, and all at once where none reads what another writes. What is copied beyond a
+        copy's own tokens has not been written in its target either."""
+        sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
+        if set(sources) & set(targets):
+            for copy in copies:
+                self.copy([copy])
+        elif copies:
+            length = max(copy.num_tokens for copy in copies)
             for layer in self._layers:
-                kept = layer[:, copy.source, :, : copy.num_tokens]
-                layer[:, copy.target, :, : copy.num_tokens] = kept
+                layer[:, targets, :, :length] = layer[:, sources, :, :length]
 
     def slots(self, blocks_N: Tensor, offsets_N: Tensor) -> Tensor:
         """int64 [N * H]: where `write` puts the keys and values of tokens."""

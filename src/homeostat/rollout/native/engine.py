@@ -33,7 +33,7 @@ from homeostat.rollout.native.cache import KVCache, token_bytes
 from homeostat.rollout.native.checks import require_servable
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.native.runner import Runner
-from homeostat.rollout.native.sampler import Drawn, draw
+from homeostat.rollout.native.sampler import draw
 from homeostat.rollout.native.scheduler import Plan, Scheduler
 from homeostat.rollout.native.scoring import score_rows
 from homeostat.rollout.native.sequence import Sequence
@@ -194,8 +194,10 @@ class NativeEngine:
         if self._is_closed:
             raise EngineError("the native engine is closed.")
         if self._is_asleep:
-            self._is_asleep = False
             self._budget_bytes = self._measured_budget()
+            for sequence in self._flying.values():
+                self._require_memory(sequence)
+            self._is_asleep = False
 
     def health(self) -> str | None:
         return "it is closed" if self._is_closed else self._trouble
@@ -223,13 +225,18 @@ class NativeEngine:
         if not self._flying:
             return
         self._fit_cache()
-        plan = self.scheduler.plan()
-        self._copy(plan)
-        sequences, hidden_BD = self._compute(plan)
-        if sequences:
-            self._take(
-                sequences, draw(self.model, hidden_BD, sequences, chunk_bytes=self.chunk_bytes)
-            )
+        is_whole = False
+        try:
+            plan = self.scheduler.plan()
+            self._copy(plan)
+            sequences, hidden_BD = self._compute(plan)
+            if sequences:
+                self._take(sequences, hidden_BD)
+            is_whole = True
+        finally:
+            # After half a step nobody knows what is cached: all of it is computed again.
+            if not is_whole:
+                self._free_cache()
 
     def _compute(self, plan: Plan) -> tuple[list[Sequence], Tensor]:
         """The sequences that get a token now, and the hidden state that predicts each one's."""
@@ -250,7 +257,8 @@ class NativeEngine:
     def _copy(self, plan: Plan) -> None:
         self.runner.copy(plan.copies, extent=self.scheduler.pool.extent)
 
-    def _take(self, sequences: list[Sequence], drawn: Drawn) -> None:
+    def _take(self, sequences: list[Sequence], hidden_BD: Tensor) -> None:
+        drawn = draw(self.model, hidden_BD, sequences, chunk_bytes=self.chunk_bytes)
         if not np.isfinite(drawn.engine_logp_B).all():
             self._refuse_weights()
         self._num_new += len(sequences)
@@ -276,8 +284,6 @@ class NativeEngine:
         self._next_expiry = min(left, default=math.inf)
 
     def _refuse_weights(self) -> NoReturn:
-        # What these weights left in the cache would spoil whatever is masked over it later.
-        self._free_cache()
         self._trouble = (
             f"the weights of version {self._version} give log-probs that are not finite, so that "
             "nothing can be sampled from them"

@@ -1,6 +1,6 @@
 """Runs the model over a plan's tokens and gives the hidden states that predict the next ones.
 
-Suffixes: `_N` packed tokens, `_B` sequences, `_C` chunks, `_D` model dim.
+Suffixes: `_N` packed tokens, `_B` sequences, `_D` model dim.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Scheduler:
         """Takes over the prompt from one who has it. A fresh sequence needs its last hidden state
         too: where that is not kept, the last token of the prompt is computed again."""
         starts = sequence.is_fresh and prompt.hidden_D is not None
-        source = prompt.holders[-1]
+        source = prompt.holders[0]
         wanted = len(sequence.tokens) - (0 if starts else 1)
         sequence.cached = min(sequence.num_prompt, wanted, source.cached)
         full, partial = divmod(sequence.cached, self.block_tokens)

@@ -1,0 +1,100 @@
+"""Rewards that misbehave: the run goes on, the counts are right, the message names the culprit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.support import runs, tiny_rl
+
+from homeostat.observe.completions import read_completions
+from homeostat.observe.jsonl import read_metrics
+
+# Misbehaves by the row: `n` counts the prompts.
+REWARDS = '''
+import time
+
+def sickly(completions, n, **columns):
+    kind = n[0] % 6
+    if kind == 0:
+        raise ZeroDivisionError(f"row {n[0]} is not to be divided")
+    if kind == 1:
+        time.sleep(60)
+    if kind == 2:
+        return [float("nan")] * len(completions)
+    if kind == 3:
+        return [1.0]
+    if kind == 4:
+        return [None] * len(completions)
+    return [float(len(text)) for text in completions]
+
+def healthy(completions, first, **columns):
+    return [float(text.startswith(digit)) for text, digit in zip(completions, first)]
+'''
+FAILURES = {0: "exception", 1: "timeout", 2: "not_finite", 3: "wrong_length", 4: "none"}
+
+
+@pytest.fixture
+def reward_file(tmp_path: Path) -> Path:
+    file = tmp_path / "my_rewards.py"
+    file.write_text(REWARDS)
+    return file
+
+
+def test_a_sick_reward_is_counted_named_and_survived(tmp_path: Path, reward_file: Path) -> None:
+    functions = [
+        {"type": "function", "path": f"{reward_file}:sickly", "weight": 0.1},
+        {"type": "function", "path": f"{reward_file}:healthy"},
+    ]
+    # Every prompt once, in order: rows 0 to 23, so that each kind comes four times.
+    config = tiny_rl.config(
+        tmp_path,
+        "data.shuffle=false",
+        "trainer.max_steps=6",
+        rewards={"functions": functions, "timeout_s": 0.5},
+    )
+    result = runs.train(config)
+    assert result.step == 6
+
+    records = list(read_metrics(config.run_dir / "metrics.jsonl"))
+    samples = config.rollout.samples_per_prompt
+    assert sum(r["rewards/sickly/failed"] for r in records) == 4 * 4 * samples
+    assert sum(r["rewards/sickly/none"] for r in records) == 4 * samples
+    assert sum(r["rewards/healthy/failed"] + r["rewards/healthy/none"] for r in records) == 0
+
+    told = runs.events(config, "reward_trouble")
+    assert Counter(event["failure"] for event in told) == dict.fromkeys(FAILURES.values(), 4)
+    for event in told:
+        assert event["reward"] == "sickly"
+        assert FAILURES[event["prompt_id"] % 6] == event["failure"]
+        assert event["num_samples"] == samples
+    raised = next(event for event in told if event["failure"] == "exception")
+    assert "row 0 is not to be divided" in raised["message"]
+    assert "sickly" in raised["traceback"]
+
+    # The other reward still counts for the samples that lost this one.
+    rows = read_completions(config.run_dir / "completions", 1)
+    for row in rows:
+        expected = row["reward/healthy"] + 0.1 * (row["reward/sickly"] or 0.0)
+        assert row["reward"] == pytest.approx(expected)
+
+
+def test_samples_without_any_reward_are_not_trained(tmp_path: Path, reward_file: Path) -> None:
+    config = tiny_rl.config(
+        tmp_path,
+        "data.shuffle=false",
+        "trainer.max_steps=3",
+        "trainer.updates_per_step=1",
+        rewards={
+            "functions": [{"type": "function", "path": f"{reward_file}:sickly"}],
+            "timeout_s": 0.5,
+        },
+    )
+    runs.train(config)
+    records = list(read_metrics(config.run_dir / "metrics.jsonl"))
+    # Rows 0-3 all fail; of 4-7 row 5 is sound; of 8-11 row 11.
+    assert [record["rollout/untrained_share"] for record in records] == [1.0, 0.75, 0.75]
+    assert "train/loss" not in records[0]
+    assert records[0]["train/updates_without_signal"] == 1
+    assert all(record["train/loss"] == record["train/loss"] for record in records[1:])
