@@ -119,7 +119,7 @@ def screenshot(page: Path, target: Path) -> None:
         flags = (
             "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-sync "
             "--disable-component-update --no-first-run --hide-scrollbars "
-            f"--user-data-dir={profile} --window-size=1240,1180 --screenshot={target}"
+            f"--user-data-dir={profile} --window-size=1240,975 --screenshot={target}"
         )
         subprocess.run(
             [browser, *flags.split(), page.as_uri()], check=True, timeout=120, capture_output=True

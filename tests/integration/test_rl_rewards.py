@@ -12,7 +12,7 @@ from homeostat.observe.completions import read_completions
 from homeostat.observe.jsonl import read_metrics
 
 # Misbehaves by the row: `n` counts the prompts.
-REWARDS = '''
+REWARDS = """
 import time
 
 def sickly(completions, n, **columns):
@@ -31,7 +31,7 @@ def sickly(completions, n, **columns):
 
 def healthy(completions, first, **columns):
     return [float(text.startswith(digit)) for text, digit in zip(completions, first)]
-'''
+"""
 FAILURES = {0: "exception", 1: "timeout", 2: "not_finite", 3: "wrong_length", 4: "none"}
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from homeostat.config.algorithm import SftConfig
 from homeostat.config.data import DataConfig, TextSource
 from homeostat.config.model import ModelConfig
-from homeostat.config.algorithm import SftConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import PlanLoader, eval_batches, repack
 from homeostat.data.prepare import prepare_rows

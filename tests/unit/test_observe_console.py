@@ -84,6 +84,8 @@ def watched_rl(width: int, height: int, *, num_steps: int = 90) -> LiveView:
         ]
         view.samples(step, rows)
         view.status("sampling", 12, 64)
+    view.event("checkpoint_saved", num_steps, {"path": "checkpoints/a"})
+    view.event("eval_done", num_steps, {"reward": 0.5})
     return view
 
 
@@ -211,8 +213,9 @@ def test_the_panel_of_rewards_fits_its_terminal(size: tuple[int, int]) -> None:
     if size[1] >= 40:
         for part in ("sampling 12/64", "held-out 0.450", "pass@8 90 %", "best 0.4500 at step 90",
                      "clipped 1.2 %", "engine diff 1.4e-07", "kl 0.0021", "generate 0.9 s",
-                     "tokens/s 4.12k", "0.67  90+2= → 92"):  # fmt: skip
+                     "tokens/s 4.12k", "0.67  90+2= → 92", "checkpoint saved"):  # fmt: skip
             assert part in text, part
+        assert "eval done" not in text
 
 
 def test_the_panel_colours_samples_by_the_rewards_seen() -> None:

@@ -23,11 +23,11 @@ def recorder_on(run_dir: RunDir, *, log_interval: int, extra: list[Any] | None =
     return Recorder(run_dir, [*sinks, *(extra or [])], log_interval=log_interval)
 
 
-def test_every_metric_is_described_once_and_patterns_take_numbers_only() -> None:
+def test_every_metric_is_described_once_and_patterns_take_what_they_say() -> None:
     names = [info.name for info in CATALOGUE]
     assert len(set(names)) == len(names)
     for info in CATALOGUE:
-        assert describe(info.name.replace("<i>", "7")) is info
+        assert describe(info.name.replace("<i>", "7").replace("<name>", "my-1_x.y")) is info
         assert info.meaning.endswith(".")
     for unknown in ("gpu/x/memory_used", "gpu/<i>/memory_used", "gpu/01/memory_used", "loss", ""):
         assert describe(unknown) is None

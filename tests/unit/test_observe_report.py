@@ -272,7 +272,7 @@ def test_a_run_of_rewards_shows_them_first(tmp_path: Path) -> None:
         run_dir.append_event("run_finished", 20)
     page = report(tmp_path)
     for part in ("Reward 0.2 from 0.01", "Best held-out 1.000 step 10", "20 of 50", "Tokens 20k",
-                 "Pass@1 50 % held-out, from 75 %", "Held-out pass@k", "By function", "Length",
+                 "Pass@1 50 % from 75 %", "Held-out pass@k", "By function", "Length",
                  "Engine against trainer", "nats, of log-probs, log scale", "Time per step",
                  "shortest to longest", "Rewards without a value", "resumed"):  # fmt: skip
         assert part in page.text, part

@@ -22,8 +22,9 @@ from homeostat.observe.transcript import RunLabel, Transcript
 
 _MOOD_STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red"}
 NUM_EVENTS_SHOWN = 4
-# Of RL the newest is enough: its picture needs the lines.
+# Of RL fewer are shown: its picture needs the lines, and these say what it shows already.
 NUM_EVENTS_SHOWN_IN_RL = 2
+_SAID_BY_THE_PICTURE = ("eval_done", "new_best", "checkpoint_pruned")
 MAX_WIDTH, MAX_HEIGHT = 120, 32
 # Of RL's numbers and samples, before the curve gives way to a line of bars.
 _FEWEST_LINES = 6
@@ -119,7 +120,10 @@ class LiveView:
         return [] if self._status is None else [Item(panel.status_line(self._status, room), rank=1)]
 
     def _event_items(self, room: Room, count: int) -> list[Item]:
-        shown = list(self._events)[-count:]
+        shown = list(self._events)
+        if self._progress.is_rl:
+            shown = [event for event in shown if event[0] not in _SAID_BY_THE_PICTURE]
+        shown = shown[-count:]
         width = len(str(self._label.total_steps))
         items = []
         for number, (kind, step, fields) in enumerate(shown):

@@ -135,6 +135,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("data/packing_fill", "share", _MEAN, "Share of the micro-batches that is filled."),
     MetricInfo("data/trained_share", "share", _MEAN, "Share of the tokens that has a loss."),
     MetricInfo("data/rows", "rows", _SUM, "Rows that were processed."),
+    MetricInfo("data/trained_rows", "rows", _SUM, "Rows that the updates were computed on (RL)."),
     MetricInfo("data/micro_batches", "batches", _MEAN, "Micro-batches of one update."),
     MetricInfo(
         "memory/max_alloc",

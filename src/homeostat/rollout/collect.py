@@ -31,7 +31,8 @@ from homeostat.rollout.engine import Engine, Request, Sampling, generate
 from homeostat.rollout.journal import Journal
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample
 
-Progress = Callable[[int, int], None]
+# Says what a step is at, for people who watch: (text, done, total).
+Tell = Callable[[str, int, int], None]
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +84,7 @@ class Collector:
         self.saved = saved
         self.sampling = training_sampling(config, tokenizer)
 
-    def collect(
-        self, step: int, *, version: int, total_steps: int, progress: Progress | None = None
-    ) -> StepRollouts:
+    def collect(self, step: int, *, version: int, total_steps: int, tell: Tell) -> StepRollouts:
         wanted = self.config.rollout.prompts_per_step
         dynamic = self.config.algorithm.dynamic_sampling
         found = StepRollouts()
@@ -96,7 +95,7 @@ class Collector:
                     break
             else:
                 ids = self.sampler.take(wanted - len(found.groups))
-                groups = self._round(step, found, ids, version, total_steps, progress)
+                groups = self._round(step, found, ids, version, total_steps, tell)
             found.num_rounds += 1
             if dynamic is None:
                 found.groups += groups
@@ -115,7 +114,7 @@ class Collector:
         prompt_ids: list[int],
         version: int,
         total_steps: int,
-        progress: Progress | None,
+        tell: Tell,
     ) -> list[RolloutGroup]:
         number = found.num_rounds
         facts = {"policy_version": version, "recipe": self.recipe, "prompt_ids": prompt_ids}
@@ -127,8 +126,9 @@ class Collector:
         else:
             prompts = [self.prompts[prompt_id] for prompt_id in prompt_ids]
             started = time.perf_counter()
-            completions = self._sample(step, number, prompts, progress)
+            completions = self._sample(step, number, prompts, tell)
             found.generate_s += time.perf_counter() - started
+            tell("scoring", 0, len(prompts))
             started = time.perf_counter()
             groups, logged = self.score(prompts, completions, step=step, total_steps=total_steps)
             found.reward_s += time.perf_counter() - started
@@ -169,7 +169,7 @@ class Collector:
         return groups, stored["logged"]
 
     def _sample(
-        self, step: int, number: int, prompts: Sequence[Prompt], progress: Progress | None
+        self, step: int, number: int, prompts: Sequence[Prompt], tell: Tell
     ) -> list[list[Completion]]:
         assert self.engine is not None, "sampling needs an engine"
         rollout = self.config.rollout
@@ -187,7 +187,10 @@ class Collector:
         ]
         return in_groups(
             generate(
-                self.engine, requests, timeout_s=self.config.engine.stall_s, progress=progress
+                self.engine,
+                requests,
+                timeout_s=self.config.engine.stall_s,
+                progress=lambda done, total: tell("sampling", done, total),
             ),
             rollout.samples_per_prompt,
         )

@@ -1,14 +1,16 @@
-"""What was sampled, kept for people to read."""
+"""What was sampled, shown to people and kept for them to read."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from homeostat.config.run import RunConfig
 from homeostat.observe.completions import write_completions
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.learn import Learned
 from homeostat.run.session import Session
+from homeostat.types import RolloutGroup
 
 log = logging.getLogger(__name__)
 
@@ -17,18 +19,41 @@ def keep_completions(
     config: RunConfig, session: Session, rollouts: StepRollouts, learned: Learned, *, step: int
 ) -> None:
     """A table that cannot be written ends no run: what counts is in the journal."""
+    groups = rollouts.all_groups
+    means = iter(float(a.mean()) if len(a) else 0.0 for a in learned.advantages_S)
+    advantages = [[next(means, None) for _ in group.samples] for group in groups]
+    session.recorder.samples(step, _shown(groups, advantages))
     rules = config.observe.completions
     if step % rules.interval_steps:
         return
-    means = iter(float(a.mean()) if len(a) else 0.0 for a in learned.advantages_S)
-    advantages = [[next(means, 0.0) for _ in group.samples] for group in rollouts.all_groups]
     try:
         write_completions(
             session.run_dir.completions,
             step,
-            rollouts.all_groups,
+            groups,
             advantages=advantages,
             max_rows=rules.max_per_step,
         )
     except OSError as error:
         log.error("the completions of step %d were not written: %s", step, error)
+
+
+def _shown(
+    groups: list[RolloutGroup], advantages: list[list[float | None]]
+) -> list[dict[str, Any]]:
+    """The completions as a view shows them; of a chat, the last message is what was asked."""
+    rows = []
+    for group, advantages_G in zip(groups, advantages, strict=True):
+        prompt = group.prompt.prompt
+        text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))
+        rows += [
+            {
+                "prompt": text,
+                "completion": sample.text,
+                "reward": sample.reward,
+                "advantage": advantage,
+                "stop_reason": str(sample.completion.stop_reason),
+            }
+            for sample, advantage in zip(group.samples, advantages_G, strict=True)
+        ]
+    return rows

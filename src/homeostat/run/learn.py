@@ -7,7 +7,7 @@ groups -> rows -> log-probs of reference and old policy, where needed -> advanta
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,9 @@ from homeostat.train.oom import MemoryGuard
 from homeostat.train.run_state import RlState, RunState
 from homeostat.train.step import GuardedStep
 from homeostat.types import FloatArray, Role, RolloutGroup, TokenRow, TrainBatch, UpdateReport
+
+# Says what a step is at, for people who watch: (text, done, total).
+Tell = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class Learner:
         state: RunState,
         rl_state: RlState,
         total_steps: int,
+        tell: Tell,
     ) -> None:
         self.config = config
         self.trainer = trainer
@@ -67,6 +71,7 @@ class Learner:
         self.state = state
         self.rl_state = rl_state
         self.total_steps = total_steps
+        self.tell = tell
 
     def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
         learned = Learned()
@@ -81,6 +86,7 @@ class Learner:
         learned.score_s = time.perf_counter() - started
         started = time.perf_counter()
         for update, span in enumerate(spans):
+            self.tell("updating", update + 1, len(spans))
             self._update(step, update, span, epoch, learned)
         learned.train_s = time.perf_counter() - started
         self._adapt_kl(learned, num_samples=len(rows.rows))

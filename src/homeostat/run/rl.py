@@ -51,7 +51,9 @@ def _loop(config: RunConfig, parts: RlParts, session: Session) -> None:
     for step in range(state.step + 1, parts.total_steps + 1):
         started = time.perf_counter()
         parts.troubles.step = step
-        rollouts = collector.collect(step, version=state.step, total_steps=parts.total_steps)
+        rollouts = collector.collect(
+            step, version=state.step, total_steps=parts.total_steps, tell=recorder.status
+        )
         replayed = replay_metrics(parts, rollouts)
         _make_room(parts)
         with parts.profiler.around(step, emit=recorder.event):
@@ -105,6 +107,7 @@ def _learner(parts: RlParts, session: Session) -> Learner:
         state=state,
         rl_state=parts.rl_state,
         total_steps=parts.total_steps,
+        tell=recorder.status,
     )
 
 
@@ -153,7 +156,9 @@ def _only_sample(parts: RlParts, session: Session) -> None:
     for step in range(1, parts.total_steps + 1):
         started = time.perf_counter()
         parts.troubles.step = step
-        rollouts = parts.collector.collect(step, version=0, total_steps=parts.total_steps)
+        rollouts = parts.collector.collect(
+            step, version=0, total_steps=parts.total_steps, tell=session.recorder.status
+        )
         parts.state.step = step
         seconds = time.perf_counter() - started
         session.recorder.log(step, rl_metrics(rollouts, Learned(), parts=parts, seconds=seconds))

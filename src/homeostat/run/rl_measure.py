@@ -87,6 +87,7 @@ def update_metrics(reports: list[UpdateReport]) -> dict[str, float]:
         "grad_norm": _mean(report.grad_norm for report in reports),
         "learning_rate": reports[-1].learning_rate,
         "data/micro_batches": _mean(report.num_micro_batches for report in reports),
+        "data/trained_rows": float(sum(len(report.row_ids_B) for report in reports)),
     }
     tokens = sum(report.stats["tokens"] for report in reports)
 

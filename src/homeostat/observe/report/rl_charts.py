@@ -52,20 +52,21 @@ def _reward_plot(facts: RunFacts, markers: list[Marker]) -> Plot:
     if held_out is not None:
         lines.append(Line("held-out prompts", held_out, 2, "dots"))
     return Plot("Reward", "mean of the step's completions", lines, bands=bands, size="main",
-                best=facts.best_eval, markers=markers, about=parts.about("reward"))  # fmt: skip
+                best=facts.best_eval, from_zero=True, markers=markers,
+                about=parts.about("reward"))  # fmt: skip
 
 
 def _reward_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
-    no_signal = {
-        "frac_reward_zero_std": "groups of equal rewards",
-        "rollout/untrained_share": "samples not trained",
-    }
     return [
         Plot("Held-out pass@k", "percent of the prompts", _pass_lines(columns), from_zero=True,
              markers=markers, about=parts.about("eval/pass@1")),
         _functions_plot(columns, markers),
-        Plot("Without a signal", "percent", _unless_zero(columns, no_signal, factor=100.0),
+        Plot("Groups without a signal", "percent, all rewards of the group equal",
+             parts.many(columns, {"frac_reward_zero_std": "groups"}, factor=100.0),
              from_zero=True, markers=markers, about=parts.about("frac_reward_zero_std")),
+        Plot("Samples not trained", "percent",
+             _unless_zero(columns, {"rollout/untrained_share": "samples"}, factor=100.0),
+             from_zero=True, markers=markers, about=parts.about("rollout/untrained_share")),
         Plot("Groups passed over", "groups per record",
              _unless_zero(columns, {"rollout/groups_passed_over": "groups"}), from_zero=True,
              markers=markers, about=parts.about("rollout/groups_passed_over")),

@@ -39,7 +39,7 @@ def _reward_tiles(facts: RunFacts) -> Iterator[str]:
         yield tile("Best held-out", fmt.number(best[1]), f"step {best[0]:,.0f}")
     if solved := _known(facts, "eval/pass@1"):
         first, last = solved.finite[0], solved.finite[-1]
-        yield tile("Pass@1", fmt.percent(last), f"held-out, from {fmt.percent(first)}")
+        yield tile("Pass@1", fmt.percent(last), f"from {fmt.percent(first)}")
 
 
 def _length_tiles(facts: RunFacts) -> Iterator[str]:
