@@ -128,6 +128,12 @@ class TrainerConfig(Settings):
     micro_batch_rows: int | None = key(
         None, ge=1, resume="warn", help="Rows of a micro-batch (packing off; default 1)."
     )
+    share_prompts: bool = key(
+        True,
+        resume="warn",
+        help="Compute a prompt that several rows of a micro-batch begin with once (native decoder, "
+        "no dropout). The same result to rounding.",
+    )
     lr: float = key(1e-5, ge=0, resume="warn", help="Peak learning rate.")
     optimizer: AdamWConfig = key(AdamWConfig(), help="The optimizer.")
     schedule: AnySchedule = key(CosineSchedule(), resume="warn", help="Learning rate over the run.")

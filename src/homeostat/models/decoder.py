@@ -29,6 +29,7 @@ from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.linear import Linear, Numerics
 from homeostat.ops.norms import rms_norm
 from homeostat.ops.rope import apply_rope, inverse_frequencies, rope_tables
+from homeostat.ops.sharing import SharedAttention, SharedPrompts
 from homeostat.ops.tiled_attention import TiledAttention
 
 
@@ -169,8 +170,15 @@ class Decoder(nn.Module):
         layout: PackedLayout,
         *,
         dropout_keys_N: Tensor | None = None,
+        sharing: SharedPrompts | None = None,
     ) -> Tensor:
-        """[N, D] after the final norm. Without dropout keys nothing is dropped."""
+        """[N, D] after the final norm. Without dropout keys nothing is dropped.
+
+        `sharing`: compute prompts that are the same once. What is dropped is not the same.
+        """
+        if sharing is not None:
+            assert dropout_keys_N is None, "dropout tells the copies of a prompt apart"
+            return self._hidden_shared(tokens_N, positions_N, layout, sharing)
         order_N = None
         if self.kernel == "sdpa" and len(layout.lengths) > 1:
             layout, order_N = layout.by_length()
@@ -181,6 +189,22 @@ class Decoder(nn.Module):
         if order_N is not None:
             x_ND = x_ND[order_N.argsort()]
         return self.model.norm(x_ND)
+
+    def _hidden_shared(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        layout: PackedLayout,
+        sharing: SharedPrompts,
+    ) -> Tensor:
+        in_places = sharing
+        if self.kernel == "sdpa":
+            layout, order_N = layout.by_length()
+            in_places = sharing.reordered(order_N)
+        attention = SharedAttention(self._packed_attention(layout), in_places)
+        chosen_U = sharing.unique_U
+        hidden_UD = self.hidden_in(tokens_N[chosen_U], positions_N[chosen_U], attention)
+        return hidden_UD.index_select(0, sharing.place_N)
 
     def hidden_in(
         self, tokens_N: Tensor, positions_N: Tensor, attention: AttentionContext

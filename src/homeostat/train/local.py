@@ -28,6 +28,7 @@ from homeostat.models.transformers_model import TransformersModel
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
+from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.checkpoint import copy_tensors
 from homeostat.train.frozen import frozen_checksums, require_same_frozen
 from homeostat.train.losses import EntropyNeed, entropy_need, loss_terms, reduce_stats
@@ -213,7 +214,9 @@ class LocalTrainer:
         index_M, row_of_M = predicted_positions(batch)
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
         keys_N = self._dropout_keys(batch, positions_N, dropout_step)
-        hidden_ND = model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N)
+        sharing = self._sharing(model, batch) if keys_N is None else None
+        shared = {} if sharing is None else {"sharing": sharing}
+        hidden_ND = model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, **shared)
         index_M = self._send(index_M)
         inputs = (hidden_ND[index_M - 1], model.output_weight(), tokens_N[index_M])
         how = {
@@ -239,6 +242,13 @@ class LocalTrainer:
             spec=spec,
         )
 
+    def _sharing(self, model: Model, batch: TrainBatch) -> SharedPrompts | None:
+        if not self.config.share_prompts or not isinstance(model, Decoder) or batch.num_rows < 2:
+            return None
+        device = self.runtime.device
+        lengths_B = prompt_lengths(batch)
+        return SharedPrompts.find(batch.tokens_N, batch.lengths_B, lengths_B, device=device)
+
     def _dropout_keys(
         self, batch: TrainBatch, positions_N: Tensor, step: int | None
     ) -> Tensor | None:
@@ -259,3 +269,12 @@ def predicted_positions(batch: TrainBatch) -> tuple[np.ndarray, np.ndarray]:
     index_M = np.flatnonzero(batch.weights_N)
     row_of_N = np.repeat(np.arange(batch.num_rows), batch.lengths_B)
     return index_M, row_of_N[index_M]
+
+
+def prompt_lengths(batch: TrainBatch) -> np.ndarray:
+    """Per row, the tokens before the first trained one."""
+    starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
+    trained_N = np.flatnonzero(batch.weights_N)
+    first = np.searchsorted(trained_N, starts_B)
+    ends_B = np.append(trained_N, batch.num_tokens)[first]
+    return np.minimum(ends_B - starts_B, batch.lengths_B)

@@ -1,0 +1,80 @@
+"""Prompts that several rows of a packed batch share are computed once.
+
+The samples of a group begin with the same tokens at the same positions, so that all layers compute
+the same for them. What is done token by token (projections, norms, MLP: nearly all the work) is
+done for the U distinct tokens; for attention alone queries, keys and values are laid out in all N
+places again, and the results of the distinct tokens are taken out.
+
+    tokens_N -> tokens_U -> layers (attention: _U -> _N -> _U) -> hidden_U -> hidden_N
+
+Results and gradients are those of the whole batch, to rounding. Suffixes: `_N` packed tokens, `_U`
+distinct ones, `_B` rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homeostat.ops.attention import AttentionContext
+
+# Below this the copies for attention cost more than is spared.
+MIN_SPARED_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompts:
+    """`unique_U`: where the distinct tokens stand; `place_N`: which of them each token is."""
+
+    unique_U: Tensor
+    place_N: Tensor
+
+    @classmethod
+    def find(
+        cls,
+        tokens_N: np.ndarray,
+        lengths_B: np.ndarray,
+        prompt_lengths_B: np.ndarray,
+        *,
+        device: torch.device,
+    ) -> SharedPrompts | None:
+        """None where too little is shared. A prompt is shared as a whole or not at all."""
+        starts_B = np.cumsum(lengths_B) - lengths_B
+        first_with: dict[bytes, int] = {}
+        is_copy_N = np.zeros(len(tokens_N), dtype=bool)
+        source_N = np.arange(len(tokens_N))
+        for start, length in zip(starts_B.tolist(), prompt_lengths_B.tolist(), strict=True):
+            span = slice(start, start + length)
+            first = first_with.setdefault(tokens_N[span].tobytes(), start)
+            if first != start:
+                is_copy_N[span] = True
+                source_N[span] = np.arange(first, first + length)
+        if is_copy_N.mean() < MIN_SPARED_SHARE:
+            return None
+        number_N = np.cumsum(~is_copy_N) - 1
+        return cls(
+            torch.from_numpy(np.flatnonzero(~is_copy_N)).to(device),
+            torch.from_numpy(number_N[source_N]).to(device),
+        )
+
+    def reordered(self, order_N: Tensor) -> SharedPrompts:
+        """The same for a batch whose packed tokens were put in another order."""
+        return SharedPrompts(order_N.argsort()[self.unique_U], self.place_N[order_N])
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttention:
+    """An attention context over distinct tokens: `inner` sees all of them in their places."""
+
+    inner: AttentionContext
+    sharing: SharedPrompts
+
+    def attend(
+        self, layer: int, q_UHd: Tensor, k_UHd: Tensor, v_UHd: Tensor, *, scale: float
+    ) -> Tensor:
+        qkv = (x_UHd.index_select(0, self.sharing.place_N) for x_UHd in (q_UHd, k_UHd, v_UHd))
+        out_NHd = self.inner.attend(layer, *qkv, scale=scale)
+        return out_NHd.index_select(0, self.sharing.unique_U)
