@@ -63,7 +63,8 @@ def test_values_and_gradients_are_those_of_the_whole_batch(
     torch.testing.assert_close(made["shared"][0], made["whole"][0], rtol=1e-5, atol=1e-6)
     assert made["shared"][1].keys() == made["whole"][1].keys()
     for name, grad in made["whole"][1].items():
-        torch.testing.assert_close(made["shared"][1][name], grad, rtol=1e-4, atol=1e-5)
+        near = 1e-5 * float(grad.abs().max())
+        torch.testing.assert_close(made["shared"][1][name], grad, rtol=1e-4, atol=near)
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,7 +28,7 @@ from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLay
 from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.linear import Linear, Numerics
 from homeostat.ops.norms import rms_norm
-from homeostat.ops.rope import apply_rope, inverse_frequencies, rope_tables
+from homeostat.ops.rope import apply_rope_to_both, inverse_frequencies, rope_tables
 from homeostat.ops.sharing import SharedAttention, SharedPrompts
 from homeostat.ops.tiled_attention import TiledAttention
 
@@ -77,12 +77,9 @@ class Attention(nn.Module):
         v_NHd = self.v_proj(x_ND).unflatten(1, heads)
         if self.q_norm is not None and self.k_norm is not None:
             q_NHd, k_NHd = self.q_norm(q_NHd), self.k_norm(k_NHd)
+        q_NHd, k_NHd = apply_rope_to_both(q_NHd, k_NHd, context.cos_NF, context.sin_NF)
         out_NHd = context.attention.attend(
-            self.layer,
-            apply_rope(q_NHd, context.cos_NF, context.sin_NF),
-            apply_rope(k_NHd, context.cos_NF, context.sin_NF),
-            v_NHd,
-            scale=self.head_dim**-0.5,
+            self.layer, q_NHd, k_NHd, v_NHd, scale=self.head_dim**-0.5
         )
         return self.o_proj(out_NHd.flatten(1))
 

@@ -23,16 +23,23 @@ from torch.nn import functional
 
 def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     if x.device.type == "cpu" and x.dtype == weight_D.dtype == torch.float32:
+        if not torch.is_grad_enabled():
+            return _normed(x, weight_D, eps)[0]
         return _RmsNorm.apply(x, weight_D, eps)
     return functional.rms_norm(x, weight_D.shape, weight_D, eps)
+
+
+def _normed(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    rstd = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (x * rstd).mul_(weight_D), rstd
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        rstd = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        out, rstd = _normed(x, weight_D, eps)
         ctx.save_for_backward(x, weight_D, rstd)
-        return (x * rstd).mul_(weight_D)
+        return out
 
     @staticmethod
     @once_differentiable

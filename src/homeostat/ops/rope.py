@@ -64,6 +64,17 @@ def apply_rope(x_NHd: Tensor, cos_NF: Tensor, sin_NF: Tensor) -> Tensor:
     return _Rotation.apply(x_NHd, cos_NF[:, None], sin_NF[:, None])
 
 
+def apply_rope_to_both(
+    q_NHd: Tensor, k_NHd: Tensor, cos_NF: Tensor, sin_NF: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys. Without gradients in one pass: decoding is bound by the number of calls."""
+    if torch.is_grad_enabled():
+        return apply_rope(q_NHd, cos_NF, sin_NF), apply_rope(k_NHd, cos_NF, sin_NF)
+    both_NHd = torch.cat((q_NHd, k_NHd), dim=1)
+    out_NHd = _rotate(both_NHd, cos_NF[:, None], sin_NF[:, None], sign=1)
+    return out_NHd[:, : q_NHd.shape[1]], out_NHd[:, q_NHd.shape[1] :]
+
+
 class _Rotation(torch.autograd.Function):
     """The gradient of a rotation is the rotation back: nothing but the angles is kept."""
 
