@@ -14,9 +14,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
+# Two acts: a few worked examples, then trial and error. SEED=1 tells another story.
+SEED ?= 0
 demo: setup
-	$(BIN)/homeostat train recipes/tiny_wordplay_cpu.yaml
-	@echo "Look at runs/tiny_wordplay_cpu/report.html"
+	rm -rf runs/tiny_sort_sft_cpu runs/tiny_sort_grpo_cpu
+	$(BIN)/homeostat train recipes/tiny_sort_sft_cpu.yaml seed=$(SEED)
+	$(BIN)/homeostat train recipes/tiny_sort_grpo_cpu.yaml seed=$(SEED)
+	@echo "Look at runs/tiny_sort_grpo_cpu/report.html"
 
 test: lint types layers unit
 
