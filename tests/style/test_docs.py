@@ -1,8 +1,8 @@
 """Docs that are true: generated pages are fresh, and every snippet is run or parsed.
 
-yaml    filled up with a minimal recipe, and checked as a config
+yaml    filled up with a minimal recipe (of SFT or RL, by its keys), and checked as a config
 jsonl   encoded by the demo's tokenizer
-python  run beside a real run folder
+python  run beside real run folders
 bash    cheap `homeostat` verbs are run, `train` is parsed with its overrides; make targets
         and extras must exist
 """
@@ -27,7 +27,12 @@ from typer.testing import CliRunner
 
 from homeostat.cli.main import app
 from homeostat.config import load_config
-from homeostat.config.data import MessagesSource, PromptCompletionSource, TextSource
+from homeostat.config.data import (
+    MessagesSource,
+    PromptCompletionSource,
+    PromptSource,
+    TextSource,
+)
 from homeostat.config.load import build_config
 from homeostat.config.model import ModelConfig
 from homeostat.config.run import RunConfig
@@ -38,7 +43,9 @@ from homeostat.config.yaml_file import parse_yaml
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = sorted((ROOT / "docs" / "guide").glob("*.md"))
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *GUIDES]
-DEMO = "tiny_wordplay_cpu"
+# A run of SFT; the two acts of the demo, of which the second is RL.
+SFT_RUN = "tiny_wordplay_cpu"
+ACTS = ("tiny_sort_sft_cpu", "tiny_sort_grpo_cpu")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)")
 BASE = {
@@ -46,6 +53,14 @@ BASE = {
     "model": {"path": "some/folder"},
     "data": {"train": [{"type": "messages", "path": "rows.jsonl"}]},
 }
+RL_BASE = {
+    **BASE,
+    "algorithm": {"type": "grpo"},
+    "data": {"train": [{"type": "prompts", "path": "prompts.jsonl"}]},
+    "rewards": {"functions": [{"type": "exact_match"}]},
+}
+RL_KEYS = {"rollout", "engine", "rewards", "reference", "debug"}
+RL_SOURCES = {"prompts", "reasoning_gym"}
 
 
 def blocks(language: str) -> list[Any]:
@@ -77,12 +92,12 @@ def load_generator() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the guides have it: recipes/, and runs/ with a finished demo run."""
+    """A folder as the guides have it: recipes/, and runs/ with runs of SFT and RL."""
     folder = tmp_path_factory.mktemp("clone")
     (folder / "recipes").symlink_to(ROOT / "recipes")
     raw = tiny.recipe(
         folder,
-        name=DEMO,
+        name=SFT_RUN,
         runs_dir=str(folder / "runs"),
         observe={
             "console": "quiet",
@@ -95,6 +110,11 @@ def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     raw["data"]["validation_share"] = 0.1
     runs.train(build_config(raw, [], file=None))
+    first, second = (ROOT / "recipes" / f"{act}.yaml" for act in ACTS)
+    own = [f"runs_dir={folder / 'runs'}", "observe.console=quiet"]
+    made = runs.train(load_config(first, own)).export
+    small = ["trainer.max_steps=2", "rollout.prompts_per_step=8", f"model.path={made}"]
+    runs.train(load_config(second, own + small))
     return folder
 
 
@@ -130,31 +150,46 @@ def test_the_generator_needs_no_torch() -> None:
 
 def test_a_run_writes_nothing_that_is_not_documented(beside_a_run: Path) -> None:
     known = {path.split("/")[0] for path in load_generator().RUN_FOLDER}
-    written = {entry.name for entry in (beside_a_run / "runs" / DEMO).iterdir()}
-    assert {"tensorboard", "trace", "report.html", "checkpoints"} <= written
-    assert written <= known
+    written = {
+        name: {entry.name for entry in (beside_a_run / "runs" / name).iterdir()}
+        for name in (SFT_RUN, *ACTS)
+    }
+    assert {"tensorboard", "trace", "report.html", "checkpoints"} <= written[SFT_RUN]
+    assert {"journal", "completions", "rewards.log"} <= written[ACTS[1]]
+    assert set().union(*written.values()) <= known
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_yaml_is_a_recipe_or_a_part_of_one(text: str) -> None:
     raw, _ = parse_yaml(text, name="docs")
-    build_config(fill(raw, BASE), [], file=None)
+    build_config(fill(raw, RL_BASE if is_rl(raw) else BASE), [], file=None)
+
+
+def is_rl(raw: dict[str, Any]) -> bool:
+    types = {source["type"] for source in raw.get("data", {}).get("train", [])}
+    algorithm = raw.get("algorithm", {}).get("type", "sft")
+    return algorithm != "sft" or bool(RL_KEYS & raw.keys() or RL_SOURCES & types)
 
 
 @pytest.mark.parametrize("text", blocks("jsonl"))
 def test_rows_can_be_trained_on(text: str) -> None:
+    from homeostat.data.prompts import make_prompt
     from homeostat.data.rows import encode_row
     from homeostat.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(ModelConfig(path=str(tiny.ASSETS / "tiny-chat")))
     sources = {
         "messages": MessagesSource(type="messages", path="x"),
-        "prompt": PromptCompletionSource(type="prompt_completion", path="x"),
+        "completion": PromptCompletionSource(type="prompt_completion", path="x"),
         "text": TextSource(type="text", path="x"),
     }
     for line in text.splitlines():
         row = json.loads(line)
-        source = next(source for column, source in sources.items() if column in row)
+        source = next((source for column, source in sources.items() if column in row), None)
+        if source is None:
+            prompts = PromptSource(type="prompts", path="x")
+            assert make_prompt(row, 0, prompts, tokenizer).columns
+            continue
         ((_, weights_T),) = encode_row(row, source=source, tokenizer=tokenizer)
         assert weights_T.any()
 

@@ -93,10 +93,11 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
 
 def _beyond_the_end(config: RunConfig, total_steps: int) -> Iterator[Problem]:
     warmup = config.trainer.schedule.warmup_steps
-    if warmup is not None and warmup > total_steps:
+    updates = total_steps * (config.trainer.updates_per_step if config.is_rl else 1)
+    if warmup is not None and warmup > updates:
         yield Problem(
             "trainer.schedule.warmup_steps",
-            f"the warm-up is longer than the run ({total_steps} steps), so the peak learning rate "
+            f"the warm-up is longer than the run ({updates} updates), so the peak learning rate "
             "is never reached.",
             "Lower it.",
         )

@@ -31,10 +31,13 @@ class Schedule(Settings):
     """What all schedules share: a linear warm-up from 0."""
 
     warmup_steps: int | None = key(
-        None, ge=0, resume="warn", help="Warm-up in steps. Set this or warmup_share, not both."
+        None,
+        ge=0,
+        resume="warn",
+        help="Warm-up in optimizer updates. Set this or warmup_share, not both.",
     )
     warmup_share: float = key(
-        0.03, ge=0, lt=1, resume="warn", help="Warm-up as a share of all steps."
+        0.03, ge=0, lt=1, resume="warn", help="Warm-up as a share of all updates."
     )
 
     def num_warmup_steps(self, total_steps: int) -> int:
@@ -114,7 +117,12 @@ class TrainerConfig(Settings):
     epochs: int | None = key(
         None, ge=1, resume="warn", help="Passes over the data. Set this or max_steps (default 1)."
     )
-    max_steps: int | None = key(None, ge=1, resume="warn", help="Optimizer updates to do.")
+    max_steps: int | None = key(
+        None,
+        ge=1,
+        resume="warn",
+        help="Steps to do: optimizer updates; in RL, rounds of sampling and updating.",
+    )
     batch_rows: int = key(32, ge=1, help="Rows of one optimizer update.")
     updates_per_step: int = key(
         1, ge=1, help="Optimizer updates that the samples of a step are split into (RL)."

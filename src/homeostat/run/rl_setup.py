@@ -123,10 +123,12 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     rl_state, moments = _rl_state(config, session)
     with ExitStack() as stack:
         troubles = TroubleLog(session)
-        rewards = stack.enter_context(_rewards(config, session, troubles))
+        rewards = _rewards(config, session, troubles)
         engine = _engine(config, trainer, tokenizer, version=state.step)
         if engine is not None:
             stack.callback(engine.close)
+            # Without an engine nothing new is to be scored: the journal holds the values.
+            stack.enter_context(rewards)
         gpus = stack.enter_context(contextlib.closing(GpuSampler()))
         collector = Collector(
             config,
