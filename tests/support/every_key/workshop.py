@@ -85,10 +85,17 @@ class Workshop:
         self.fresh_name = f"every-key-{uuid.uuid4().hex[:8]}"
         self._kept: dict[tuple[str, ...], Run] = {}
         self._num_runs = 0
-        write_inputs(folder)
-        trained = self.run(*EXPORTED)
-        self._keep_export(trained, "trained")
-        self._keep_export(self.run(*LORA, *EXPORTED), "adapter")
+        self.fill()
+
+    def fill(self) -> None:
+        """Writes the inputs."""
+        write_inputs(self.folder)
+        self.keep_export(self.run(*EXPORTED), "trained")
+        self.keep_export(self.run(*LORA, *EXPORTED), "adapter")
+
+    def recipe(self, name: str) -> dict[str, Any]:
+        """What overrides are put on."""
+        return base_recipe(self.folder, name=name)
 
     def run(self, *overrides: str) -> Run:
         """The finished run of the base recipe with these overrides; the same ones run once."""
@@ -121,10 +128,10 @@ class Workshop:
 
     def config(self, *overrides: str) -> RunConfig:
         self._num_runs += 1
-        raw = base_recipe(self.folder, name=f"run_{self._num_runs}")
+        raw = self.recipe(f"run_{self._num_runs}")
         return build_config(raw, list(overrides), file=None)
 
-    def _keep_export(self, run: Run, name: str) -> None:
+    def keep_export(self, run: Run, name: str) -> None:
         last = run.checkpoints.steps()[-1]
         shutil.copytree(run.checkpoints.path(last) / "hf", self.folder / name)
 
