@@ -113,6 +113,8 @@ class Sample:
     text: str
     rewards: Mapping[str, float | None]
     reward: float | None
+    # What reward functions had to say of it (log_extra): shown to people, never trained on.
+    extras: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,19 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from tests.support.every_key import inputs, outputs, trainer
+from tests.support.every_key import inputs, outputs, rl_algorithm, rl_sampling, trainer
+from tests.support.every_key.rl_workshop import RlWorkshop
 from tests.support.every_key.workshop import Workshop, assert_same, losses
 
 from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-CASES = {**inputs.CASES, **trainer.CASES, **outputs.CASES}
+SFT_PARTS = (inputs, trainer, outputs)
+RL_PARTS = (rl_algorithm, rl_sampling)
+SFT_CASES = {name: case for part in SFT_PARTS for name, case in part.CASES.items()}
+RL_CASES = {name: case for part in RL_PARTS for name, case in part.CASES.items()}
+CASES = {**SFT_CASES, **RL_CASES}
 
 
 def all_keys() -> list[str]:
@@ -32,10 +37,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("every_key"))
 
 
+@pytest.fixture(scope="module")
+def rl_workshop(tmp_path_factory: pytest.TempPathFactory) -> RlWorkshop:
+    return RlWorkshop(tmp_path_factory.mktemp("every_rl_key"))
+
+
 def test_every_key_has_a_case() -> None:
     assert sorted(set(all_keys()) - CASES.keys()) == [], "keys that nothing shows to work"
     assert sorted(CASES.keys() - set(all_keys())) == [], "cases of keys that do not exist"
-    assert len(CASES) == sum(len(part.CASES) for part in (inputs, outputs, trainer))
+    assert len(CASES) == sum(len(part.CASES) for part in (*SFT_PARTS, *RL_PARTS))
 
 
 def test_two_runs_of_one_recipe_are_equal_to_the_bit(workshop: Workshop) -> None:
@@ -55,6 +65,11 @@ def test_what_lies_beyond_the_last_epoch_is_refused(workshop: Workshop, change: 
     assert len(losses(workshop.again(*one_epoch, change.replace("6", "5")))) == 5
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SFT_CASES)
 def test_a_key_does_what_it_says(workshop: Workshop, name: str) -> None:
-    CASES[name](workshop)
+    SFT_CASES[name](workshop)
+
+
+@pytest.mark.parametrize("name", RL_CASES)
+def test_a_key_of_rl_does_what_it_says(rl_workshop: RlWorkshop, name: str) -> None:
+    RL_CASES[name](rl_workshop)

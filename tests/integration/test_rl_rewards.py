@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.support import runs, tiny_rl
 
+from homeostat.errors import ConfigError
 from homeostat.observe.completions import read_completions
 from homeostat.observe.jsonl import read_metrics
 
@@ -98,3 +100,25 @@ def test_samples_without_any_reward_are_not_trained(tmp_path: Path, reward_file:
     assert "train/loss" not in records[0]
     assert records[0]["train/updates_without_signal"] == 1
     assert all(record["train/loss"] == record["train/loss"] for record in records[1:])
+
+
+def test_what_functions_log_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "talkative.py"
+    file.write_text(
+        "def talkative(completions, log_metric, log_extra, **columns):\n"
+        "    log_metric('longest', max(map(len, completions)))\n"
+        "    log_extra('shout', [text.upper() + '!' for text in completions])\n"
+        "    return [float(len(text)) for text in completions]\n"
+    )
+    functions = [{"type": "function", "path": f"{file}:talkative"}]
+    config = tiny_rl.config(tmp_path, "trainer.max_steps=1", rewards={"functions": functions})
+    runs.train(config)
+    record = next(iter(read_metrics(config.run_dir / "metrics.jsonl")))
+    assert record["rewards/talkative/logged/longest"] > 0
+    for row in read_completions(config.run_dir / "completions", 1):
+        assert row["extra/talkative/shout"] == json.dumps(row["completion"].upper() + "!")
+
+
+def test_sampling_without_chance_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="greedy decoding is not a policy"):
+        tiny_rl.config(tmp_path, "rollout.temperature=0")

@@ -77,6 +77,13 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
 
 def _sizes(config: RunConfig) -> Iterator[Problem]:
     trainer, rollout = config.trainer, config.rollout
+    if rollout.temperature == 0:
+        yield Problem(
+            "rollout.temperature",
+            "greedy decoding is not a policy that RL can learn from: all samples of a prompt would "
+            "be the same.",
+            "Set it above 0; eval.sampling.temperature may stay 0.",
+        )
     if "batch_rows" in trainer.model_fields_set:
         yield Problem(
             "trainer.batch_rows",
@@ -132,27 +139,13 @@ def _rewards(config: RunConfig) -> Iterator[Problem]:
             "Add rewards.functions, {type: exact_match, column: answer} say.",
         )
         return
-    seen: set[str] = set()
-    for index, reward in enumerate(config.rewards.functions):
-        if reward.label in seen:
-            yield Problem(
-                f"rewards.functions.{index}.name",
-                f"another reward is called {reward.label!r} in the metrics, too.",
-                "Give one of them a name of its own.",
-            )
-        seen.add(reward.label)
-        if reward.type == "length" and reward.free_tokens >= reward.max_tokens:
-            yield Problem(
-                f"rewards.functions.{index}.free_tokens",
-                f"{reward.free_tokens} leaves nothing before max_tokens={reward.max_tokens}.",
-                "Lower it.",
-            )
+    names = {reward.label for reward in config.rewards.functions}
     solved_by = config.eval.sampling.solved_by
-    if solved_by is not None and solved_by not in seen:
+    if solved_by is not None and solved_by not in names:
         yield Problem(
             "eval.sampling.solved_by",
             f"no reward is called {solved_by!r}.",
-            f"Known: {', '.join(sorted(seen))}.",
+            f"Known: {', '.join(sorted(names))}.",
         )
 
 

@@ -17,7 +17,7 @@ class RolloutConfig(Settings):
     prompts_per_step: int = key(32, ge=1, help="Prompts of a step.")
     samples_per_prompt: int = key(8, ge=2, help="Completions of each prompt: its group.")
     max_new_tokens: int = key(512, ge=1, help="Tokens a completion may have.")
-    temperature: float = key(1.0, gt=0, le=100, help="Sampling temperature; log-probs are at it.")
+    temperature: float = key(1.0, ge=0, le=100, help="Sampling temperature; log-probs are at it.")
     stop: tuple[str, ...] = key(
         (), help="Texts that end a completion, besides the end-of-turn token. They stay in it."
     )

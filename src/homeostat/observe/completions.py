@@ -42,6 +42,8 @@ COLUMNS = {
     "columns": "string",
 }
 REWARD_PREFIX = "reward/"
+# What a reward function gave to log_extra, as JSON text.
+EXTRA_PREFIX = "extra/"
 
 
 def write_completions(
@@ -57,14 +59,16 @@ def write_completions(
     import pyarrow.parquet as pq
 
     rows = _rows(step, groups, advantages)[:max_rows]
-    rewards = dict.fromkeys(name for row in rows for name in row if name.startswith(REWARD_PREFIX))
-    types = COLUMNS | dict.fromkeys(rewards, "float64")
+    names = dict.fromkeys(name for row in rows for name in row)
+    rewards = [name for name in names if name.startswith(REWARD_PREFIX)]
+    extras = [name for name in names if name.startswith(EXTRA_PREFIX)]
+    types = COLUMNS | dict.fromkeys(rewards, "float64") | dict.fromkeys(extras, "string")
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in types.items()])
     stream = pa.BufferOutputStream()
     table = pa.Table.from_pylist(rows, schema=schema)
     pq.write_table(table, stream, write_page_checksum=True)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step:08d}.parquet"
+    path = completions_file(folder, step)
     write_atomically(path, stream.getvalue().to_pybytes())
     return path
 
@@ -98,6 +102,7 @@ def _own(sample: Sample) -> Row:
         "policy_version": min(versions, default=None),
         "reward": sample.reward,
         **{f"{REWARD_PREFIX}{name}": value for name, value in sample.rewards.items()},
+        **{f"{EXTRA_PREFIX}{name}": _json(value) for name, value in sample.extras.items()},
     }
 
 
@@ -109,6 +114,10 @@ def _json(value: Any) -> str:
 def _clean(text: str) -> str:
     """Half a surrogate pair is no Unicode text, and Arrow refuses it."""
     return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+def completions_file(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:08d}.parquet"
 
 
 def completion_steps(folder: Path) -> list[int]:
@@ -126,7 +135,7 @@ def read_completions(folder: Path, step: int | None = None) -> list[Row]:
         there = f"Steps there: {_spans(steps)}." if steps else "None were written yet."
         which = "" if step is None else f" of step {step}"
         raise RunDirError(f"{folder}: holds no completions{which}. {there}")
-    path = folder / f"step_{steps[-1] if step is None else step:08d}.parquet"
+    path = completions_file(folder, steps[-1] if step is None else step)
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -22,13 +22,14 @@ from homeostat.observe.devices import GpuFacts, GpuSampler, host_memory
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic", "pyyaml",
-    "jinja2", "typer", "rich", "triton", "peft", "gguf", "tensorboard", "wandb", "trackio",
-    "nvidia-ml-py", "trl", "datasets", "accelerate",
+    "jinja2", "typer", "rich", "triton", "peft", "gguf", "reasoning-gym", "math-verify",
+    "tensorboard", "wandb", "trackio", "nvidia-ml-py", "trl", "datasets", "accelerate",
 )  # fmt: skip
 
 # Extra -> module it brings and what for. Must agree with pyproject.toml (a test compares them).
 EXTRAS: dict[str, tuple[str, str]] = {
     "gguf": ("gguf", "GGUF checkpoints"),
+    "tasks": ("reasoning_gym", "reasoning-gym prompts, math-verify rewards"),
     "tensorboard": ("tensorboard", "the TensorBoard sink"),
     "wandb": ("wandb", "the W&B sink"),
     "trackio": ("trackio", "the trackio sink"),

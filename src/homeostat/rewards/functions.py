@@ -188,6 +188,23 @@ def _import(module: str, *, package: str, reward: str) -> Any:
         raise MissingDependencyError.of(package, extra="tasks", needed_for=needed_for) from error
 
 
+def source_of(path: str) -> bytes:
+    """The file that a function's path names; empty where it cannot be found without an import."""
+    place = path.rpartition(":")[0]
+    names = [place] if place.endswith(".py") else _files_of(place)
+    for folder in (os.getcwd(), *sys.path):
+        for name in names:
+            file = Path(folder, name)
+            if file.is_file():
+                return file.read_bytes()
+    return b""
+
+
+def _files_of(module: str) -> list[str]:
+    place = module.replace(".", "/")
+    return [f"{place}.py", f"{place}/__init__.py"]
+
+
 def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)

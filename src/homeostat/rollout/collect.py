@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from homeostat.errors import DataError
 from homeostat.rewards.combine import RunningMoments, finish
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
+from homeostat.rewards.trouble import TroubleKind
 from homeostat.rollout.engine import Engine, Request, Sampling, generate
 from homeostat.rollout.journal import Journal
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample
@@ -47,11 +49,21 @@ class StepRollouts:
     num_replayed: int = 0
     generate_s: float = 0.0
     reward_s: float = 0.0
-    logged: dict[str, float] = field(default_factory=dict)
+    # Sum and number of what functions handed to log_metric, by the metric's name.
+    logged: dict[str, list[float]] = field(default_factory=dict)
+    # Values that are missing, by the metric's name.
+    missing: Counter[str] = field(default_factory=Counter)
 
     @property
     def all_groups(self) -> list[RolloutGroup]:
         return [*self.groups, *self.passed_over]
+
+    def take_facts(self, facts: Mapping[str, Any]) -> None:
+        """What a round's rewards told besides their values, sampled now or long ago."""
+        for name, (total, count) in facts.get("logged", {}).items():
+            before = self.logged.get(name, [0.0, 0])
+            self.logged[name] = [before[0] + total, before[1] + count]
+        self.missing.update(facts.get("missing", {}))
 
 
 class Collector:
@@ -68,10 +80,11 @@ class Collector:
         rewards: RewardPool,
         moments: RunningMoments,
         journal: Journal,
-        recipe: str,
+        origin: str,
         saved: Journal | None = None,
     ) -> None:
-        """`saved`: take the rollouts of another run from its journal, sample none."""
+        """`origin` names all that rollouts come from: the journal's count where it is the same.
+        `saved`: take the rollouts of another run from its journal, sample none."""
         self.config = config
         self.prompts = prompts
         self.sampler = sampler
@@ -80,7 +93,7 @@ class Collector:
         self.rewards = rewards
         self.moments = moments
         self.journal = journal
-        self.recipe = recipe
+        self.origin = origin
         self.saved = saved
         self.sampling = training_sampling(config, tokenizer)
 
@@ -117,12 +130,11 @@ class Collector:
         tell: Tell,
     ) -> list[RolloutGroup]:
         number = found.num_rounds
-        facts = {"policy_version": version, "recipe": self.recipe, "prompt_ids": prompt_ids}
+        facts = {"policy_version": version, "origin": self.origin, "prompt_ids": prompt_ids}
         stored = self._from_journal(step, number, facts)
         if stored is not None:
-            groups, logged = stored
+            groups, told = stored
             found.num_replayed += 1
-            found.logged |= logged
         else:
             prompts = [self.prompts[prompt_id] for prompt_id in prompt_ids]
             started = time.perf_counter()
@@ -130,10 +142,10 @@ class Collector:
             found.generate_s += time.perf_counter() - started
             tell("scoring", 0, len(prompts))
             started = time.perf_counter()
-            groups, logged = self.score(prompts, completions, step=step, total_steps=total_steps)
+            groups, told = self.score(prompts, completions, step=step, total_steps=total_steps)
             found.reward_s += time.perf_counter() - started
-            self.journal.write(step, number, groups, {**facts, "logged": logged})
-            found.logged |= logged
+            self.journal.write(step, number, groups, {**facts, **told})
+        found.take_facts(told)
         return self._with_sums(groups)
 
     def _saved_round(self, step: int, found: StepRollouts) -> list[RolloutGroup] | None:
@@ -148,25 +160,45 @@ class Collector:
             )
         if stored is None:
             return None
-        self.sampler.take(len(stored[0]))
+        groups, facts = stored
+        self._require_rewards(groups)
+        self.sampler.take(len(groups))
         found.num_replayed += 1
-        return self._with_sums(stored[0])
+        found.take_facts(facts)
+        return self._with_sums(groups)
+
+    def _require_rewards(self, groups: Sequence[RolloutGroup]) -> None:
+        """Saved rollouts have the values of the rewards of then, and of no others."""
+        assert self.saved is not None, "debug.rollouts names a journal"
+        stored = groups[0].samples[0].rewards
+        unknown = [label for label in self.rewards.labels if label not in stored]
+        if unknown:
+            raise DataError(
+                f"debug.rollouts: the rollouts in {self.saved.folder} have no values of the reward "
+                f"{unknown[0]!r} (they have: {', '.join(stored)}), and none is computed anew. Name "
+                "those in rewards.functions; their weights may be others."
+            )
 
     def _from_journal(
         self, step: int, number: int, facts: dict[str, Any]
-    ) -> tuple[list[RolloutGroup], dict[str, float]] | None:
-        found = self.journal.read(step, number, self.prompts.__getitem__)
+    ) -> tuple[list[RolloutGroup], dict[str, Any]] | None:
+        try:
+            found = self.journal.read(step, number, self.prompts.__getitem__)
+        except DataError:
+            # Of prompts that are no more: a run without a checkpoint may begin again with others.
+            found = [], {}
         if found is None:
             return None
         groups, stored = found
         if {name: stored.get(name) for name in facts} != facts:
             log.warning(
-                "the journal's round %d of step %d belongs to other settings: sampled anew",
+                "the journal's round %d of step %d is of other settings, prompts, reward files or "
+                "model weights: sampled anew",
                 number,
                 step,
             )
             return None
-        return groups, stored["logged"]
+        return groups, stored
 
     def _sample(
         self, step: int, number: int, prompts: Sequence[Prompt], tell: Tell
@@ -202,8 +234,10 @@ class Collector:
         *,
         step: int,
         total_steps: int,
-    ) -> tuple[list[RolloutGroup], dict[str, float]]:
-        """Groups with every reward's values, their sums still to be taken; what was logged."""
+    ) -> tuple[list[RolloutGroup], dict[str, Any]]:
+        """Groups with every reward's values, their sums still to be taken, and what else the
+        rewards told: see StepRollouts.take_facts."""
+        before = Counter(self.rewards.counts())
         texts = [[self._text(completion) for completion in group] for group in completions]
         unscored = [
             UnscoredGroup(prompt, texts_G, [completion.tokens_T.tolist() for completion in group])
@@ -218,11 +252,13 @@ class Collector:
                     request.texts[index],
                     {name: values[index] for name, values in answer.values.items()},
                     None,
+                    {name: cells[index] for name, cells in answer.extras.items()},
                 )
                 for index, completion in enumerate(group)
             ]
             groups.append(RolloutGroup(request.prompt, tuple(samples)))
-        return groups, _logged(scored)
+        missing = Counter(self.rewards.counts()) - before
+        return groups, {"logged": _logged(scored), "missing": _by_metric(missing)}
 
     def _text(self, completion: Completion) -> str:
         special = self.tokenizer.is_special
@@ -249,14 +285,21 @@ class Collector:
         ]
 
 
-def _logged(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """The mean of what functions handed to log_metric, by its name in the metrics."""
+def _logged(scored: Sequence[ScoredGroup]) -> dict[str, list[float]]:
+    """Sum and number of what functions handed to log_metric, by its name in the metrics."""
     values: dict[str, list[float]] = {}
     for group in scored:
         for name, logged in group.metrics.items():
             label, _, own = name.partition("/")
             values.setdefault(f"rewards/{label}/logged/{own}", []).extend(logged)
-    return {name: sum(found) / len(found) for name, found in values.items() if found}
+    return {name: [float(sum(found)), len(found)] for name, found in values.items() if found}
+
+
+def _by_metric(missing: Mapping[tuple[str, TroubleKind], int]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for (label, kind), count in missing.items():
+        found[f"rewards/{label}/{'failed' if kind.is_error else 'none'}"] += count
+    return found
 
 
 def training_sampling(config: RunConfig, tokenizer: ChatTokenizer) -> Sampling:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from homeostat.config.run import RunConfig
-from homeostat.observe.completions import write_completions
+from homeostat.observe.completions import completion_steps, completions_file, write_completions
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.learn import Learned
 from homeostat.run.session import Session
@@ -36,6 +37,15 @@ def keep_completions(
         )
     except OSError as error:
         log.error("the completions of step %d were not written: %s", step, error)
+
+
+def drop_completions_after(folder: Path, step: int) -> None:
+    """What a run shows as its newest is not from a step that it has yet to come to."""
+    for later in [found for found in completion_steps(folder) if found > step]:
+        try:
+            completions_file(folder, later).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the old completions of step %d cannot be removed: %s", later, error)
 
 
 def _shown(

@@ -16,6 +16,7 @@ import torch
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
+from homeostat.errors import TrainingHaltedError
 from homeostat.run.measure import current_sizes
 from homeostat.run.updates import (
     StepRows,
@@ -152,6 +153,11 @@ class Learner:
         self, name: str, role: Role, rows: StepRows, chosen: Sequence[int], step: int
     ) -> None:
         found = self._logprobs(role, [rows.rows[index] for index in chosen], step=step)
+        if role is Role.REFERENCE and not all(np.isfinite(values).all() for values in found):
+            raise TrainingHaltedError(
+                f"step {step}: the reference gives log-probs that are not finite, so that no KL "
+                "can be measured. Check the files of reference.path (or else model.path)."
+            )
         for index, values in zip(chosen, found, strict=True):
             rows.rows[index] = with_column(rows.rows[index], name, values)
 

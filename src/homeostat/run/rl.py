@@ -77,11 +77,17 @@ def _loop(config: RunConfig, parts: RlParts, session: Session) -> None:
         if last or save_due or (is_best and config.eval.keep_best):
             saved = saver.save(parts.sections(), at_end=at_end, must=last)
             if saved and not config.rollout.keep_journal:
-                collector.journal.prune_before(session.checkpoints.steps()[0] + 1)
+                _prune_journal(parts, session)
             # Asked to stop while it was saved: there is nothing to save twice.
             last = last or (saved and session.stop.requested)
         if last:
             break
+
+
+def _prune_journal(parts: RlParts, session: Session) -> None:
+    """Rounds are kept for the last checkpoints; the best one may be as old as the run."""
+    last = session.checkpoints.steps()[-parts.config.checkpoint.keep_last :]
+    parts.collector.journal.prune_before(last[0] + 1)
 
 
 def _learner(parts: RlParts, session: Session) -> Learner:

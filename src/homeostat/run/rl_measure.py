@@ -27,9 +27,8 @@ def rl_metrics(
         **_completion_metrics(samples),
         **update_metrics(learned.reports),
         **_signal_metrics(rollouts, learned),
-        **parts.troubles.metrics(labels),
+        **_told_metrics(rollouts, labels),
         **_time_metrics(rollouts, learned, seconds=seconds, num_tokens=_num_tokens(groups)),
-        **rollouts.logged,
         "epoch": parts.collector.sampler.epoch,
         "num_tokens": parts.state.num_tokens,
         "train/skipped_steps": parts.state.num_skipped,
@@ -56,6 +55,13 @@ def _reward_metrics(groups: list[RolloutGroup], labels: list[str]) -> dict[str, 
         metrics[f"rewards/{label}/mean"] = _mean(given)
         metrics[f"rewards/{label}/std"] = float(np.std(given)) if given else math.nan
     return metrics
+
+
+def _told_metrics(rollouts: StepRollouts, labels: list[str]) -> dict[str, float]:
+    """Values that rewards did not give, and the means of what they logged."""
+    names = [f"rewards/{label}/{name}" for label in labels for name in ("failed", "none")]
+    missing = {name: float(rollouts.missing[name]) for name in names}
+    return missing | {name: total / count for name, (total, count) in rollouts.logged.items()}
 
 
 def _completion_metrics(samples: list[Sample]) -> dict[str, float]:

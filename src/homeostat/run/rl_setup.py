@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +16,7 @@ import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.resume import experiment_digest
+from homeostat.config.rewards import FunctionReward
 from homeostat.config.rollout import (
     AdapterOffReference,
     AnyReference,
@@ -29,15 +32,18 @@ from homeostat.models.build import LoadedModel
 from homeostat.models.decoder import Decoder
 from homeostat.observe.devices import GpuSampler
 from homeostat.rewards.combine import RunningMoments
+from homeostat.rewards.functions import source_of
 from homeostat.rewards.pool import RewardPool
 from homeostat.rollout.collect import Collector
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.native.engine import NativeEngine
+from homeostat.run.completions import drop_completions_after
 from homeostat.run.reward_troubles import TroubleLog
 from homeostat.run.session import Session
 from homeostat.run.setup import describe_model, load, require_vocabulary, restored_state
 from homeostat.run.waiting import progress_of
+from homeostat.train.frozen import checksums
 from homeostat.train.local import AdapterOff, LocalTrainer, Reference
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
@@ -115,12 +121,18 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     if problems := find_length_conflicts(config, total_steps=total_steps):
         raise ConfigError(problems)
     trainer = _trainer(config, runtime, session)
+    origin = _origin(config, prompts.train.prompts, trainer)
     for some in (prompts.train, prompts.evaluation):
         if some is not None:
             require_vocabulary(some.prompts, trainer.loaded)
     if found is not None:
         trainer.load_state(found.tensors())
     rl_state, moments = _rl_state(config, session)
+    journal = Journal(session.run_dir.journal)
+    if session.resume.changes:
+        # Rounds of a policy that other settings led to: of no use, and not to be found later.
+        journal.drop_after(session.start_step)
+    drop_completions_after(session.run_dir.completions, session.start_step)
     with ExitStack() as stack:
         troubles = TroubleLog(session)
         rewards = _rewards(config, session, troubles)
@@ -138,8 +150,8 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             engine=engine,
             rewards=rewards,
             moments=moments,
-            journal=Journal(session.run_dir.journal),
-            recipe=experiment_digest(config),
+            journal=journal,
+            origin=origin,
             saved=saved_journal(config),
         )
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.loaded))
@@ -158,6 +170,16 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             rl_state=rl_state,
             total_steps=total_steps,
         )
+
+
+def _origin(config: RunConfig, prompts: PromptSet, trainer: LocalTrainer) -> str:
+    """Names all that rollouts come from: settings, prompts, reward files, the first weights."""
+    assert config.rewards is not None, "combinations asks for rewards"
+    functions = [r.path for r in config.rewards.functions if isinstance(r, FunctionReward)]
+    sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
+    sums = {name: int(value) for name, value in checksums(trainer.model.causal_lm).items()}
+    parts = [experiment_digest(config), prompts.fingerprint, sources, sums]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _rewards(config: RunConfig, session: Session, troubles: TroubleLog) -> RewardPool:

@@ -1,4 +1,5 @@
-"""Weights under an adapter: a checkpoint does not hold them, so it holds what tells them apart.
+"""Weights that are not trained (under an adapter, of a reference model): a checkpoint does not hold
+them, so it holds what tells them apart.
 
 A sum of integers is exact in any order, so that it is the same on every device.
 """
@@ -15,10 +16,18 @@ from homeostat.errors import CheckpointError
 _INTEGERS = {4: torch.int32, 2: torch.int16}
 
 
-def frozen_checksums(model: nn.Module) -> dict[str, Tensor]:
-    """Parameter name -> the sum of its bits, taken as integers; none where all are trained."""
-    frozen = ((name, p.detach()) for name, p in model.named_parameters() if not p.requires_grad)
-    return {name: _bits(param).sum(dtype=torch.int64) for name, param in frozen}
+# Before the name of a parameter of the reference model.
+REFERENCE = "reference:"
+
+
+def checksums(model: nn.Module, *, only_frozen: bool = False) -> dict[str, Tensor]:
+    """Parameter name -> the sum of its bits, taken as integers."""
+    chosen = (
+        (name, param.detach())
+        for name, param in model.named_parameters()
+        if not (only_frozen and param.requires_grad)
+    )
+    return {name: _bits(param).sum(dtype=torch.int64) for name, param in chosen}
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -26,12 +35,19 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def require_same_frozen(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError where an adapter would go on over another base model."""
+    """Raises CheckpointError where an adapter would go on over another base model, or a policy
+    beside another reference."""
     other = own.keys() ^ stored.keys()
     other |= {name for name in own.keys() & stored.keys() if int(own[name]) != int(stored[name])}
-    if other:
-        raise CheckpointError(
-            f"the adapter in the checkpoint was trained over other weights than those of "
-            f"model.path: {len(other)} tensors differ, {min(other)!r} first. Restore the model's "
-            "files, or start a new run with another `name`."
+    if not other:
+        return
+    what = "the adapter in the checkpoint was trained over other weights than those of model.path"
+    if min(other).startswith(REFERENCE):
+        what = (
+            "the policy in the checkpoint was held to another reference than the one here "
+            "(reference.path, or else model.path)"
         )
+    raise CheckpointError(
+        f"{what}: {len(other)} tensors differ, {min(other)!r} first. Restore the model's "
+        "files, or start a new run with another `name`."
+    )

@@ -30,7 +30,7 @@ from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.checkpoint import copy_tensors
-from homeostat.train.frozen import frozen_checksums, require_same_frozen
+from homeostat.train.frozen import REFERENCE, checksums, require_same_frozen
 from homeostat.train.losses import EntropyNeed, entropy_need, loss_terms, reduce_stats
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.runtime import Runtime
@@ -172,8 +172,13 @@ class LocalTrainer:
 
     @cached_property
     def _frozen(self) -> dict[str, Tensor]:
-        """Of the weights under an adapter, which no checkpoint holds: their bytes, summed up."""
-        return frozen_checksums(self.model.causal_lm)
+        """Of weights that no checkpoint holds, an adapter's base or a reference: their bits,
+        summed up."""
+        sums = checksums(self.model.causal_lm, only_frozen=True)
+        if isinstance(self.reference, nn.Module) and not self.save_reference:
+            others = checksums(self.reference.causal_lm)
+            sums |= {f"{REFERENCE}{name}": value for name, value in others.items()}
+        return sums
 
     def memory_report(self) -> MemoryReport:
         if self.runtime.device.type == "cuda":

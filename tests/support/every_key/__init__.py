@@ -3,5 +3,11 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{module}" for module in ("workshop", "inputs", "trainer", "outputs"))
+    *(
+        f"{__name__}.{module}"
+        for module in (
+            "workshop", "inputs", "trainer", "outputs",
+            "rl_workshop", "rl_algorithm", "rl_sampling", "rl_rewards", "rl_sources",
+        )
+    )
 )

@@ -187,7 +187,8 @@ class Scheduler:
         chunks: list[Chunk] = []
         room = self.prefill_tokens
         for sequence in self.running:
-            if sequence.uncached > 1 or sequence.cached == 0:
+            # The last piece of a prompt may be one token: those who share the prompt wait for it.
+            if sequence.uncached > 1 or sequence.is_fresh:
                 size = min(sequence.uncached, self.prefill_tokens)
                 if size > room:
                     break
