@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from tests.support.every_key import inputs, outputs, rl_algorithm, rl_sampling, trainer
+from tests.support.every_key import (
+    inputs,
+    outputs,
+    rl_algorithm,
+    rl_rewards,
+    rl_sampling,
+    rl_sources,
+    trainer,
+)
 from tests.support.every_key.rl_workshop import RlWorkshop
 from tests.support.every_key.workshop import Workshop, assert_same, losses
 
@@ -18,7 +26,7 @@ from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
 SFT_PARTS = (inputs, trainer, outputs)
-RL_PARTS = (rl_algorithm, rl_sampling)
+RL_PARTS = (rl_algorithm, rl_sampling, rl_rewards, rl_sources)
 SFT_CASES = {name: case for part in SFT_PARTS for name, case in part.CASES.items()}
 RL_CASES = {name: case for part in RL_PARTS for name, case in part.CASES.items()}
 CASES = {**SFT_CASES, **RL_CASES}

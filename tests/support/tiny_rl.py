@@ -22,6 +22,9 @@ SMALL = {
 }
 
 
+ROLLOUT = {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 6}
+
+
 def write_model(folder: Path, **changes: Any) -> Path:
     """The tiny-sort folder at a size that samples and trains in milliseconds."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,7 @@ def recipe(folder: Path, **sections: Any) -> dict[str, Any]:
             "train": [{"type": "prompts", "path": str(prompts), "chat": False}],
             "max_length": 16,
         },
-        "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 6},
+        "rollout": ROLLOUT,
         "rewards": {
             "functions": [{"type": "exact_match", "column": "first", "extract": "[0-9]"}],
         },

@@ -25,7 +25,13 @@ from homeostat.errors import ConfigError, HomeostatError, MissingDependencyError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.check_item import Item, Level
-from homeostat.run.rl_preflight import engine_items, prompt_items, reward_items, size_items
+from homeostat.run.rl_preflight import (
+    engine_items,
+    other_run_items,
+    prompt_items,
+    reward_items,
+    size_items,
+)
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.runtime import resolve_device, resolve_dtype
 
@@ -55,6 +61,7 @@ class Preflight:
                 ("data", self._prompts),
                 ("sizes", self._rl_sizes),
                 ("engine", self._engine),
+                ("inputs", lambda: other_run_items(self.config)),
                 ("rewards", self._rewards),
             )
         checks: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (

@@ -7,16 +7,24 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.rollout import CheckpointReference
 from homeostat.config.run import RunConfig
 from homeostat.data.prepare import split_rows
 from homeostat.data.prompts import PromptSet, prepare_prompts
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.errors import ConfigError, ModelError
-from homeostat.models.preview import ModelPreview
+from homeostat.errors import ConfigError, DataError, ModelError, Problem
+from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.rewards.trial import try_rewards
+from homeostat.rollout.native.memory import free_bytes
 from homeostat.run.check_item import Item
-from homeostat.train.runtime import resolve_device
+from homeostat.run.rl_setup import (
+    named_reference,
+    reference_model,
+    require_stop_ids,
+    saved_journal,
+)
+from homeostat.train.runtime import resolve_device, resolve_dtype
 
 # Prompts that every reward is tried on.
 NUM_TRIED = 4
@@ -106,8 +114,43 @@ def engine_items(config: RunConfig, preview: ModelPreview, prompts: PromptSet) -
     running = min(config.engine.max_concurrency, rollout.samples_per_step)
     tokens = int(prompts.lengths.max()) + rollout.max_new_tokens
     most = per_token * running * tokens
+    require_stop_ids(config, vocabulary=preview.vocab_size)
+    budget = int(config.engine.memory_share * free_bytes(device))
+    if per_token * tokens > budget:
+        raise ConfigError(
+            [
+                Problem(
+                    "engine.memory_share",
+                    f"the cache of one completion takes up to {fmt.byte_size(per_token * tokens)}, "
+                    f"and the engine may have {fmt.byte_size(budget)}.",
+                    "Raise it, or lower rollout.max_new_tokens or data.max_length.",
+                )
+            ]
+        )
     text = (
         f"{config.engine.type} on {device.type}: up to {running} completions at one time, "
-        f"at most {fmt.byte_size(most)} of cached keys and values"
+        f"at most {fmt.byte_size(min(most, budget))} of cached keys and values"
     )
-    yield Item("engine", "ok", text, {"cache_bytes_at_most": most, "running": running})
+    facts = {"cache_bytes_at_most": min(most, budget), "running": running}
+    yield Item("engine", "ok", text, facts)
+
+
+def other_run_items(config: RunConfig) -> Iterator[Item]:
+    """What an RL run takes from elsewhere: a reference's checkpoint, another run's rollouts."""
+    if isinstance(config.reference, CheckpointReference):
+        device = resolve_device(config)
+        with named_reference():
+            preview = preview_model(
+                reference_model(config.model, config.reference),
+                None,
+                dtype=resolve_dtype(config, device),
+                device=device,
+            )
+        text = f"{preview.family}, {fmt.count(preview.num_params)} parameters"
+        yield Item("reference", "ok", text, {"num_params": preview.num_params})
+    if (journal := saved_journal(config)) is not None:
+        steps = journal.steps()
+        if not steps:
+            raise DataError(f"debug.rollouts: {journal.folder} holds no step. Name another run.")
+        text = f"{len(steps)} steps of {journal.folder}"
+        yield Item("rollouts", "ok", text, {"steps": len(steps)})

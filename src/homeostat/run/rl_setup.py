@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.model import ModelConfig
 from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward
 from homeostat.config.rollout import (
@@ -27,7 +28,7 @@ from homeostat.config.run import RunConfig
 from homeostat.data.prepare import split_rows
 from homeostat.data.prompts import PromptSampler, PromptSet, prepare_prompts
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
-from homeostat.errors import ConfigError, DataError, ModelError
+from homeostat.errors import ConfigError, DataError, ModelError, Problem
 from homeostat.models.build import LoadedModel
 from homeostat.models.decoder import Decoder
 from homeostat.observe.devices import GpuSampler
@@ -83,7 +84,6 @@ class RlParts:
     trainer: LocalTrainer
     engine: Engine | None
     collector: Collector
-    rewards: RewardPool
     troubles: TroubleLog
     profiler: StepProfiler
     gpus: GpuSampler
@@ -125,14 +125,10 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     for some in (prompts.train, prompts.evaluation):
         if some is not None:
             require_vocabulary(some.prompts, trainer.loaded)
+    require_stop_ids(config, vocabulary=trainer.model.output_weight().shape[0])
     if found is not None:
         trainer.load_state(found.tensors())
     rl_state, moments = _rl_state(config, session)
-    journal = Journal(session.run_dir.journal)
-    if session.resume.changes:
-        # Rounds of a policy that other settings led to: of no use, and not to be found later.
-        journal.drop_after(session.start_step)
-    drop_completions_after(session.run_dir.completions, session.start_step)
     with ExitStack() as stack:
         troubles = TroubleLog(session)
         rewards = _rewards(config, session, troubles)
@@ -150,7 +146,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             engine=engine,
             rewards=rewards,
             moments=moments,
-            journal=journal,
+            journal=_journal(session),
             origin=origin,
             saved=saved_journal(config),
         )
@@ -162,7 +158,6 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             trainer=trainer,
             engine=engine,
             collector=collector,
-            rewards=rewards,
             troubles=troubles,
             profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
             gpus=gpus,
@@ -180,6 +175,17 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: LocalTrainer) -> str
     sums = {name: int(value) for name, value in checksums(trainer.model.causal_lm).items()}
     parts = [experiment_digest(config), prompts.fingerprint, sources, sums]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _journal(session: Session) -> Journal:
+    """What was sampled beyond the step that the run goes on from may count, where it is shown as
+    the newest it may not."""
+    drop_completions_after(session.run_dir.completions, session.start_step)
+    journal = Journal(session.run_dir.journal)
+    if session.resume.changes:
+        # Rounds of a policy that other settings led to: of no use, and not to be found later.
+        journal.drop_after(session.start_step)
+    return journal
 
 
 def _rewards(config: RunConfig, session: Session, troubles: TroubleLog) -> RewardPool:
@@ -259,8 +265,9 @@ def _reference(
     if isinstance(choice, AdapterOffReference):
         return AdapterOff()
     if isinstance(choice, CheckpointReference):
-        model = config.model.model_copy(update={"path": choice.path, "init": "pretrained"})
-        other = load(model, None, config=config, runtime=runtime)
+        with named_reference():
+            model = reference_model(config.model, choice)
+            other = load(model, None, config=config, runtime=runtime)
         sizes = [m.output_weight().shape[0] for m in (loaded.module, other.module)]
         if sizes[0] != sizes[1]:
             raise ModelError(
@@ -272,6 +279,27 @@ def _reference(
         # Before the optimizer hangs its hooks on the parameters.
         module = copy.deepcopy(loaded.module)
     return module.requires_grad_(False)
+
+
+def reference_model(model: ModelConfig, choice: CheckpointReference) -> ModelConfig:
+    return model.model_copy(update={"path": choice.path, "init": "pretrained"})
+
+
+@contextmanager
+def named_reference() -> Iterator[None]:
+    """What is wrong with a reference is said of its own key, not of the policy's."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(str(error).replace("model.path", "reference.path")) from None
+
+
+def require_stop_ids(config: RunConfig, *, vocabulary: int) -> None:
+    """A token that the model cannot say ends nothing."""
+    unknown = [token for token in config.rollout.stop_token_ids if token >= vocabulary]
+    if unknown:
+        why = f"token {unknown[0]} lies outside the model's vocabulary of {vocabulary}."
+        raise ConfigError([Problem("rollout.stop_token_ids", why, "Remove it.")])
 
 
 def _engine(

@@ -20,7 +20,6 @@ from homeostat.config.run import RunConfig
 
 Site = dict[str, str | int]
 
-_CPU_ALLOCATOR_FAILED = "can't allocate memory"
 _RESERVE_BYTES = 64 * 2**20
 
 
@@ -43,12 +42,6 @@ class Reserve:
         if self._block is not None:
             self._block.close()
             self._block = None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR_FAILED in str(error)
 
 
 @contextlib.contextmanager

@@ -17,12 +17,12 @@ import torch
 from homeostat.config.run import RunConfig
 from homeostat.errors import OutOfMemoryHaltError
 from homeostat.observe.run_dir import RunDir
+from homeostat.ops.memory import is_out_of_memory
 from homeostat.train.events import EmitEvent
 from homeostat.train.local import LocalTrainer
 from homeostat.train.memory import (
     Reserve,
     Site,
-    is_out_of_memory,
     memory_ladder,
     recorded_call_sites,
     write_snapshot,

@@ -6,8 +6,15 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{module}"
         for module in (
-            "workshop", "inputs", "trainer", "outputs",
-            "rl_workshop", "rl_algorithm", "rl_sampling", "rl_rewards", "rl_sources",
+            "workshop",
+            "inputs",
+            "trainer",
+            "outputs",
+            "rl_workshop",
+            "rl_algorithm",
+            "rl_sampling",
+            "rl_rewards",
+            "rl_sources",
         )
     )
 )

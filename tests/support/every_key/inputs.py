@@ -224,7 +224,7 @@ CASES: dict[str, Case] = {
     ),
     "seed": all_of(alters("seed=1", first_loss), alters("seed=1", first_rows, base=TRAINED)),
     "algorithm.type (sft)": refuses("algorithm.type=dpo", r"algorithm\.type"),
-    "algorithm.normalise (sft)": alters("algorithm.normalise=row"),
+    "algorithm.normalise (sft)": alters("algorithm={type: sft, normalise: row}"),
     "model.path": alters("model.path=wide", fact("model_loaded", "bytes")),
     "model.init": alters("model.init=random", first_loss, base=TRAINED),
     "model.implementation": shows(

@@ -297,9 +297,7 @@ def overlong_buffer(workshop: Workshop, kind: str) -> None:
 
 
 def overlong_penalty(workshop: Workshop, kind: str) -> None:
-    one, half = (
-        overlong(workshop, kind, f"type: shape{more}") for more in ("", ", penalty: 0.5")
-    )
+    one, half = (overlong(workshop, kind, f"type: shape{more}") for more in ("", ", penalty: 0.5"))
     name = "rollout/overlong_penalty"
     assert only(name, one) < 0
     assert only(name, half) == pytest.approx(only(name, one) / 2)
@@ -346,7 +344,9 @@ CASES: dict[str, Case] = {
         for key, check in TYPED.items()
         for kind in KINDS
     },
-    **{f"algorithm.{key} ({kind})": partial(check, kind=kind) for key, (kind, check) in OWN.items()},
+    **{
+        f"algorithm.{key} ({kind})": partial(check, kind=kind) for key, (kind, check) in OWN.items()
+    },
     **{
         f"algorithm.{key}": all_of(*(partial(check, kind=kind) for kind in KINDS))
         for key, check in SHARED.items()

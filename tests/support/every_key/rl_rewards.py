@@ -5,6 +5,7 @@ What a function gives is judged by the texts it was given; what becomes of it by
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,7 @@ FUNCTIONS = {
 GYM = (
     "data.train=[{type: reasoning_gym, task: chain_sum, size: 8, seed: 0, chat: false,"
     " options: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}]",
-    "data.max_length=64",
+    "data.max_length=80",
 )
 LABELS = {"function": "starts_low"}
 # Short answers, so that a few of them are right.
@@ -54,8 +55,6 @@ def given(run: Run, name: str) -> np.ndarray:
 
 
 def column(run: Run, name: str) -> list[str]:
-    import json
-
     rows = read_completions(run.dir / "completions", 1)
     return [str(json.loads(row["columns"])[name]) for row in rows]
 
@@ -70,7 +69,9 @@ def last_digit_is(run: Run, found: Samples, name: str) -> list[float]:
 
 def number_is(run: Run, found: Samples) -> list[float]:
     pairs = zip(found.texts, column(run, "first"), strict=True)
-    return [float(text.strip(">").isdigit() and int(text.strip(">")) == int(w)) for text, w in pairs]
+    # A number, perhaps with a sign after it that means nothing.
+    numbers = [(re.fullmatch("([0-9]+)>*", text), int(wanted)) for text, wanted in pairs]
+    return [float(match is not None and int(match[1]) == wanted) for match, wanted in numbers]
 
 
 EXPECTED: dict[str, Callable[[Run, Samples], list[float]]] = {

@@ -83,7 +83,8 @@ def a_group_computes_its_prompt_once(workshop: Workshop) -> None:
     )
     found = samples(once)
     is_trained = found.advantage_S != 0
-    lengths = [len(prompt) for prompt, trained in zip(found.prompts, is_trained) if trained]
+    pairs = zip(found.prompts, is_trained, strict=True)
+    lengths = [len(prompt) for prompt, trained in pairs if trained]
     num_new = int(found.length_S[is_trained].sum())
     assert embedded_tokens(often) == num_new + sum(lengths)
     # Four samples a group.
@@ -128,8 +129,8 @@ def a_round_has_a_deadline(workshop: Workshop) -> None:
 
 
 def memory_bounds_what_runs(workshop: Workshop) -> None:
-    """A sequence of up to 32 tokens takes 8 KiB; there is room for about eight of the sixteen."""
-    share = 8 * 2**13 / free_bytes(torch.device("cpu"))
+    """A sequence of up to 16 tokens takes 4 KiB; there is room for about six of the sixteen."""
+    share = 6 * 2**12 / free_bytes(torch.device("cpu"))
     little = workshop.again(f"engine.memory_share={share}")
     assert 2 <= only("engine/max_running", little) < 16
     assert only("engine/max_running", workshop.run()) == 16

@@ -73,6 +73,8 @@ class RlWorkshop(Workshop):
             self.folder,
             name=name,
             runs_dir="runs",
+            # By tokens: the mean advantage of completions is 0, and so would be the loss.
+            algorithm={"type": "grpo", "normalise": "token"},
             rewards={"functions": [{"type": "regex_format", "pattern": "[0-2].*"}]},
             trainer=trainer,
             checkpoint={"interval_steps": 100},

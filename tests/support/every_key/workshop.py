@@ -279,3 +279,5 @@ def assert_same(first: Run, second: Run, same: Same | None = "bits") -> None:
         assert weight_bytes(first) == weight_bytes(second)
     elif same == "losses":
         assert losses(first) == pytest.approx(losses(second), rel=1e-5)
+        norms = (run.metric("grad_norm") for run in (first, second))
+        assert next(norms) == pytest.approx(next(norms), rel=1e-3)

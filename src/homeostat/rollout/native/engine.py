@@ -27,6 +27,7 @@ from torch import Tensor
 from homeostat.config.rollout import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
+from homeostat.ops.memory import is_out_of_memory
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.native.blocks import BlockPool
 from homeostat.rollout.native.cache import KVCache, token_bytes
@@ -349,6 +350,14 @@ class NativeEngine:
         try:
             with torch.no_grad():
                 yield
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, EngineError) or not is_out_of_memory(error):
+                raise
+            raise EngineError(
+                f"out of memory while {len(self._flying)} completions were on their way: "
+                f"{str(error).splitlines()[0]} Lower engine.max_concurrency, engine.memory_share "
+                "or engine.prefill_tokens. Nothing saved is lost."
+            ) from None
         finally:
             self._set_training(was_training)
 

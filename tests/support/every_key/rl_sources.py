@@ -1,0 +1,96 @@
+"""Cases of the keys of prompt sources, to train on and held out.
+
+The reward is a checksum of prompt and completion: whatever changes in either is seen.
+"""
+
+from __future__ import annotations
+
+from tests.support.every_key.rl_workshop import evaluated, samples
+from tests.support.every_key.workshop import Case, Run, See, all_of, alters, metric, shows
+
+# The model has a chat template; a group is small, since only the prompts matter.
+BASE = (
+    "model.path=chat",
+    "data.max_length=128",
+    "rollout={prompts_per_step: 4, samples_per_prompt: 2, max_new_tokens: 8}",
+    "rewards.functions=[{type: function, path: 'rewards.py:checksum'}]",
+    "data.shuffle=false",
+)
+FIRST = {
+    "prompts": "{type: prompts, path: asked.jsonl}",
+    "reasoning_gym": "{type: reasoning_gym, task: chain_sum, size: 6, seed: 0}",
+}
+# Of each type of source: key -> the change that is seen.
+CHANGES = {
+    "prompts": {
+        "path": "others.jsonl", "limit": "5", "prompt_column": "question", "chat": "false",
+        "system": "Be brief.",
+    },
+    "reasoning_gym": {
+        "task": "gcd", "size": "5", "seed": "1", "options": "{min_terms: 3}",
+        "instruction": "A number.", "chat": "false", "system": "Be brief.",
+    },
+}  # fmt: skip
+NUM_ROWS = {"limit": (12, 5), "size": (6, 5)}
+# What is in the text that was asked, besides in its tokens.
+ASKED = {"path", "prompt_column", "task", "seed", "options", "instruction"}
+OTHER = {"prompts": "reasoning_gym", "reasoning_gym": "prompts"}
+
+
+def base_of(group: str, kind: str) -> tuple[str, ...]:
+    others = "data.train=[{type: prompts, path: asked.jsonl}]" if group == "validation" else ""
+    return tuple(filter(None, (*BASE, others, f"data.{group}=[{FIRST[kind]}]")))
+
+
+def prepared(group: str) -> See:
+    def see(run: Run) -> dict[str, int]:
+        (event,) = [e for e in run.events("data_prepared") if e["which"] == group]
+        return {name: event[name] for name in ("seen", "kept", "tokens")}
+
+    return see
+
+
+def asked(run: Run) -> list[str]:
+    return samples(run).prompts
+
+
+def source_case(group: str, kind: str, name: str, value: str) -> Case:
+    """Other prompts are prepared and learnt from; of held-out ones, nothing else changes."""
+    base, change = base_of(group, kind), f"data.{group}.0.{name}={value}"
+    held_out = group == "validation"
+    parts = [alters(change, evaluated if held_out else effect(name), base=base,
+                    same="bits" if held_out else None)]  # fmt: skip
+    if name in NUM_ROWS:
+        was, now = NUM_ROWS[name]
+        parts.append(shows(change, lambda run: prepared(group)(run)["kept"], was=was, now=now,
+                           base=base))  # fmt: skip
+    elif name != "seed":
+        parts.append(alters(change, prepared(group), base=base))
+    if name in ASKED and not held_out:
+        parts.append(alters(change, asked, base=base))
+    return all_of(*parts)
+
+
+def effect(name: str) -> See:
+    """Fewer prompts leave the first step as it is, and make the epoch shorter."""
+    return metric("epoch" if name in NUM_ROWS else "grad_norm")
+
+
+def another_type(group: str, kind: str) -> Case:
+    base = base_of(group, OTHER[kind])
+    change = f"data.{group}=[{FIRST[kind]}]"
+    see = evaluated if group == "validation" else asked
+    return all_of(alters(change, see, base=base), alters(change, prepared(group), base=base))
+
+
+def cases_of(group: str) -> dict[str, Case]:
+    cases = {}
+    for kind, changes in CHANGES.items():
+        cases[f"data.{group}[].type ({kind})"] = another_type(group, kind)
+        for name, value in changes.items():
+            case = source_case(group, kind, name, value)
+            cases[f"data.{group}[].{name} ({kind})"] = case
+    return cases
+
+
+CASES: dict[str, Case] = {**cases_of("train"), **cases_of("validation")}
