@@ -98,6 +98,7 @@ def test_samples_without_any_reward_are_not_trained(tmp_path: Path, reward_file:
     # Rows 0-3 all fail; of 4-7 row 5 is sound; of 8-11 row 11.
     assert [record["rollout/untrained_share"] for record in records] == [1.0, 0.75, 0.75]
     assert "train/loss" not in records[0]
+    assert records[0]["sampling/sampling_logp_difference/max"] < 1e-5
     assert records[0]["train/updates_without_signal"] == 1
     assert all(record["train/loss"] == record["train/loss"] for record in records[1:])
 

@@ -18,7 +18,7 @@ class RolloutConfig(Settings):
     samples_per_prompt: int = key(8, ge=2, help="Completions of each prompt: its group.")
     max_new_tokens: int = key(512, ge=1, help="Tokens a completion may have.")
     temperature: float = key(1.0, ge=0, le=100, help="Sampling temperature; log-probs are at it.")
-    stop: tuple[str, ...] = key(
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = key(
         (), help="Texts that end a completion, besides the end-of-turn token. They stay in it."
     )
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = key(

@@ -62,6 +62,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("clip_ratio/low_mean", "share", _MEAN, "Tokens whose ratio the lower bound holds."),
     MetricInfo("clip_ratio/high_mean", "share", _MEAN, "Tokens whose ratio the upper bound holds."),
     MetricInfo("clip_ratio/region_mean", "share", _MEAN, "Tokens that either bound holds."),
+    MetricInfo("clip_ratio/dual_mean", "share", _MEAN, "Tokens that the dual clip holds."),
     MetricInfo("policy/ratio_mean", "", _MEAN, "Mean ratio of new to old policy."),
     MetricInfo("policy/ratio_max", "", _MAX, "Largest ratio of new to old policy."),
     MetricInfo("policy/ratio_min", "", _LAST, "Smallest ratio of new to old policy."),

@@ -32,6 +32,9 @@ from homeostat.train.run_state import RlState, RunState
 from homeostat.train.step import GuardedStep
 from homeostat.types import FloatArray, Role, RolloutGroup, TokenRow, TrainBatch, UpdateReport
 
+# Rows that a step without any update scores, to compare engine and trainer all the same.
+NUM_COMPARED = 16
+
 # Says what a step is at, for people who watch: (text, done, total).
 Tell = Callable[[str, int, int], None]
 
@@ -46,6 +49,8 @@ class Learned:
     num_without_signal: int = 0
     trained_tokens: int = 0
     kl: float | None = None
+    # Engine from trainer, where no update measured it.
+    differences: np.ndarray | None = None
     score_s: float = 0.0
     train_s: float = 0.0
 
@@ -90,6 +95,8 @@ class Learner:
             self.tell("updating", update + 1, len(spans))
             self._update(step, update, span, epoch, learned)
         learned.train_s = time.perf_counter() - started
+        if not learned.reports:
+            learned.differences = self._differences(rows, step)
         self._adapt_kl(learned, num_samples=len(rows.rows))
         return learned
 
@@ -148,6 +155,15 @@ class Learner:
             penalties.append(penalty_T)
         learned.kl = total / max(1, count)
         return penalties
+
+    def _differences(self, rows: StepRows, step: int) -> np.ndarray | None:
+        """How far the engine's log-probs are from the trainer's, on some of the step's rows."""
+        some = [row for row in rows.rows if row.weights_T.any()][:NUM_COMPARED]
+        if not some:
+            return None
+        trainer_logp = np.concatenate(self._logprobs(Role.POLICY, some, step=step))
+        engine_logp = [row.columns["engine_logp"][row.weights_T > 0] for row in some]
+        return np.abs(trainer_logp - np.concatenate(engine_logp))
 
     def _fill(
         self, name: str, role: Role, rows: StepRows, chosen: Sequence[int], step: int

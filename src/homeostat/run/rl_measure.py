@@ -37,6 +37,11 @@ def rl_metrics(
         metrics["kl_coefficient"] = parts.rl_state.kl_coefficient
     if learned.kl is not None:
         metrics["kl"] = learned.kl
+    if learned.differences is not None:
+        metrics |= {
+            "sampling/sampling_logp_difference/mean": float(learned.differences.mean()),
+            "sampling/sampling_logp_difference/max": float(learned.differences.max()),
+        }
     return metrics | _resource_metrics(parts)
 
 
@@ -108,6 +113,7 @@ def update_metrics(reports: list[UpdateReport]) -> dict[str, float]:
         "clip_ratio/low_mean": mean("clip_low"),
         "clip_ratio/high_mean": mean("clip_high"),
         "clip_ratio/region_mean": mean("clip_low") + mean("clip_high"),
+        "clip_ratio/dual_mean": mean("dual_clip"),
         "policy/ratio_mean": mean("ratio"),
         "policy/ratio_max": largest("ratio_max"),
         "policy/ratio_min": -largest("ratio_min_neg"),

@@ -178,8 +178,8 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: LocalTrainer) -> str
 
 
 def _journal(session: Session) -> Journal:
-    """What was sampled beyond the step that the run goes on from may count, where it is shown as
-    the newest it may not."""
+    """The run's own. Its rounds beyond the resume point are replayed; what is kept of those steps
+    for people to read is written again."""
     drop_completions_after(session.run_dir.completions, session.start_step)
     journal = Journal(session.run_dir.journal)
     if session.resume.changes:
