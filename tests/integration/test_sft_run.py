@@ -345,7 +345,7 @@ def test_out_of_memory_in_an_evaluation_is_retried_smaller_too(tmp_path: Path) -
     raw = big_recipe(tmp_path, "starved")
     raw["data"]["validation_share"] = 0.5
     raw["eval"] = {"at_start": True}
-    process = runs.start(raw, tmp_path, prelude=STARVED_EVALUATION.format(room=16 * 2**20))
+    process = runs.start(raw, tmp_path, prelude=STARVED_EVALUATION.format(room=36 * 2**20))
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     config = tiny.build_config(raw, [], file=None)
