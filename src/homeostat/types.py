@@ -240,7 +240,8 @@ class UpdateReport:
     """What an update did. The same on every rank.
 
     `applied` is False when the loss or gradient was not finite: weights and optimizer are then
-    exactly as before the step. `stats` holds what the loss measured on the way.
+    exactly as before the step. `stats` holds what the loss measured on the way; `row_logp`, for
+    each row, the log-probs of its trained tokens under the weights before the update.
     """
 
     step: int
@@ -252,3 +253,4 @@ class UpdateReport:
     row_ids_B: IntArray
     row_losses_B: FloatArray
     stats: Mapping[str, float] = field(default_factory=dict)
+    row_logp: tuple[FloatArray, ...] = ()

@@ -17,7 +17,7 @@ from homeostat.config.algorithm import SftConfig
 from homeostat.models.build import load_model
 from homeostat.models.hf import save_hf
 from homeostat.ops.attention import PackedLayout
-from homeostat.train.local import LocalTrainer
+from homeostat.train.local import LocalTrainer, predicted_positions
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, Role, TokenRow, TrainBatch
 
@@ -65,7 +65,7 @@ def accumulate(
     trainer: LocalTrainer, split: list[list[TokenRow]], spec: LossSpec, *, step: int = 1
 ) -> None:
     for part in split:
-        trainer.accumulate(POLICY, TrainBatch.of(part), spec, step=step)
+        trainer.accumulate(POLICY, [TrainBatch.of(part)], spec, step=step)
 
 
 @pytest.mark.parametrize("normalise", ["token", "row"])
@@ -94,7 +94,7 @@ def pretrained(folder: Path) -> Path:
     if not target.exists():
         trainer = local(tiny.config(folder))
         tiny.write_model(target)
-        save_hf(trainer.weights(POLICY), target, source_config=trainer.loaded.source_config)
+        save_hf(trainer.weights(POLICY), target, source_config=trainer.loaded.sheet.source_config)
     return target
 
 
@@ -216,13 +216,17 @@ def test_bf16_keeps_fp32_masters_gradients_and_moments(
 def test_row_losses_name_their_rows(build: Callable[..., LocalTrainer], tmp_path: Path) -> None:
     trainer, data = build(tiny.config(tmp_path)), rows()
     batch = TrainBatch.of(data)
-    scores = trainer.score(POLICY, batch)
+    (logp_M,) = trainer.score(POLICY, [batch])
+    index_M, row_of_M = map(torch.from_numpy, predicted_positions(batch))
     accumulate(trainer, [data[4:], data[:4]], loss_spec(SftConfig(), data))
     report = trainer.apply(POLICY, step=1, learning_rate=0.0)
     by_id = dict(zip(report.row_ids_B.tolist(), report.row_losses_B.tolist(), strict=True))
-    weights_M = torch.from_numpy(batch.weights_N)[scores.index_M]
-    zeros, rows_M = torch.zeros(len(data)), scores.row_of_M
-    nll_B = zeros.index_add(0, rows_M, -scores.logp_M * weights_M)
-    expected = (nll_B / zeros.index_add(0, rows_M, weights_M)).tolist()
-    for row, loss in zip(data, expected, strict=True):
+    weights_M = torch.from_numpy(batch.weights_N)[index_M]
+    zeros = torch.zeros(len(data))
+    nll_B = zeros.index_add(0, row_of_M, -torch.from_numpy(logp_M) * weights_M)
+    expected = (nll_B / zeros.index_add(0, row_of_M, weights_M)).tolist()
+    logp_by_id = dict(zip(report.row_ids_B.tolist(), report.row_logp, strict=True))
+    for number, (row, loss) in enumerate(zip(data, expected, strict=True)):
         assert by_id[row.row_id] == pytest.approx(loss, rel=1e-5)
+        own_M = logp_M[row_of_M.numpy() == number]
+        assert logp_by_id[row.row_id] == pytest.approx(own_M, rel=1e-5)

@@ -41,7 +41,7 @@ def losses_of(made: LocalTrainer, num_steps: int) -> list[float]:
     data, found = rows(16), []
     spec = loss_spec(SftConfig(), data)
     for step in range(1, num_steps + 1):
-        made.accumulate(Role.POLICY, TrainBatch.of(data), spec, step=step)
+        made.accumulate(Role.POLICY, [TrainBatch.of(data)], spec, step=step)
         found.append(made.apply(Role.POLICY, step=step, learning_rate=1e-3).loss)
     return found
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def pretrained(tmp_path: Path) -> Path:
         gradient_checkpointing=False,
     )  # fmt: skip
     folder = tiny.write_model(tmp_path / "pretrained")
-    save_hf(loaded.module.state_dict().items(), folder, source_config=loaded.source_config)
+    save_hf(loaded.module.state_dict().items(), folder, source_config=loaded.sheet.source_config)
     return folder
 
 
@@ -226,9 +227,11 @@ class Measured(LocalTrainer):
 
     most_tokens = 0
 
-    def accumulate(self, role: Role, batch: TrainBatch, spec: LossSpec, *, step: int) -> None:
-        self.most_tokens = max(self.most_tokens, batch.num_tokens)
-        super().accumulate(role, batch, spec, step=step)
+    def accumulate(
+        self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
+    ) -> None:
+        self.most_tokens = max(self.most_tokens, *(batch.num_tokens for batch in batches))
+        super().accumulate(role, batches, spec, step=step)
 
 
 @pytest.mark.parametrize("implementation", ["native", "transformers"])

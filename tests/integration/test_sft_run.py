@@ -17,7 +17,7 @@ from homeostat.errors import ConfigError, DataError, ModelError, RunDirError, Tr
 from homeostat.models.build import load_model
 from homeostat.models.hf import save_hf
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.checkpoint import CheckpointStore, read_tensors
 
 
 def test_a_run_learns_and_leaves_all_its_files(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_export_is_the_trained_model(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(result.export)
     stored = CheckpointStore(config.run_dir / "checkpoints").newest_valid()
     assert stored is not None
-    for name, tensor in stored.tensors()["model"].items():
+    for name, tensor in read_tensors(stored.path)["model"].items():
         assert torch.equal(model.get_parameter(name), tensor), name
     tokenizer = AutoTokenizer.from_pretrained(result.export)
     assert tokenizer.chat_template
@@ -244,7 +244,7 @@ def poisoned_model(tmp_path: Path) -> Path:
         trunk.layers[0].mlp.gate_proj.weight[:, 0] = 5e18
         trunk.layers[0].mlp.up_proj.weight[:, 0] = 5e18
     folder = tiny.write_model(tmp_path / "poisoned")
-    save_hf(loaded.module.state_dict().items(), folder, source_config=loaded.source_config)
+    save_hf(loaded.module.state_dict().items(), folder, source_config=loaded.sheet.source_config)
     return folder
 
 

@@ -85,7 +85,7 @@ def test_the_merged_export_is_the_adapted_model(tmp_path):
             if "lora_B" in name:
                 tensor.normal_(0, 0.5)
     out = tmp_path / "merged"
-    save_hf(merged_state(loaded.module), out, source_config=loaded.source_config)
+    save_hf(merged_state(loaded.module), out, source_config=loaded.sheet.source_config)
     merged = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     with torch.no_grad():
         want = merged(tokens()[None]).logits[0]

@@ -69,8 +69,8 @@ def test_packed_logits_equal_separate_ones(attention, tmp_path):
         ours = loaded.module.eval().hidden(tokens, positions, layout)
         ours = ours @ loaded.module.output_weight().t()
         theirs = torch.cat([reference(row[None]).logits[0] for row in tokens.split(LENGTHS)])
-    assert loaded.packs
-    assert loaded.facts["attention"] == ("sdpa" if attention == "auto" else attention)
+    assert loaded.sheet.packs
+    assert loaded.sheet.facts["attention"] == ("sdpa" if attention == "auto" else attention)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
@@ -78,7 +78,7 @@ def test_packed_logits_equal_separate_ones(attention, tmp_path):
 def test_other_architectures_are_right_whether_they_pack_or_not(settings, packs, tmp_path):
     reference = build(settings, seed=4)
     loaded = load(save(reference, tmp_path))
-    assert loaded.packs == packs
+    assert loaded.sheet.packs == packs
     tokens, positions, layout = batch(seed=3)
     with torch.no_grad():
         ours = loaded.module.eval().hidden(tokens, positions, layout)

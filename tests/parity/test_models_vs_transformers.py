@@ -59,8 +59,8 @@ def test_packed_logits_equal_transformers_row_by_row(family, attention, tmp_path
         ours = packed_logits(loaded.module, documents)
         theirs = separate_logits(reference, documents)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
-    assert loaded.facts["attention"] == attention
-    assert loaded.num_params == loaded.num_trainable == reference.num_parameters()
+    assert loaded.sheet.facts["attention"] == attention
+    assert loaded.sheet.num_params == loaded.sheet.num_trainable == reference.num_parameters()
 
 
 @pytest.mark.parametrize("spelling", ["new", "old"])
@@ -129,8 +129,8 @@ def test_what_we_save_transformers_loads_with_equal_logits(family, max_shard_byt
     save_hf(
         merged_state(loaded.module),
         out,
-        source_config=loaded.source_config,
-        generation_config=loaded.generation_config,
+        source_config=loaded.sheet.source_config,
+        generation_config=loaded.sheet.generation_config,
         max_shard_bytes=max_shard_bytes,
     )
     shards = sorted(out.glob("*.safetensors"))
@@ -147,7 +147,7 @@ def test_what_we_save_transformers_loads_with_equal_logits(family, max_shard_byt
     with torch.no_grad():
         theirs, want = separate_logits(again, documents), separate_logits(reference, documents)
     torch.testing.assert_close(theirs, want, atol=1e-5, rtol=1e-5)
-    assert load(out).num_params == loaded.num_params
+    assert load(out).sheet.num_params == loaded.sheet.num_params
 
 
 def test_saved_dtype_is_written_under_the_key_the_source_used(tmp_path):
@@ -155,7 +155,7 @@ def test_saved_dtype_is_written_under_the_key_the_source_used(tmp_path):
     folder = save(reference, tmp_path / "in")
     edit_config(folder, dtype=None, torch_dtype="bfloat16")
     loaded = load(folder)
-    save_hf(merged_state(loaded.module), tmp_path / "out", source_config=loaded.source_config)
+    save_hf(merged_state(loaded.module), tmp_path / "out", source_config=loaded.sheet.source_config)
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written["torch_dtype"] == "float32"
     assert "dtype" not in written

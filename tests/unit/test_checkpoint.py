@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from homeostat.errors import CheckpointError
-from homeostat.train.checkpoint import CheckpointStore, copy_tensors, why_broken
+from homeostat.train.checkpoint import (
+    CheckpointStore,
+    TensorFiles,
+    copy_tensors,
+    read_tensors,
+    why_broken,
+    write_tensors,
+)
 from homeostat.train.run_state import RunState
 
 
@@ -22,10 +29,14 @@ def tensors(value: float = 0.0, size: int = 64) -> dict[str, dict[str, torch.Ten
     return {"model": {"w": torch.full((size,), value)}, "optimizer": {"m": torch.zeros(size)}}
 
 
+def save(store: CheckpointStore, step: int, files: TensorFiles, state: dict) -> None:
+    store.save(step, lambda folder: write_tensors(folder, files), state, num_bytes=512)
+
+
 def saved(folder: Path, *steps: int) -> CheckpointStore:
     store = CheckpointStore(folder)
     for step in steps:
-        store.save(step, tensors(step), {"n": step})
+        save(store, step, tensors(step), {"n": step})
     return store
 
 
@@ -33,7 +44,7 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     found = saved(tmp_path, 1, 2).newest_valid()
     assert found is not None
     assert (found.step, found.state, found.passed_over) == (2, {"n": 2}, ())
-    assert torch.equal(found.tensors()["model"]["w"], torch.full((64,), 2.0))
+    assert torch.equal(read_tensors(found.path)["model"]["w"], torch.full((64,), 2.0))
     assert (tmp_path / "latest").read_text().strip() == "step_00000002"
 
 
@@ -118,12 +129,15 @@ LIMITED = """
 import resource, sys, torch
 from pathlib import Path
 from homeostat.errors import CheckpointError
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.checkpoint import CheckpointStore, write_tensors
 store = CheckpointStore(Path(sys.argv[1]))
-store.save(1, {"model": {"w": torch.ones(64)}}, {})
+def save(step, tensor):
+    files = {"model": {"w": tensor}}
+    store.save(step, lambda folder: write_tensors(folder, files), {}, num_bytes=tensor.nbytes)
+save(1, torch.ones(64))
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
-    store.save(2, {"model": {"w": torch.ones(64_000)}}, {})
+    save(2, torch.ones(64_000))
 except CheckpointError as error:
     print(error)
 """
@@ -141,12 +155,15 @@ def test_a_full_disk_costs_nothing_already_saved(tmp_path: Path) -> None:
 KILLED = """
 import os, sys, threading, time, torch
 from pathlib import Path
-from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.checkpoint import CheckpointStore, write_tensors
 store = CheckpointStore(Path(sys.argv[1]))
 threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), 9)).start()
 print("go", flush=True)
 for step in range(1, 10_000):
-    store.save(step, {"model": {"w": torch.full((20_000,), float(step))}}, {"step": step})
+    files = {"model": {"w": torch.full((20_000,), float(step))}}
+    store.save(
+        step, lambda folder: write_tensors(folder, files), {"step": step}, num_bytes=80_000
+    )
     store.prune(keep_last=2, max_bytes=None)
 """
 
@@ -161,8 +178,8 @@ def test_kill_nine_at_any_moment_leaves_a_whole_one(tmp_path: Path) -> None:
         found = store.newest_valid()
         assert found is not None
         assert found.passed_over == ()
-        assert float(found.tensors()["model"]["w"][0]) == found.state["step"]
-        store.save(found.step + 1, tensors(), {})
+        assert float(read_tensors(found.path)["model"]["w"][0]) == found.state["step"]
+        save(store, found.step + 1, tensors(), {})
         assert not list(folder.glob(".*_step_*"))
 
 
@@ -188,7 +205,7 @@ def test_tensors_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     found = store.newest_valid()
     assert found is not None
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        found.tensors()
+        read_tensors(found.path)
     with pytest.raises(CheckpointError, match="run is None"):
         found.section("run")
 

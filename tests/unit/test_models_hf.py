@@ -50,7 +50,7 @@ def write(folder, *, shard_bytes=10**9, **changes):
     save_hf(
         merged_state(loaded.module),
         folder,
-        source_config=loaded.source_config,
+        source_config=loaded.sheet.source_config,
         max_shard_bytes=shard_bytes,
     )
     return folder, loaded.module
@@ -81,7 +81,7 @@ def test_every_parameter_comes_back(meta_init, shard_bytes, tmp_path):
     generator_state = torch.get_rng_state()
     loaded = load(folder, meta_init=meta_init)
     assert torch.equal(generator_state, torch.get_rng_state())
-    assert loaded.facts["meta_init"] == meta_init
+    assert loaded.sheet.facts["meta_init"] == meta_init
     wanted = dict(module.named_parameters())
     for name, parameter in loaded.module.named_parameters():
         assert torch.equal(parameter, wanted[name]), name
@@ -148,7 +148,7 @@ def test_a_stored_tied_head_and_rotary_frequencies_are_tolerated(folder):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
 
     rewrite(folder, edit)
-    assert load(folder).num_params > 0
+    assert load(folder).sheet.num_params > 0
 
 
 def test_an_untied_head_must_be_there(tmp_path):

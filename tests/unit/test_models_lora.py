@@ -78,9 +78,9 @@ def test_only_the_adapter_is_trained_and_it_starts_as_nothing(folder):
     adapted = load(folder, LoraConfig(rank=3, targets=("q_proj", "up_proj")))
     trainable = [n for n, p in adapted.module.named_parameters() if p.requires_grad]
     assert sorted(trainable) == sorted(name for name, _ in adapter_state(adapted.module))
-    assert adapted.facts["lora_modules"] == 4
-    assert adapted.num_trainable == 2 * 3 * ((32 + 32) + (32 + 40))
-    assert adapted.num_params == plain.num_params + adapted.num_trainable
+    assert adapted.sheet.facts["lora_modules"] == 4
+    assert adapted.sheet.num_trainable == 2 * 3 * ((32 + 32) + (32 + 40))
+    assert adapted.sheet.num_params == plain.sheet.num_params + adapted.sheet.num_trainable
     torch.testing.assert_close(hidden(adapted.module, [0])[0], hidden(plain.module, [0])[0])
 
 

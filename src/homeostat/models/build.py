@@ -33,16 +33,25 @@ from homeostat.ops.attention import resolve_kernel
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model on its device. `packs`: one forward may hold several rows at full speed."""
+class ModelSheet:
+    """What is known of a model without having it. `packs`: one forward may hold several rows at
+    full speed."""
 
-    module: Decoder | TransformersModel
     source_config: Mapping[str, Any]
     generation_config: Mapping[str, Any] | None
     num_params: int
     num_trainable: int
+    vocab_size: int
     packs: bool
     facts: Mapping[str, str | int | float | bool]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device."""
+
+    module: Decoder | TransformersModel
+    sheet: ModelSheet
 
 
 def load_model(
@@ -74,15 +83,16 @@ def load_model(
         "bytes": sum(parameter.nbytes for parameter in parameters),
         "seconds": time.perf_counter() - started,
     }
-    return LoadedModel(
-        module=module,
+    sheet = ModelSheet(
         source_config=config,
         generation_config=generation_config,
         num_params=num_params(module),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        vocab_size=module.output_weight().shape[0],
         packs=module.packs,
         facts=facts,
     )
+    return LoadedModel(module, sheet)
 
 
 def num_params(module: nn.Module) -> int:

@@ -7,7 +7,9 @@ samples depends on the weights, its tokens and (seed, id, position) alone, never
 submission (the noise is rollout/noise.py's); the last bits of its log-probs may depend on what else
 was in the batch, unless the engine is `batch_invariant`.
 
-Weights change between `begin_update` and `commit`, with the engine quiesced.
+Weights change between `begin_update` and `commit`, with the engine quiesced. An engine that shares
+the trainer's weights needs no more than that; any other is given a transport by `connect`, once,
+and takes the new weights in by `apply`, parcel by parcel.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from homeostat.errors import EngineError
 from homeostat.types import Completion, FloatArray, IntArray, Segment, TokenRow
+
+if TYPE_CHECKING:
+    from homeostat.sync.parcel import Parcel, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +73,19 @@ class Quiesce(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, known before it starts."""
+    """What an engine can do, known before it starts.
+
+    `resumes_exactly`: a request that goes on from `begun` samples what it would have sampled
+    uninterrupted. `score_temperatures`: what `score` can be asked for.
+    """
 
     name: str
     shares_weights: bool
     batch_invariant: bool
     quiesce: frozenset[Quiesce]
     max_tokens: int | None
+    resumes_exactly: bool = True
+    score_temperatures: Literal["any", "one"] = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +129,22 @@ class Engine(Protocol):
         """Per row, the log-prob of each token of weight > 0, in order."""
         ...
 
+    def connect(self, transport: Transport) -> None:
+        """Make ready to receive weights. An engine that shares the trainer's refuses."""
+        ...
+
     def begin_update(self, how: Quiesce) -> list[Completion]:
         """Make ready for new weights; what ended because of it comes back."""
+        ...
+
+    def apply(self, parcel: Parcel) -> None:
+        """Take in some of the new weights. Raises SyncError where they are not what was sent."""
+        ...
+
+    @property
+    def received_checksum(self) -> str | None:
+        """Over what was taken in since the last `begin_update`, as in the sender's manifest; None
+        where weights are shared."""
         ...
 
     def commit(self, version: int) -> None:

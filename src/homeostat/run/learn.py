@@ -26,10 +26,10 @@ from homeostat.run.updates import (
     step_rows,
     with_column,
 )
-from homeostat.train.local import LocalTrainer
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.run_state import RlState, RunState
 from homeostat.train.step import GuardedStep
+from homeostat.train.trainer import Trainer
 from homeostat.types import FloatArray, Role, RolloutGroup, TokenRow, TrainBatch, UpdateReport
 
 # Rows that a step without any update scores, to compare engine and trainer all the same.
@@ -62,7 +62,7 @@ class Learner:
         self,
         config: RunConfig,
         *,
-        trainer: LocalTrainer,
+        trainer: Trainer,
         guarded: GuardedStep,
         memory: MemoryGuard,
         state: RunState,
@@ -183,10 +183,7 @@ class Learner:
         numbered = [TokenRow(i, row.tokens_T, row.weights_T) for i, row in enumerate(rows)]
 
         def work(batches: Sequence[TrainBatch]) -> list[np.ndarray]:
-            return [
-                self.trainer.score(role, batch, temperature=temperature).logp_M.cpu().numpy()
-                for batch in batches
-            ]
+            return self.trainer.score(role, batches, temperature=temperature)
 
         found = None
         while found is None:

@@ -11,6 +11,7 @@ from homeostat.algorithms import sft
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import eval_batches
 from homeostat.observe.devices import host_rss
+from homeostat.train.local import predicted_positions
 from homeostat.train.oom import MemoryGuard
 from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
 
@@ -55,11 +56,12 @@ def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
 
     def total(batches: list[TrainBatch]) -> float:
         found = torch.zeros((), dtype=torch.float64)
-        for batch in batches:
-            scores = parts.trainer.score(Role.POLICY, batch)
-            weights_M = torch.from_numpy(batch.weights_N).to(scores.index_M.device)[scores.index_M]
-            sums = sft.row_sums(scores.logp_M, weights_M, scores.row_of_M, batch.num_rows)
-            found += sft.loss(*(sum_B.double() for sum_B in sums), spec).cpu()
+        scores = parts.trainer.score(Role.POLICY, batches)
+        for batch, logp_M in zip(batches, scores, strict=True):
+            index_M, row_of_M = map(torch.from_numpy, predicted_positions(batch))
+            weights_M = torch.from_numpy(batch.weights_N)[index_M]
+            sums = sft.row_sums(torch.from_numpy(logp_M), weights_M, row_of_M, batch.num_rows)
+            found += sft.loss(*(sum_B.double() for sum_B in sums), spec)
         return float(found)
 
     step, loss = parts.state.step, None

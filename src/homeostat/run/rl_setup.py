@@ -44,11 +44,11 @@ from homeostat.run.reward_troubles import TroubleLog
 from homeostat.run.session import Session
 from homeostat.run.setup import describe_model, load, require_vocabulary, restored_state
 from homeostat.run.waiting import progress_of
-from homeostat.train.frozen import checksums
 from homeostat.train.local import AdapterOff, LocalTrainer, Reference
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
 from homeostat.train.runtime import Runtime, resolve_runtime
+from homeostat.train.trainer import Trainer
 from homeostat.types import IntArray
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class RlParts:
     config: RunConfig
     tokenizer: ChatTokenizer
     prompts: Prompts
-    trainer: LocalTrainer
+    trainer: Trainer
     engine: Engine | None
     collector: Collector
     troubles: TroubleLog
@@ -124,10 +124,10 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     origin = _origin(config, prompts.train.prompts, trainer)
     for some in (prompts.train, prompts.evaluation):
         if some is not None:
-            require_vocabulary(some.prompts, trainer.loaded)
-    require_stop_ids(config, vocabulary=trainer.model.output_weight().shape[0])
+            require_vocabulary(some.prompts, trainer.sheet)
+    require_stop_ids(config, vocabulary=trainer.sheet.vocab_size)
     if found is not None:
-        trainer.load_state(found.tensors())
+        trainer.load(found.path)
     rl_state, moments = _rl_state(config, session)
     with ExitStack() as stack:
         troubles = TroubleLog(session)
@@ -150,7 +150,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             origin=origin,
             saved=saved_journal(config),
         )
-        session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.loaded))
+        session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
         yield RlParts(
             config=config,
             tokenizer=tokenizer,
@@ -167,13 +167,12 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         )
 
 
-def _origin(config: RunConfig, prompts: PromptSet, trainer: LocalTrainer) -> str:
+def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     """Names all that rollouts come from: settings, prompts, reward files, the first weights."""
     assert config.rewards is not None, "combinations asks for rewards"
     functions = [r.path for r in config.rewards.functions if isinstance(r, FunctionReward)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
-    sums = {name: int(value) for name, value in checksums(trainer.model.causal_lm).items()}
-    parts = [experiment_digest(config), prompts.fingerprint, sources, sums]
+    parts = [experiment_digest(config), prompts.fingerprint, sources, dict(trainer.checksums())]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -235,7 +234,7 @@ def _prepare(
 
 def _trainer(config: RunConfig, runtime: Runtime, session: Session) -> LocalTrainer:
     loaded = load(config.model, config.lora, config=config, runtime=runtime)
-    session.event("model_loaded", session.start_step, **loaded.facts)
+    session.event("model_loaded", session.start_step, **loaded.sheet.facts)
     choice = reference_of(config)
     refreshes = isinstance(choice, InitialReference) and choice.refresh_steps is not None
     return LocalTrainer(

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointWriteError
-from homeostat.models.hf import save_hf
-from homeostat.models.lora import save_adapter
 from homeostat.run.session import Session
-from homeostat.types import Role
 
 if TYPE_CHECKING:
     from homeostat.run.rl_setup import RlParts
@@ -58,15 +55,22 @@ class Saver:
         export = self.config.checkpoint.export
         with_export = export == "every" or (export == "final" and at_end)
         record = {"run": self.parts.state.as_json(), **sections}
-        extra = self._export if with_export else None
+        trainer = self.parts.trainer
+
+        def write(folder: Path) -> None:
+            trainer.save(folder)
+            if with_export:
+                trainer.export(folder / "hf", self.config)
+                self.parts.tokenizer.save(folder / "hf")
+
         is_best = self.parts.state.best_step == step
         try:
             path = self.store.save(
                 step,
-                self.parts.trainer.state(),
+                write,
                 record,
+                num_bytes=trainer.state_bytes,
                 best=is_best and self.config.eval.keep_best,
-                write_extra=extra,
             )
         except CheckpointWriteError as error:
             recorder.event("checkpoint_failed", step, error=str(error))
@@ -97,17 +101,3 @@ class Saver:
             return
         if removed:
             self.session.recorder.event("checkpoint_pruned", step, removed=removed)
-
-    def _export(self, building: Path) -> None:
-        folder, lora, trainer = building / "hf", self.config.lora, self.parts.trainer
-        if lora is not None and lora.export == "adapter":
-            save_adapter(trainer.model, folder, lora, base_path=self.config.model.path)
-        else:
-            save_hf(
-                trainer.weights(Role.POLICY),
-                folder,
-                source_config=trainer.loaded.source_config,
-                generation_config=trainer.loaded.generation_config,
-                max_shard_bytes=self.config.checkpoint.max_shard_bytes,
-            )
-        self.parts.tokenizer.save(folder)

@@ -18,7 +18,7 @@ from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import CheckpointError, ConfigError, ModelError
-from homeostat.models.build import LoadedModel, load_model
+from homeostat.models.build import LoadedModel, ModelSheet, load_model
 from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuSampler
 from homeostat.run.session import Session
@@ -28,6 +28,7 @@ from homeostat.train.local import LocalTrainer
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import Runtime, resolve_runtime
+from homeostat.train.trainer import Trainer
 from homeostat.types import IntArray
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Parts:
     tokenizer: ChatTokenizer
     train_rows: RowSet
     eval_rows: RowSet | None
-    trainer: LocalTrainer
+    trainer: Trainer
     profiler: StepProfiler
     gpus: GpuSampler
     state: RunState
@@ -86,10 +87,10 @@ def set_up(config: RunConfig, session: Session) -> Parts:
     trainer = build_trainer(config, runtime, session)
     for rows in (train_rows, eval_rows):
         if rows is not None:
-            require_vocabulary(rows.store, trainer.loaded)
+            require_vocabulary(rows.store, trainer.sheet)
     if found is not None:
-        trainer.load_state(found.tensors())
-    session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.loaded))
+        trainer.load(found.path)
+    session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
     return Parts(
         config=config,
         tokenizer=tokenizer,
@@ -160,9 +161,9 @@ def _prepare(config: RunConfig, tokenizer: ChatTokenizer, session: Session, whic
     return store
 
 
-def build_trainer(config: RunConfig, runtime: Runtime, session: Session) -> LocalTrainer:
+def build_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Trainer:
     loaded = load(config.model, config.lora, config=config, runtime=runtime)
-    session.event("model_loaded", session.start_step, **loaded.facts)
+    session.event("model_loaded", session.start_step, **loaded.sheet.facts)
     return LocalTrainer(loaded, config.trainer, runtime=runtime, seed=config.seed)
 
 
@@ -179,8 +180,8 @@ def load(
     )
 
 
-def require_vocabulary(rows: RowStore | PromptSet, loaded: LoadedModel) -> None:
-    size = loaded.module.output_weight().shape[0]
+def require_vocabulary(rows: RowStore | PromptSet, sheet: ModelSheet) -> None:
+    size = sheet.vocab_size
     if rows.max_token_id >= size:
         raise ModelError(
             f"the tokenizer gives token {rows.max_token_id}, and the model knows tokens below "
@@ -189,9 +190,9 @@ def require_vocabulary(rows: RowStore | PromptSet, loaded: LoadedModel) -> None:
         )
 
 
-def describe_model(config: RunConfig, loaded: LoadedModel) -> str:
-    kind = loaded.source_config.get("model_type", "model")
-    text = f"{kind}, {fmt.count(loaded.num_params)} parameters"
+def describe_model(config: RunConfig, sheet: ModelSheet) -> str:
+    kind = sheet.source_config.get("model_type", "model")
+    text = f"{kind}, {fmt.count(sheet.num_params)} parameters"
     if config.lora is not None:
-        text += f", {fmt.count(loaded.num_trainable)} trained (LoRA rank {config.lora.rank})"
+        text += f", {fmt.count(sheet.num_trainable)} trained (LoRA rank {config.lora.rank})"
     return text

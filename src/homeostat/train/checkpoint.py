@@ -38,7 +38,7 @@ from homeostat.observe.durable import (
 )
 
 TensorFiles = dict[str, dict[str, Tensor]]
-WriteExtra = Callable[[Path], None]
+Write = Callable[[Path], None]
 
 _NAME = re.compile(r"step_(\d{8})")
 _MANIFEST = "manifest.json"
@@ -64,15 +64,6 @@ class Found:
             raise CheckpointError(f"{self.state_file}: {name} is {value!r:.60}, not an object.")
         return value
 
-    def tensors(self) -> TensorFiles:
-        found = {}
-        for file in sorted(self.path.glob("*.safetensors")):
-            try:
-                found[file.stem] = load_file(file)
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} cannot be read: {error}.") from None
-        return found
-
 
 class CheckpointStore:
     """The checkpoints of one run."""
@@ -92,26 +83,25 @@ class CheckpointStore:
     def save(
         self,
         step: int,
-        tensors: TensorFiles,
+        write: Write,
         state: dict[str, Any],
         *,
+        num_bytes: int,
         best: bool = False,
-        write_extra: WriteExtra | None = None,
     ) -> Path:
-        """Write a checkpoint. Raises CheckpointWriteError, leaving no trace, where it cannot."""
+        """Save what `write` puts into a folder, about `num_bytes` of it, beside `state`.
+
+        Raises CheckpointWriteError, leaving no trace, where it cannot.
+        """
         final = self.path(step)
         building = self.folder / f".building_{final.name}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
-            self._require_space(tensors)
+            self._require_space(num_bytes)
             building.mkdir()
-            for stem, group in tensors.items():
-                whole = {name: tensor.contiguous() for name, tensor in group.items()}
-                save_file(whole, building / f"{stem}.safetensors")
+            write(building)
             (building / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-            if write_extra is not None:
-                write_extra(building)
             _write_manifest(building)
             self._put_in_place(building, final)
             self._point("latest", step)
@@ -205,10 +195,7 @@ class CheckpointStore:
             raise CheckpointError(f"{path / 'state.json'} does not hold a JSON object.")
         return Found(path, step, state, tuple(passed_over))
 
-    def _require_space(self, tensors: TensorFiles) -> None:
-        need = sum(
-            t.numel() * t.element_size() for group in tensors.values() for t in group.values()
-        )
+    def _require_space(self, need: int) -> None:
         free = shutil.disk_usage(self.folder).free
         if free < need * 1.02 + 2**20:
             text = f"{need / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free"
@@ -261,6 +248,22 @@ def why_broken(path: Path) -> str | None:
         return None if "state.json" in manifest else "state.json is missing"
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return f"{_MANIFEST} cannot be read"
+
+
+def write_tensors(folder: Path, files: TensorFiles) -> None:
+    for stem, group in files.items():
+        whole = {name: tensor.contiguous() for name, tensor in group.items()}
+        save_file(whole, folder / f"{stem}.safetensors")
+
+
+def read_tensors(folder: Path) -> TensorFiles:
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            found[file.stem] = load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}.") from None
+    return found
 
 
 def copy_tensors(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], *, what: str) -> None:

@@ -10,32 +10,71 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from homeostat.algorithms.terms import LossTerms
+from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.models.build import LoadedModel
+from homeostat.models.build import LoadedModel, ModelSheet
 from homeostat.models.decoder import Decoder
-from homeostat.models.lora import adapters_off, lora_modules, merged_state
+from homeostat.models.hf import save_hf
+from homeostat.models.lora import adapters_off, lora_modules, merged_state, save_adapter
 from homeostat.models.transformers_model import TransformersModel
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
-from homeostat.train.checkpoint import copy_tensors
+from homeostat.train.checkpoint import copy_tensors, read_tensors, write_tensors
 from homeostat.train.frozen import REFERENCE, checksums, require_same_frozen
 from homeostat.train.losses import EntropyNeed, entropy_need, loss_terms, reduce_stats
+from homeostat.train.nonfinite import find_bad_rows, trace_origin
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.runtime import Runtime
-from homeostat.train.trainer import MemoryReport, TokenScores
-from homeostat.types import LossSpec, Role, TrainBatch, UpdateReport
+from homeostat.train.trainer import MemoryReport, Origin
+from homeostat.types import (
+    FloatArray,
+    LossSpec,
+    Role,
+    StepPlan,
+    TokenRow,
+    TrainBatch,
+    UpdateReport,
+)
+
+if TYPE_CHECKING:
+    from homeostat.sync.parcel import Packer, Parcel
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Of the M trained tokens of a batch: log-prob and entropy of the distribution it is under.
+
+    `index_M` is the token's place in the batch, `row_of_M` its row.
+    """
+
+    logp_M: Tensor
+    entropy_M: Tensor | None
+    index_M: Tensor
+    row_of_M: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """What is remembered of a micro-batch until its update is applied."""
+
+    terms: LossTerms
+    logp_M: Tensor
+    row_ids_B: np.ndarray
+    num_trained_B: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +108,34 @@ class LocalTrainer:
         self.save_reference = save_reference
         self.optimizer = MasterAdamW(self.model.causal_lm.named_parameters(), config.optimizer)
         self.has_dropout = any(module.rate > 0 for _, module in lora_modules(self.model))
-        self._pending: list[tuple[LossTerms, np.ndarray]] = []
+        self._pending: list[Accumulated] = []
 
-    def score(self, role: Role, batch: TrainBatch, *, temperature: float = 1.0) -> TokenScores:
+    @property
+    def sheet(self) -> ModelSheet:
+        return self.loaded.sheet
+
+    @property
+    def num_ranks(self) -> int:
+        return 1
+
+    def score(
+        self, role: Role, batches: Sequence[TrainBatch], *, temperature: float = 1.0
+    ) -> list[FloatArray]:
         with torch.no_grad(), self._acting(role) as model:
             model.eval()
-            scores = self._scores(model, batch, temperature=temperature)
+            found = [self._scores(model, batch, temperature=temperature) for batch in batches]
             model.train()
-        return scores
+        return [scores.logp_M.float().cpu().numpy() for scores in found]
 
-    def accumulate(self, role: Role, batch: TrainBatch, spec: LossSpec, *, step: int) -> None:
+    def accumulate(
+        self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
+    ) -> None:
         self._own(role)
         self.model.train()
+        for batch in batches:
+            self._accumulate(batch, spec, step=step)
+
+    def _accumulate(self, batch: TrainBatch, spec: LossSpec, *, step: int) -> None:
         scores = self._scores(
             self.model,
             batch,
@@ -90,7 +145,16 @@ class LocalTrainer:
         )
         terms = self._terms(scores, batch, spec)
         terms.loss.backward()
-        self._pending.append((replace(terms, loss=terms.loss.detach()), batch.row_ids_B))
+        trained_N = batch.weights_N != 0
+        starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
+        self._pending.append(
+            Accumulated(
+                terms=replace(terms, loss=terms.loss.detach()),
+                logp_M=scores.logp_M.detach(),
+                row_ids_B=batch.row_ids_B,
+                num_trained_B=np.add.reduceat(trained_N, starts_B, dtype=np.int64),
+            )
+        )
 
     def discard(self, role: Role) -> None:
         self._own(role)
@@ -100,12 +164,19 @@ class LocalTrainer:
     def apply(self, role: Role, *, step: int, learning_rate: float) -> UpdateReport:
         self._own(role)
         assert self._pending, "apply needs at least one accumulate before it"
-        all_terms = [terms for terms, _ in self._pending]
-        row_losses_B = torch.cat([terms.row_losses_B for terms in all_terms])
-        stats = reduce_stats(all_terms)
-        scalars = [self.pending_loss(), self.pending_norm(), *stats.values()]
-        host = torch.cat([torch.stack(scalars).float(), row_losses_B.float()]).cpu().numpy()
-        loss_value, norm_value = float(host[0]), float(host[1])
+        done = self._pending
+        stats = reduce_stats([part.terms for part in done])
+        scalars = torch.stack([self.pending_loss(), self.pending_norm(), *stats.values()])
+        row_losses = [part.terms.row_losses_B for part in done]
+        parts = [scalars, *row_losses, *(part.logp_M for part in done)]
+        # The one copy to the host of the whole update.
+        host = torch.cat([part.float() for part in parts]).cpu().numpy()
+        num_rows = sum(len(losses_B) for losses_B in row_losses)
+        scalars_host, row_losses_B, logp_host = np.split(
+            host, [len(scalars), len(scalars) + num_rows]
+        )
+        ends_B = np.cumsum(np.concatenate([part.num_trained_B for part in done]))
+        loss_value, norm_value = scalars_host[:2].tolist()
         finite = math.isfinite(loss_value) and math.isfinite(norm_value)
         report = UpdateReport(
             step=step,
@@ -113,10 +184,11 @@ class LocalTrainer:
             loss=loss_value,
             grad_norm=norm_value,
             learning_rate=learning_rate,
-            num_micro_batches=len(self._pending),
-            row_ids_B=np.concatenate([ids for _, ids in self._pending]),
-            row_losses_B=host[len(scalars) :],
-            stats=dict(zip(stats, host[2 : len(scalars)].tolist(), strict=True)),
+            num_micro_batches=len(done),
+            row_ids_B=np.concatenate([part.row_ids_B for part in done]),
+            row_losses_B=row_losses_B,
+            stats=dict(zip(stats, scalars_host[2:].tolist(), strict=True)),
+            row_logp=tuple(np.split(logp_host, ends_B[:-1])),
         )
         if finite:
             self.optimizer.step(
@@ -132,7 +204,7 @@ class LocalTrainer:
 
     def pending_loss(self) -> Tensor:
         """The loss accumulated so far, as a device scalar; 0 before the first micro-batch."""
-        losses = [terms.loss for terms, _ in self._pending]
+        losses = [part.terms.loss for part in self._pending]
         return torch.stack(losses).sum() if losses else torch.zeros(())
 
     def pending_norm(self) -> Tensor:
@@ -146,11 +218,50 @@ class LocalTrainer:
         for name, param in self.reference.causal_lm.named_parameters():
             param.copy_(policy[name])
 
+    def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
+        rows = [row for batch in plan.micro_batches for row in batch.rows()]
+        bad = find_bad_rows(self, rows, plan)
+        return bad, trace_origin(self, bad, plan)
+
     def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:
+        """All weights under canonical HF names, adapters merged in."""
         self._own(role)
         yield from merged_state(self.model)
 
+    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+        return packer.pack(self.weights(role))
+
+    def checksums(self) -> dict[str, int]:
+        sums = checksums(self.model.causal_lm)
+        return {name: int(value) for name, value in sums.items()}
+
+    def export(self, folder: Path, config: RunConfig) -> None:
+        if config.lora is not None and config.lora.export == "adapter":
+            save_adapter(self.model, folder, config.lora, base_path=config.model.path)
+            return
+        save_hf(
+            self.weights(Role.POLICY),
+            folder,
+            source_config=self.sheet.source_config,
+            generation_config=self.sheet.generation_config,
+            max_shard_bytes=config.checkpoint.max_shard_bytes,
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(t.nbytes for group in self.state().values() for t in group.values())
+
+    def save(self, folder: Path) -> None:
+        write_tensors(folder, self.state())
+
+    def load(self, folder: Path) -> None:
+        self.load_state(read_tensors(folder))
+
+    def close(self) -> None:
+        """Nothing was started."""
+
     def state(self) -> dict[str, dict[str, Tensor]]:
+        """Everything an exact resume needs: file stem -> tensor name -> tensor."""
         model = {name: param.detach() for name, param in self.optimizer.params.items()}
         tensors = {"model": model, "optimizer": self.optimizer.state()}
         if self.save_reference:

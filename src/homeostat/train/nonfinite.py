@@ -11,28 +11,20 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from homeostat.train.local import LocalTrainer
+from homeostat.train.trainer import Origin
 from homeostat.types import Role, StepPlan, TokenRow, TrainBatch
+
+if TYPE_CHECKING:
+    from homeostat.train.local import LocalTrainer
 
 # The direction of an origin that no other rows can mend.
 STORED_WEIGHTS = "stored weights"
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The first place where a number stopped being finite."""
-
-    direction: str
-    module: str
-    operation: str = ""
-
-    def describe(self) -> str:
-        tail = f" ({self.operation})" if self.operation else ""
-        return f"{self.direction}, {self.module}{tail}"
 
 
 @dataclass(slots=True)
@@ -47,7 +39,7 @@ def find_bad_rows(trainer: LocalTrainer, rows: list[TokenRow], plan: StepPlan) -
     """Rows that alone give a loss or gradient that is not finite."""
     bad = []
     for row in rows:
-        trainer.accumulate(Role.POLICY, TrainBatch.of([row]), plan.loss, step=plan.step)
+        trainer.accumulate(Role.POLICY, [TrainBatch.of([row])], plan.loss, step=plan.step)
         loss = trainer.pending_loss()
         if not bool(torch.isfinite(loss)) or not bool(torch.isfinite(trainer.pending_norm())):
             bad.append(row)
@@ -71,12 +63,12 @@ def _origin_in(trainer: LocalTrainer, batch: TrainBatch, plan: StepPlan) -> Orig
     """Replay a batch with everything watched: the forward pass, then the backward pass."""
     # Hooks warn where a module's input is no float, and anomaly detection in many lines.
     with warnings.catch_warnings(action="ignore"), _watched(trainer.model) as watch:
-        scores = trainer.score(Role.POLICY, batch)
+        (logp_M,) = trainer.score(Role.POLICY, [batch])
         if watch.forward:
             return Origin("forward pass", watch.forward[0])
-        if not bool(torch.isfinite(scores.logp_M).all()):
+        if not np.isfinite(logp_M).all():
             return Origin("forward pass", "the LM head", "log-probabilities of the trained tokens")
-        trainer.accumulate(Role.POLICY, batch, plan.loss, step=plan.step)
+        trainer.accumulate(Role.POLICY, [batch], plan.loss, step=plan.step)
     masters = trainer.optimizer.masters
     suspects = watch.backward + [name for name, m in masters.items() if not _is_finite(m.grad)]
     trainer.discard(Role.POLICY)
@@ -91,7 +83,7 @@ def _bad_operation(trainer: LocalTrainer, batch: TrainBatch, plan: StepPlan) -> 
         # Anomaly detection says where the forward call was in a warning of many lines; the
         # operation's name is in the error.
         with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
-            trainer.accumulate(Role.POLICY, batch, plan.loss, step=plan.step)
+            trainer.accumulate(Role.POLICY, [batch], plan.loss, step=plan.step)
         return ""
     except RuntimeError as error:
         if "returned nan values" not in str(error):

@@ -19,7 +19,6 @@ from homeostat.errors import OutOfMemoryHaltError
 from homeostat.observe.run_dir import RunDir
 from homeostat.ops.memory import is_out_of_memory
 from homeostat.train.events import EmitEvent
-from homeostat.train.local import LocalTrainer
 from homeostat.train.memory import (
     Reserve,
     Site,
@@ -28,6 +27,7 @@ from homeostat.train.memory import (
     write_snapshot,
 )
 from homeostat.train.run_state import RunState
+from homeostat.train.trainer import Trainer
 from homeostat.types import Role, TrainBatch
 
 Result = TypeVar("Result")
@@ -40,7 +40,7 @@ class MemoryGuard:
 
     def __init__(
         self,
-        trainer: LocalTrainer,
+        trainer: Trainer,
         config: RunConfig,
         *,
         run_dir: RunDir,

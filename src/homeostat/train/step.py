@@ -13,10 +13,10 @@ from homeostat.data.loader import repack
 from homeostat.errors import TrainingHaltedError
 from homeostat.observe.run_dir import RunDir
 from homeostat.train.events import EmitEvent
-from homeostat.train.local import LocalTrainer
-from homeostat.train.nonfinite import STORED_WEIGHTS, Origin, find_bad_rows, trace_origin
+from homeostat.train.nonfinite import STORED_WEIGHTS
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.run_state import RunState
+from homeostat.train.trainer import Origin, Trainer
 from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
 
 
@@ -25,7 +25,7 @@ class GuardedStep:
 
     def __init__(
         self,
-        trainer: LocalTrainer,
+        trainer: Trainer,
         config: TrainerConfig,
         *,
         memory: MemoryGuard,
@@ -63,14 +63,12 @@ class GuardedStep:
         return self.memory.attempt(lambda: self._update(plan, learning_rate), step=plan.step)
 
     def _update(self, plan: StepPlan, learning_rate: float) -> UpdateReport:
-        for batch in plan.micro_batches:
-            self.trainer.accumulate(Role.POLICY, batch, plan.loss, step=plan.step)
+        self.trainer.accumulate(Role.POLICY, plan.micro_batches, plan.loss, step=plan.step)
         return self.trainer.apply(Role.POLICY, step=plan.step, learning_rate=learning_rate)
 
     def _explain_nonfinite(self, plan: StepPlan, report: UpdateReport) -> None:
         rows = [row for batch in plan.micro_batches for row in batch.rows()]
-        bad = find_bad_rows(self.trainer, rows, plan)
-        origin = trace_origin(self.trainer, bad, plan)
+        bad, origin = self.trainer.trace_nonfinite(plan)
         place = self._write_rows(plan.step, bad or rows)
         self.state.num_skipped += 1
         self.state.skipped_in_a_row += 1

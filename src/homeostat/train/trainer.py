@@ -1,34 +1,38 @@
 """The Trainer protocol: what a training backend must do. tests/contract holds every one to it.
 
 Models are addressed by role. An update is any number of `accumulate` calls and one `apply`; the
-gradient is the same however the update's rows are split over the calls, because the loss carries
-its denominator with it. Until `apply`, weights and optimizer state are untouched, so `discard`
-undoes an update that was begun.
+gradient is the same however the update's rows are split over micro-batches, calls and ranks,
+because the loss carries its denominator with it. Until `apply`, weights and optimizer state are
+untouched, so `discard` undoes an update that was begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from homeostat.types import LossSpec, Role, TrainBatch, UpdateReport
+from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from homeostat.config.run import RunConfig
+    from homeostat.models.build import ModelSheet
+    from homeostat.sync.parcel import Packer, Parcel
+    from homeostat.train.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScores:
-    """Of the M trained tokens of a batch: log-prob and entropy of the distribution it is under.
+class Origin:
+    """The first place where a number stopped being finite."""
 
-    `index_M` is the token's place in the batch, `row_of_M` its row.
-    """
+    direction: str
+    module: str
+    operation: str = ""
 
-    logp_M: Tensor
-    entropy_M: Tensor | None
-    index_M: Tensor
-    row_of_M: Tensor
+    def describe(self) -> str:
+        tail = f" ({self.operation})" if self.operation else ""
+        return f"{self.direction}, {self.module}{tail}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,29 @@ class MemoryReport:
 
 
 class Trainer(Protocol):
-    def score(self, role: Role, batch: TrainBatch, *, temperature: float = 1.0) -> TokenScores:
-        """Log-probs of the trained tokens under the current weights, without gradients."""
+    @property
+    def sheet(self) -> ModelSheet:
+        """What is known of the policy."""
         ...
 
-    def accumulate(self, role: Role, batch: TrainBatch, spec: LossSpec, *, step: int) -> None:
-        """Add this micro-batch's share of the gradient of update `step`, which keys dropout."""
+    @property
+    def runtime(self) -> Runtime: ...
+
+    @property
+    def num_ranks(self) -> int:
+        """Micro-batches that are worked on at one time."""
+        ...
+
+    def score(
+        self, role: Role, batches: Sequence[TrainBatch], *, temperature: float = 1.0
+    ) -> list[FloatArray]:
+        """Per batch, the log-probs of its trained tokens under the current weights, in order."""
+        ...
+
+    def accumulate(
+        self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
+    ) -> None:
+        """Add these micro-batches' share of the gradient of update `step`, which keys dropout."""
         ...
 
     def discard(self, role: Role) -> None:
@@ -56,20 +77,41 @@ class Trainer(Protocol):
         """Clip, check and apply the accumulated gradient; nothing that is not finite is applied."""
         ...
 
+    def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
+        """Of an update that was not applied: the rows at fault, and where it first went wrong."""
+        ...
+
     def refresh_reference(self) -> None:
         """Make the policy of now the reference."""
         ...
 
-    def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:
-        """All weights of a role under canonical HF names, adapters merged in."""
+    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+        """All weights of a role, adapters merged in, packed to travel."""
         ...
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Everything an exact resume needs: file stem -> tensor name -> tensor."""
+    def checksums(self) -> Mapping[str, int]:
+        """Parameter name -> what tells the policy's weights from others."""
         ...
 
-    def load_state(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Put back what `state` gave."""
+    def export(self, folder: Path, config: RunConfig) -> None:
+        """Write the policy in HF format: all weights, or the adapter where lora.export says so."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """What `save` will write, about."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write everything that an exact resume needs, as safetensors files."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Put back what `save` wrote, by any trainer and on any number of ranks."""
         ...
 
     def memory_report(self) -> MemoryReport: ...
+
+    def close(self) -> None:
+        """End what it started. Twice is once."""
+        ...

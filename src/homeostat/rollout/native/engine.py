@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from homeostat.rollout.native.scheduler import Plan, Scheduler
 from homeostat.rollout.native.scoring import score_rows
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.types import Completion, FloatArray, StopReason, TokenRow
+
+if TYPE_CHECKING:
+    from homeostat.sync.parcel import Parcel, Transport
 
 # Tokens of a block; on the CPU, where a sequence is one block, its size is a multiple of this.
 BLOCK_TOKENS = 16
@@ -173,6 +176,16 @@ class NativeEngine:
             ended = self.abort()
         self._is_updating = True
         return ended
+
+    def connect(self, transport: Transport) -> None:
+        raise EngineError("the native engine shares the trainer's weights: it receives none.")
+
+    def apply(self, parcel: Parcel) -> None:
+        raise EngineError("the native engine shares the trainer's weights: it receives none.")
+
+    @property
+    def received_checksum(self) -> str | None:
+        return None
 
     def commit(self, version: int) -> None:
         if not self._is_updating:

@@ -1,0 +1,61 @@
+"""Where the processes of a run live, and how the trainer is spread over them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from homeostat.config.base import Settings, key
+
+
+class InProcessCluster(Settings):
+    """Everything in one process: the default."""
+
+    type: Literal["in_process"] = "in_process"
+
+
+class TorchrunCluster(Settings):
+    """Trainer ranks on this machine, started by torchrun and driven by one controller."""
+
+    type: Literal["torchrun"]
+    processes: int = key(2, ge=1, le=1024, resume="free", help="Trainer ranks.")
+    start_timeout_s: float = key(
+        300.0, gt=0, resume="free", help="Seconds until all ranks have built their model."
+    )
+    timeout_s: float = key(
+        1800.0, gt=0, resume="free", help="Seconds that any one call of a rank may take."
+    )
+
+
+AnyCluster = Annotated[InProcessCluster | TorchrunCluster, Field(discriminator="type")]
+
+
+class LocalBackend(Settings):
+    """The whole model on one device."""
+
+    type: Literal["local"] = "local"
+
+
+class FsdpBackend(Settings):
+    """Weights, gradients and moments split over the ranks of `cluster` (FSDP2)."""
+
+    type: Literal["fsdp"]
+    shard: Literal["full", "hybrid"] = key(
+        "full",
+        resume="free",
+        help="full: every tensor is split over all ranks. hybrid: split within a replica, the "
+        "same in all of them.",
+    )
+    replicas: int | None = key(
+        None, ge=2, resume="free", help="Replicas of a hybrid shard; they divide the ranks."
+    )
+    reshard_after_forward: bool = key(
+        True,
+        resume="free",
+        help="Give gathered weights back after the forward pass and gather them again for the "
+        "backward pass: less memory, more traffic.",
+    )
+
+
+AnyBackend = Annotated[LocalBackend | FsdpBackend, Field(discriminator="type")]
