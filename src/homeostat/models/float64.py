@@ -1,0 +1,98 @@
+"""A decoder in float64, written for reading: what log-probs should have been.
+
+Nothing of `ops` but the rotary frequencies is used, which are part of a checkpoint's meaning: no
+packing, no tiles, no kernels, one row at a time, every intermediate in float64. Weights are taken
+as they are and widened layer by layer, so that memory holds one layer twice, not the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homeostat.models.families import DecoderConfig
+from homeostat.ops.rope import inverse_frequencies
+from homeostat.types import FloatArray64, IntArray
+
+
+@torch.no_grad()
+def reference_logprobs(
+    config: DecoderConfig,
+    weights: Mapping[str, Tensor],
+    tokens_T: IntArray,
+    *,
+    temperature: float = 1.0,
+) -> FloatArray64:
+    """The log-prob of every token but the first, given those before it."""
+    tokens = torch.from_numpy(np.ascontiguousarray(tokens_T))
+    head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
+    hidden_TD = _hidden(config, weights, tokens)[:-1]
+    logits_TV = hidden_TD @ head.double().cpu().T / temperature
+    logp_TV = logits_TV - logits_TV.logsumexp(dim=1, keepdim=True)
+    return logp_TV.gather(1, tokens[1:, None])[:, 0].numpy()
+
+
+def _hidden(config: DecoderConfig, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+    x_TD = weights["model.embed_tokens.weight"].cpu()[tokens].double()
+    angles_TF = torch.arange(len(tokens)).double()[:, None] * _frequencies(config)
+    factor = config.rope.attention_factor
+    turn = angles_TF.cos() * factor, angles_TF.sin() * factor
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        own = {
+            name.removeprefix(prefix): tensor.double().cpu()
+            for name, tensor in weights.items()
+            if name.startswith(prefix)
+        }
+        x_TD = x_TD + _attention(
+            config, own, _norm(config, x_TD, own["input_layernorm.weight"]), turn
+        )
+        x_TD = x_TD + _mlp(own, _norm(config, x_TD, own["post_attention_layernorm.weight"]))
+    return _norm(config, x_TD, weights["model.norm.weight"].double().cpu())
+
+
+def _attention(
+    config: DecoderConfig, own: Mapping[str, Tensor], x_TD: Tensor, turn: tuple[Tensor, Tensor]
+) -> Tensor:
+    def heads(name: str) -> Tensor:
+        x_TW = _linear(own, f"self_attn.{name}_proj", x_TD)
+        x_HTd = x_TW.unflatten(1, (-1, config.head_dim)).transpose(0, 1)
+        if config.qk_norm and name != "v":
+            x_HTd = _norm(config, x_HTd, own[f"self_attn.{name}_norm.weight"])
+        return x_HTd if name == "v" else _turned(x_HTd, *turn)
+
+    group = config.num_heads // config.num_kv_heads
+    q_HTd, k_HTd, v_HTd = heads("q"), heads("k"), heads("v")
+    k_HTd, v_HTd = (kept.repeat_interleave(group, dim=0) for kept in (k_HTd, v_HTd))
+    scores_HTT = q_HTd @ k_HTd.transpose(1, 2) / config.head_dim**0.5
+    later_TT = torch.ones(scores_HTT.shape[1:], dtype=torch.bool).triu(1)
+    mixed_HTd = scores_HTT.masked_fill(later_TT, -torch.inf).softmax(dim=-1) @ v_HTd
+    return _linear(own, "self_attn.o_proj", mixed_HTd.transpose(0, 1).flatten(1))
+
+
+def _mlp(own: Mapping[str, Tensor], x_TD: Tensor) -> Tensor:
+    gate_TF = _linear(own, "mlp.gate_proj", x_TD)
+    gated_TF = gate_TF * gate_TF.sigmoid() * _linear(own, "mlp.up_proj", x_TD)
+    return _linear(own, "mlp.down_proj", gated_TF)
+
+
+def _linear(own: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    out = x @ own[f"{name}.weight"].T
+    bias = own.get(f"{name}.bias")
+    return out if bias is None else out + bias
+
+
+def _norm(config: DecoderConfig, x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(dim=-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight
+
+
+def _turned(x_HTd: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
+    left, right = x_HTd.chunk(2, dim=-1)
+    return torch.cat((left * cos_TF - right * sin_TF, right * cos_TF + left * sin_TF), dim=-1)
+
+
+def _frequencies(config: DecoderConfig) -> Tensor:
+    return inverse_frequencies(config.rope, head_dim=config.head_dim).double()
