@@ -69,6 +69,22 @@ class EngineError(HomeostatError, RuntimeError):
     exit_code = 1
 
 
+class EngineDiedError(EngineError):
+    """The engine's process ended. What was in flight can be sampled again, by another one."""
+
+
+class WorkerError(HomeostatError, RuntimeError):
+    """A worker process did not start, died, raised, or did not answer in time."""
+
+    exit_code = 1
+
+
+class SyncError(HomeostatError, RuntimeError):
+    """New weights did not reach the engine, or it does not serve what reached it."""
+
+    exit_code = 1
+
+
 class RewardError(HomeostatError, RuntimeError):
     """A reward cannot be used at all: it does not import, or nothing of it can be called."""
 

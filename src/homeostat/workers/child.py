@@ -1,0 +1,164 @@
+"""A worker process, `python -m homeostat.workers.child`. Stdlib only until the factory asks more.
+
+Two processes, whoever launched them:
+
+    guardian   runs no foreign code. Copies the worker's output to the log, line by line with its
+               prefix; passes on the controller's signals; tells how the worker ended, and ends
+               what it started. When the controller is gone, even by kill -9, it kills the
+               worker.
+    worker     the leader of a process group of its own: makes the object, then answers one call
+               after another.
+
+Each has a line to the controller, over a socket that the environment names. The worker may hang in
+C code with the GIL held, and is ended none the less. SIGINT is left to the controller: ctrl-C
+reaches a whole terminal, and only the controller knows what is to be saved first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Client, Connection
+from types import FrameType
+
+from homeostat.workers.context import WorkerContext
+from homeostat.workers.hosting import CLOSE, Failure, Host, attempt
+
+TICKET = "HOMEOSTAT_WORKER"
+GUARDIAN, WORKER = "guardian", "worker"
+MAX_LINE_BYTES = 2**16
+# What the worker started may hold its output open, and has a moment to end by itself.
+DRAIN_SECONDS = 0.5
+TIDY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a launched process is told by the environment. torchrun alone knows the rank."""
+
+    address: str
+    authkey: str
+    group_name: str
+    size: int
+    log_file: str
+    rank: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        return {TICKET: json.dumps(asdict(self))}
+
+    def dial(self, part: str, *, rank: int) -> Connection:
+        line = Client(self.address, "AF_UNIX", authkey=bytes.fromhex(self.authkey))
+        line.send_bytes(pickle.dumps((part, rank, os.getpid())))
+        return line
+
+
+def main() -> None:
+    ticket = Ticket(**json.loads(os.environ.pop(TICKET)))
+    rank = int(os.environ["RANK"]) if ticket.rank is None else ticket.rank
+    # A handler, not SIG_IGN: programs that the worker starts would inherit that.
+    signal.signal(signal.SIGINT, _leave_to_the_controller)
+    output, theirs = os.pipe()
+    worker = os.fork()
+    # Both set it: neither knows which of them runs first.
+    with contextlib.suppress(OSError):
+        os.setpgid(worker, 0)
+    if worker:
+        os.close(theirs)
+        sys.exit(_guard(worker, ticket, rank=rank, output=output))
+    os.close(output)
+    for stream in (1, 2):
+        os.dup2(theirs, stream)
+    os.close(theirs)
+    _serve(ticket, rank=rank)
+
+
+def _leave_to_the_controller(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _serve(ticket: Ticket, *, rank: int) -> None:
+    faulthandler.enable()
+    # One machine: the local rank is the rank.
+    host = Host(WorkerContext(rank, ticket.size, rank, ticket.group_name))
+    with ticket.dial(WORKER, rank=rank) as line:
+        method = ""
+        # An end of file here is the controller's end, which the guardian sees too.
+        with contextlib.suppress(EOFError, ConnectionError):
+            while method != CLOSE:
+                call_id, method = pickle.loads(line.recv_bytes())
+                is_good, answer = _answer(host, method, line.recv_bytes())
+                line.send_bytes(pickle.dumps((call_id, is_good)))
+                line.send_bytes(answer)
+
+
+def _answer(host: Host, method: str, body: bytes) -> tuple[bool, bytes]:
+    """Unpacking and packing are part of the call: what does not travel is its failure."""
+
+    def run() -> bytes:
+        args, kwargs = pickle.loads(body)
+        return pickle.dumps(host.run(method, args, kwargs), protocol=5)
+
+    outcome = attempt(run)
+    if isinstance(outcome, Failure):
+        return False, pickle.dumps(outcome)
+    return True, outcome
+
+
+def _guard(worker: int, ticket: Ticket, *, rank: int, output: int) -> int:
+    """Until the worker ends. Returns the exit code that a shell would give it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: _signal(worker, number))
+    prefix = f"[{ticket.group_name} {rank}] ".encode()
+    pump = threading.Thread(target=_pump, args=(output, ticket.log_file, prefix), daemon=True)
+    pump.start()
+    with ticket.dial(GUARDIAN, rank=rank) as line:
+        threading.Thread(target=_obey, args=(line, worker), daemon=True).start()
+        code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+        pump.join(DRAIN_SECONDS)
+        with contextlib.suppress(OSError):
+            line.send_bytes(pickle.dumps(code))
+        _end_the_rest(worker)
+    return code if code >= 0 else 128 - code
+
+
+def _end_the_rest(group: int) -> None:
+    """Python's own tracker frees shared memory now, and must be let to; then all are killed."""
+    end = time.monotonic() + TIDY_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < end:
+            os.killpg(group, 0)
+            time.sleep(0.02)
+        os.killpg(group, signal.SIGKILL)
+
+
+def _pump(output: int, log_file: str, prefix: bytes) -> None:
+    with open(output, "rb") as lines, open(log_file, "ab", buffering=0) as log:
+        for line in iter(partial(lines.readline, MAX_LINE_BYTES), b""):
+            # A full disk must not stop the reading: the worker would hang in its next print.
+            with contextlib.suppress(OSError):
+                log.write(prefix + line.rstrip(b"\r\n") + b"\n")
+
+
+def _obey(line: Connection, worker: int) -> None:
+    """Orders are numbers of signals."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            _signal(worker, pickle.loads(line.recv_bytes()))
+    _signal(worker, signal.SIGKILL)
+
+
+def _signal(worker: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker, number)
+
+
+if __name__ == "__main__":
+    main()

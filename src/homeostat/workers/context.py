@@ -1,0 +1,20 @@
+"""What a factory is told of the place where it builds: always its first argument.
+
+A factory is a function `factory(context, **kwargs) -> object`, named by its import path
+("package.module:function"). The object that it returns is the worker: the controller calls its
+methods by name, and its `close()`, if it has one, at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """One worker's place in its group."""
+
+    rank: int
+    size: int
+    local_rank: int
+    group_name: str

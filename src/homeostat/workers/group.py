@@ -1,0 +1,114 @@
+"""WorkerGroup: one controller drives workers that all run the same program, by futures.
+
+Each worker hosts one object, made in the worker by a factory (see context.py). The controller
+calls its methods by name and holds a `Pending` for each call; a worker answers its calls in order.
+
+    call(rank, method, ...)     one worker
+    call_all(method, ...)       every worker, the same arguments
+    call_each(method, [...])    every worker, each its own arguments
+    gather(pending, timeout_s)  the answers, with one deadline for all of them
+
+Every wait has a deadline, and says for whom it waited. An error of homeostat.errors arrives as it
+was raised; anything else as a WorkerError with the traceback of the worker.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any, Generic, Protocol, TypeVar
+
+from homeostat.errors import HomeostatError, WorkerError
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """One call's answer, which is there or on its way."""
+
+    def __init__(
+        self, group: str, rank: int, method: str, *, last_words: Callable[[], str]
+    ) -> None:
+        self.group = group
+        self.rank = rank
+        self.method = method
+        self.last_words = last_words
+        # How long the last wait that was in vain took.
+        self.overdue_s: float | None = None
+        self.future: Future[None] = Future()
+        self._body: bytes | None = None
+        self._value: T | None = None
+
+    def settle(self, value: T) -> None:
+        self._value = value
+        self.future.set_result(None)
+
+    def settle_packed(self, body: bytes) -> None:
+        """It is unpacked by whoever asks for it, who also meets what that may raise."""
+        self._body = body
+        self.future.set_result(None)
+
+    def fail(self, error: HomeostatError) -> None:
+        self.future.set_exception(error)
+
+    def result(self, *, timeout_s: float) -> T:
+        """The answer. A wait in vain is a WorkerError; one may ask again."""
+        return gather([self], timeout_s=timeout_s)[0]
+
+    def value(self) -> T:
+        """The answer that is there."""
+        body = self._body
+        if body is not None:
+            self._value = pickle.loads(body)
+            self._body = None
+        return self._value  # type: ignore[return-value]
+
+
+class WorkerGroup(Protocol):
+    """The workers of one kind ("trainer", "engine"), whatever started them."""
+
+    name: str
+    size: int
+
+    def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Pending[Any]: ...
+
+    def call_all(self, method: str, /, *args: Any, **kwargs: Any) -> list[Pending[Any]]: ...
+
+    def call_each(
+        self, method: str, per_rank: Sequence[tuple[Any, ...]], /
+    ) -> list[Pending[Any]]: ...
+
+    def health(self) -> str | None:
+        """None, or what is wrong: which rank died of what, or owes an answer."""
+        ...
+
+    def close(self) -> None:
+        """End the workers, in order if they let us. Twice is once."""
+        ...
+
+
+def gather(pending: Sequence[Pending[T]], *, timeout_s: float) -> list[T]:
+    """All answers, in the order of `pending`. The first call that fails ends the wait."""
+    futures = [one.future for one in pending]
+    done, _ = wait(futures, timeout=timeout_s, return_when=FIRST_EXCEPTION)
+    for future in futures:
+        if future in done:
+            future.result()
+    late = [one for one in pending if one.future not in done]
+    for one in late:
+        one.overdue_s = timeout_s
+    if late:
+        # Ranks do the same: the words of the first of them are enough.
+        raise WorkerError(describe_overdue(late) + late[0].last_words())
+    return [one.value() for one in pending]
+
+
+def describe_overdue(late: Sequence[Pending[Any]]) -> str:
+    ranks: dict[tuple[str, str, float | None], list[str]] = {}
+    for one in late:
+        ranks.setdefault((one.group, one.method, one.overdue_s), []).append(str(one.rank))
+    return "\n".join(
+        f"{group}: no answer from rank {', '.join(by)} to {method!r} within {seconds:.4g} s."
+        for (group, method, seconds), by in ranks.items()
+    )

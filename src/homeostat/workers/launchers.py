@@ -1,0 +1,102 @@
+"""Launchers: how the processes of a group come to be. All of them run child.py.
+
+    spawn      one process per rank, started by us
+    torchrun   one torchrun, which starts one process per rank
+
+Under both, torch.distributed finds its rendezvous in the environment. A launched process leads a
+session of its own: ctrl-C in the terminal does not reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from homeostat.workers.child import Ticket
+
+# -P: a file of the working directory must not shadow a module. -u: no line is lost at the end.
+_PYTHON = (sys.executable, "-P", "-u", "-m")
+_CHILD = (*_PYTHON, "homeostat.workers.child")
+END_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+Launch = Callable[..., list[subprocess.Popen[bytes]]]
+
+
+def spawn(ticket: Ticket, *, env: Mapping[str, str], folder: Path) -> list[subprocess.Popen[bytes]]:
+    started = []
+    shared = _rendezvous(ticket.size) if ticket.size > 1 else {}
+    for rank in range(ticket.size):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} if shared else {}
+        mine = replace(ticket, rank=rank)
+        started.append(_start(_CHILD, mine, env={**place, **env}))
+    return started
+
+
+def torchrun(
+    ticket: Ticket, *, env: Mapping[str, str], folder: Path
+) -> list[subprocess.Popen[bytes]]:
+    """--standalone finds a free port; the log folder is torchrun's own, and stays empty."""
+    command = (
+        *(*_PYTHON, "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+        *("--nproc-per-node", str(ticket.size), "--max-restarts", "0"),
+        *("--log-dir", str(folder / "torchrun"), "--no-python", *_CHILD),
+    )
+    return [_start(command, ticket, env=env)]
+
+
+LAUNCHERS: dict[str, Launch] = {"spawn": spawn, "torchrun": torchrun}
+
+
+def end_launchers(launchers: Sequence[subprocess.Popen[bytes]], *, patience_s: float) -> None:
+    """Wait until they end by themselves; then SIGTERM, which torchrun passes on; then SIGKILL."""
+    for seconds, number in ((patience_s, signal.SIGTERM), (END_SECONDS, signal.SIGKILL)):
+        for process in _still_there(launchers, seconds):
+            process.send_signal(number)
+    for process in _still_there(launchers, END_SECONDS):
+        log.warning("process %d does not end after SIGKILL", process.pid)
+
+
+def _still_there(
+    launchers: Sequence[subprocess.Popen[bytes]], timeout_s: float
+) -> list[subprocess.Popen[bytes]]:
+    end = time.monotonic() + timeout_s
+    for process in launchers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
+    return [process for process in launchers if process.poll() is None]
+
+
+def _rendezvous(size: int) -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    world = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    return {**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def _start(
+    command: Sequence[str], ticket: Ticket, *, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    # The factory is found wherever the controller would find it, and homeostat too.
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, **env, **ticket.environment()}
+    with open(ticket.log_file, "ab") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )

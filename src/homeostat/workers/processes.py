@@ -1,0 +1,227 @@
+"""A group of worker processes, started by any launcher, driven over AF_UNIX sockets.
+
+    start_processes -> launcher -> child.py x size -> reception -> "(start)" -> ProcessGroup
+
+A rank that dies fails all pending calls of the group, with a report, and ends the other ranks: they
+may be waiting for it in a collective. What has ended stays so; the remedy is a new group.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from homeostat.errors import WorkerError
+from homeostat.workers.child import Ticket
+from homeostat.workers.group import Pending, describe_overdue, gather
+from homeostat.workers.hosting import CLOSE, START
+from homeostat.workers.launchers import END_SECONDS, LAUNCHERS, end_launchers
+from homeostat.workers.link import RankLink
+from homeostat.workers.log import WorkerLog, describe_exit
+from homeostat.workers.reception import Reception
+
+TERM_SECONDS = 2.0
+KILL_SECONDS = 5.0
+# How long the news of an exception waits for the news that another rank died.
+HOLD_BACK_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+def start_processes(
+    factory: str,
+    kwargs: Mapping[str, Any],
+    *,
+    name: str,
+    log_file: Path,
+    launcher: Literal["spawn", "torchrun"] = "spawn",
+    size: int = 1,
+    per_rank: Sequence[Mapping[str, Any]] = (),
+    env: Mapping[str, str] | None = None,
+    start_timeout_s: float = 300.0,
+    close_timeout_s: float = 30.0,
+) -> ProcessGroup:
+    """Start `size` workers and have each build its object. `per_rank` goes on top of `kwargs`."""
+    end = time.monotonic() + start_timeout_s
+    own = per_rank or [{}] * size
+    bodies = [_pack((factory,), {**kwargs, **mine}) for mine in own]
+    assert len(bodies) == size, f"{name} has {size} ranks and {len(bodies)} sets of arguments"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    worker_log = WorkerLog.begin_now(log_file.absolute(), group_name=name)
+    with ExitStack() as undo:
+        links, launchers = _launch(
+            worker_log, launcher, size=size, env=env or {}, timeout_s=start_timeout_s
+        )
+        group = ProcessGroup(links, launchers, log=worker_log, close_timeout_s=close_timeout_s)
+        undo.callback(group.abandon)
+        started = [link.ask(START, body) for link, body in zip(links, bodies, strict=True)]
+        gather(started, timeout_s=max(0.0, end - time.monotonic()))
+        undo.pop_all()
+    return group
+
+
+def _launch(
+    worker_log: WorkerLog, launcher: str, *, size: int, env: Mapping[str, str], timeout_s: float
+) -> tuple[list[RankLink], list[subprocess.Popen[bytes]]]:
+    """Processes that have checked in. The socket and its folder are of no use after that."""
+    launchers: list[subprocess.Popen[bytes]] = []
+    with (
+        TemporaryDirectory(prefix="homeostat-") as folder,
+        ExitStack() as undo,
+    ):
+        # After the reception has closed, which is enough to end those who have checked in.
+        undo.callback(end_launchers, launchers, patience_s=0.5)
+        with closing(Reception(Path(folder), size=size, log=worker_log)) as reception:
+            ticket = Ticket(
+                address=reception.address,
+                authkey=reception.authkey.hex(),
+                group_name=worker_log.group_name,
+                size=size,
+                log_file=str(worker_log.file),
+            )
+            launchers += LAUNCHERS[launcher](ticket, env=env, folder=Path(folder))
+            links = reception.links(launchers, timeout_s=timeout_s)
+        undo.pop_all()
+    return links, launchers
+
+
+def _pack(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    # Not by multiprocessing's pickler: torch has taught it to share memory instead of copying.
+    return pickle.dumps((args, dict(kwargs)), protocol=5)
+
+
+class ProcessGroup:
+    """A WorkerGroup of processes."""
+
+    def __init__(
+        self,
+        links: Sequence[RankLink],
+        launchers: Sequence[subprocess.Popen[bytes]],
+        *,
+        log: WorkerLog,
+        close_timeout_s: float,
+    ) -> None:
+        self.name = log.group_name
+        self.size = len(links)
+        self._links = links
+        self._launchers = launchers
+        self._close_timeout_s = close_timeout_s
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()
+        self._is_closed = False
+        self._report: str | None = None
+        self._death = threading.Event()
+        for link in links:
+            link.start(on_end=self._on_end, hold_back=self._hold_back)
+        for process in launchers:
+            threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+
+    def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Pending[Any]:
+        assert 0 <= rank < self.size, f"{self.name} has {self.size} workers, no rank {rank}"
+        return self._ask([rank], method, [_pack(args, kwargs)])[0]
+
+    def call_all(self, method: str, /, *args: Any, **kwargs: Any) -> list[Pending[Any]]:
+        return self._ask(range(self.size), method, [_pack(args, kwargs)] * self.size)
+
+    def call_each(self, method: str, per_rank: Sequence[tuple[Any, ...]], /) -> list[Pending[Any]]:
+        return self._ask(range(self.size), method, [_pack(args, {}) for args in per_rank])
+
+    def health(self) -> str | None:
+        late = [one for link in self._links for one in link.overdue()]
+        return self._report or describe_overdue(late) or None
+
+    def close(self) -> None:
+        """Ask, with `close_timeout_s`; then SIGTERM; then SIGKILL."""
+        with self._lock:
+            first, self._is_closed = not self._is_closed, True
+        if not first:
+            return
+        if self._report is None:
+            self._ask_to_close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the workers without asking them."""
+        with self._lock:
+            self._is_closed = True
+        self._end()
+        for link in self._links:
+            link.refuse(self._report or f"{self.name}: the group is closed.")
+
+    def _ask(
+        self, ranks: Sequence[int], method: str, bodies: Sequence[bytes]
+    ) -> list[Pending[Any]]:
+        if self._is_closed:
+            raise WorkerError(f"{self.name}: the group is closed, {method!r} cannot be called.")
+        return [
+            self._links[rank].ask(method, body) for rank, body in zip(ranks, bodies, strict=True)
+        ]
+
+    def _ask_to_close(self) -> None:
+        asked = []
+        for link in self._links:
+            # It may have died just now.
+            with suppress(WorkerError):
+                asked.append(link.ask(CLOSE, _pack((), {})))
+        self._wait_for_ends(self._close_timeout_s)
+        for one in asked:
+            error = one.future.exception() if one.future.done() else None
+            if error is not None:
+                log.warning("%s: closing went wrong: %s", self.name, error)
+
+    def _hold_back(self) -> None:
+        """A rank's death breaks the others' collectives: the cause is to be told, not these."""
+        if self.size > 1:
+            self._death.wait(HOLD_BACK_SECONDS)
+
+    def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
+        """A launcher that is killed leaves its workers behind. Their own end is told by them."""
+        code = launcher.wait()
+        if not self._death.wait(HOLD_BACK_SECONDS):
+            self._die(f"{self.name}: the launcher of its workers {describe_exit(code)}.")
+
+    def _on_end(self, link: RankLink) -> None:
+        end = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}."
+        report = end + link.log.last_words(link.rank)
+        if self._is_closed:
+            link.refuse(report)
+        else:
+            self._die(report)
+
+    def _die(self, report: str) -> None:
+        with self._lock:
+            if self._is_closed or self._report is not None:
+                return
+            self._report = report
+        for link in self._links:
+            link.refuse(report)
+        self._death.set()
+        self._end()
+
+    def _end(self) -> None:
+        """One at a time: who comes second finds it done."""
+        with self._ending:
+            for seconds, number in ((TERM_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
+                for link in self._links:
+                    if not link.ended.is_set():
+                        link.signal(number)
+                self._wait_for_ends(seconds)
+            for link in self._links:
+                if not link.ended.is_set():
+                    link.kill_outright()
+                link.hang_up()
+            end_launchers(self._launchers, patience_s=END_SECONDS)
+
+    def _wait_for_ends(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        for link in self._links:
+            link.ended.wait(max(0.0, end - time.monotonic()))

@@ -1,0 +1,114 @@
+"""Worker groups: how errors travel, and who is let in."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import threading
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import pytest
+
+from homeostat import errors
+from homeostat.errors import ConfigError, HomeostatError, Problem, WorkerError
+from homeostat.workers.child import GUARDIAN, WORKER, Ticket
+from homeostat.workers.hosting import Failure, attempt
+from homeostat.workers.log import WorkerLog, describe_exit
+from homeostat.workers.reception import Reception
+
+OURS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, HomeostatError)
+]
+
+
+def raised(error: Exception) -> HomeostatError:
+    def act() -> None:
+        raise error
+
+    failure = attempt(act)
+    assert isinstance(failure, Failure)
+    return pickle.loads(pickle.dumps(failure)).error("trainer rank 0: 'act'")
+
+
+@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
+def test_every_error_of_ours_keeps_its_class_and_its_text(kind: type[HomeostatError]) -> None:
+    error = ConfigError([Problem("a", "b")]) if kind is ConfigError else kind("what and why")
+    error.add_note("a note")
+    back = raised(error)
+    assert type(back) is kind
+    assert str(back) == str(error)
+    assert back.__notes__[0] == "a note"
+    assert back.__notes__[-1].startswith("raised by trainer rank 0: 'act':\nTraceback")
+
+
+def test_the_cause_of_a_foreign_error_is_told() -> None:
+    error = ValueError("outer")
+    error.__cause__ = KeyError("inner")
+    back = raised(error)
+    assert type(back) is WorkerError
+    assert str(back).startswith("trainer rank 0: 'act' raised ValueError: outer\n")
+    assert "KeyError: 'inner'" in str(back)
+
+
+def test_only_who_knows_the_key_is_let_in(tmp_path: Path) -> None:
+    log = WorkerLog.begin_now(tmp_path / "log", group_name="engine")
+    reception = Reception(tmp_path, size=1, log=log)
+    refused = threading.Event()
+
+    def intrude() -> None:
+        try:
+            Client(reception.address, "AF_UNIX", authkey=b"guessed")
+        except AuthenticationError:
+            refused.set()
+
+    def check_in() -> None:
+        ticket = Ticket(reception.address, reception.authkey.hex(), "engine", 1, str(log.file))
+        lines.extend(ticket.dial(part, rank=0) for part in (WORKER, GUARDIAN))
+
+    lines: list[object] = []
+    threads = [threading.Thread(target=target) for target in (intrude, check_in)]
+    for thread in threads:
+        thread.start()
+        # One after the other: a stranger must not stop those who come after it.
+        reception._accept()
+    (link,) = reception.links([], timeout_s=10)
+    for thread in threads:
+        thread.join(10)
+    reception.close()
+    assert refused.is_set()
+    assert link.rank == 0
+
+
+def test_a_socket_path_that_is_too_long_names_the_setting(tmp_path: Path) -> None:
+    log = WorkerLog.begin_now(tmp_path / "log", group_name="engine")
+    with pytest.raises(WorkerError, match="Set TMPDIR to a short path"):
+        Reception(tmp_path / ("x" * 120), size=1, log=log)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (3, "ended with exit code 3"),
+        (-11, "was ended by SIGSEGV"),
+        (-9, "was ended by SIGKILL (the system does this when memory runs out)"),
+        (-40, "was ended by signal 40"),
+    ],
+)
+def test_the_end_of_a_process_in_words(code: int, text: str) -> None:
+    assert describe_exit(code) == text
+
+
+def test_last_words_are_the_ranks_own_or_the_launchers(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text("[engine 0] of an earlier group\n")
+    log = WorkerLog.begin_now(file, group_name="engine")
+    assert log.last_words(0) == f"\nIt wrote nothing to {file}."
+    with file.open("a") as lines:
+        lines.write("[engine 10] ten\nthe launcher\n")
+        lines.writelines(f"[engine 1] line {n}\n" for n in range(20))
+    assert log.last_words(0).splitlines()[2:] == ["the launcher"]
+    assert log.last_words(1).splitlines()[2:] == [f"line {n}" for n in range(8, 20)]
