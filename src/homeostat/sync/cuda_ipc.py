@@ -1,0 +1,96 @@
+"""Weights in GPU memory that both sides see, for an engine on the trainer's own GPU.
+
+The sender fills one buffer again for each parcel, and hands over torch's IPC handle of it, as
+torch.multiprocessing does. The sender waits for its copies before it hands out a parcel; the
+receiver waits for its own before it is done with one: no event has to travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+from homeostat.errors import SyncError
+from homeostat.sync.bucket import buckets, entries_of, fill, flat_bytes, verified, views
+from homeostat.sync.parcel import Parcel
+
+# Where rebuild_cuda_tensor takes the index of the device.
+_DEVICE_ARGUMENT = 6
+
+
+@dataclass(frozen=True, slots=True)
+class CudaIpcParcel(Parcel):
+    """`handle` rebuilds the buffer; `device` is the GPU's own id, its index may differ."""
+
+    handle: tuple[Any, tuple[Any, ...]]
+    device: str
+
+
+class CudaIpcPacker:
+    def __init__(self, device: torch.device, bucket_bytes: int) -> None:
+        self.device = device
+        self.bucket_bytes = bucket_bytes
+        self._flat: Tensor | None = None
+
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
+        for bucket in buckets(weights, bucket_bytes=self.bucket_bytes):
+            entries = entries_of(bucket)
+            num_bytes = flat_bytes(entries)
+            if self._flat is None or len(self._flat) < num_bytes:
+                self._flat = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device=self.device)
+            fill(self._flat, bucket)
+            torch.cuda.synchronize(self.device)
+            gpu = _gpu_id(self._flat.device)
+            yield CudaIpcParcel(entries, num_bytes, reduce_tensor(self._flat), gpu)
+
+    def close(self) -> None:
+        if self._flat is not None:
+            self._flat = None
+            torch.cuda.ipc_collect()
+
+
+class CudaIpcReceiver:
+    def unpack(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
+        assert isinstance(parcel, CudaIpcParcel), parcel
+        rebuild, arguments = parcel.handle
+        arguments = list(arguments)
+        arguments[_DEVICE_ARGUMENT] = index = _index_of(parcel.device)
+        flat = rebuild(*arguments)
+        yield from verified(parcel, views(flat, parcel.entries), transport=CudaIpcTransport.name)
+        # The caller's copies may still be queued, and the sender is about to fill it again.
+        torch.cuda.synchronize(index)
+
+    def close(self) -> None:
+        """It holds no buffer between parcels."""
+
+
+@dataclass(frozen=True)
+class CudaIpcTransport:
+    device: torch.device
+    bucket_bytes: int
+    name: ClassVar[str] = "cuda_ipc"
+
+    def packer(self) -> CudaIpcPacker:
+        return CudaIpcPacker(self.device, self.bucket_bytes)
+
+    def receiver(self, rank: int, size: int) -> CudaIpcReceiver:
+        return CudaIpcReceiver()
+
+
+def _gpu_id(device: torch.device | int) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _index_of(gpu: str) -> int:
+    for index in range(torch.cuda.device_count()):
+        if _gpu_id(index) == gpu:
+            return index
+    raise SyncError(
+        f"the weights are on GPU {gpu}, which this process of the engine does not see: cuda_ipc "
+        "needs trainer and engine on the same GPU. Set sync.transport.type to collective."
+    )

@@ -1,0 +1,108 @@
+"""Weights through files: safetensors in a folder that sender and receivers both see.
+
+One folder per publication, one file per parcel. A file has its name only once it is whole; the
+folder of the publication before is removed when the next one is complete, and the last by `close`:
+what lies here is on its way, not stored.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from homeostat.errors import SyncError
+from homeostat.observe.durable import write_atomically
+from homeostat.sync.bucket import buckets, entries_of, flat_bytes, verified
+from homeostat.sync.parcel import Parcel
+
+
+@dataclass(frozen=True, slots=True)
+class DiskParcel(Parcel):
+    file: Path
+
+
+class DiskPacker:
+    def __init__(self, folder: Path, prefix: str, bucket_bytes: int) -> None:
+        self.folder = folder
+        self.prefix = prefix
+        self.bucket_bytes = bucket_bytes
+
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
+        earlier = self._publications()
+        number = max(earlier, default=0) + 1
+        folder = self.folder / f"{self.prefix}-{number:08d}"
+        is_complete = False
+        try:
+            for index, bucket in enumerate(buckets(weights, bucket_bytes=self.bucket_bytes)):
+                entries = entries_of(bucket)
+                file = folder / f"{index:05d}.safetensors"
+                # Copied, for a file cannot hold two tensors that share memory.
+                tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in bucket}
+                _write(file, {name: tensor.contiguous() for name, tensor in tensors.items()})
+                yield DiskParcel(entries, flat_bytes(entries), file)
+            is_complete = True
+        finally:
+            for stale in earlier.values() if is_complete else [folder]:
+                shutil.rmtree(stale, ignore_errors=True)
+
+    def close(self) -> None:
+        for folder in self._publications().values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _publications(self) -> dict[int, Path]:
+        own = re.compile(rf"{re.escape(self.prefix)}-(\d+)")
+        found = ((own.fullmatch(path.name), path) for path in self.folder.glob("*"))
+        return {int(match[1]): path for match, path in found if match}
+
+
+class DiskReceiver:
+    def unpack(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
+        assert isinstance(parcel, DiskParcel), parcel
+        try:
+            with safe_open(parcel.file, framework="pt", device="cpu") as file:
+                tensors = [file.get_tensor(entry.name) for entry in parcel.entries]
+        except (SafetensorError, OSError) as error:
+            raise SyncError(
+                f"cannot read {parcel.file} with {parcel.entries[0].describe()}: {error}. Does "
+                "the engine see the folder that sync.transport.folder names?"
+            ) from None
+        yield from verified(parcel, tensors, transport=DiskTransport.name)
+
+    def close(self) -> None:
+        """It holds no file open."""
+
+
+@dataclass(frozen=True)
+class DiskTransport:
+    """`prefix` is the run's own: what else is in the folder is left alone."""
+
+    folder: Path
+    prefix: str
+    bucket_bytes: int
+    name: ClassVar[str] = "disk"
+
+    def packer(self) -> DiskPacker:
+        return DiskPacker(self.folder, self.prefix, self.bucket_bytes)
+
+    def receiver(self, rank: int, size: int) -> DiskReceiver:
+        return DiskReceiver()
+
+
+def _write(file: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # A power cut ends sender and receivers alike: there is nothing to survive it for.
+        write_atomically(file, save(tensors), sync=False)
+    except OSError as error:
+        raise SyncError(
+            f"weights cannot be written to {file.parent}: {error.strerror}. Free some space, or "
+            "set sync.transport.folder to another disk, or sync.transport.type to shared_memory."
+        ) from None

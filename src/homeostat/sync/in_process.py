@@ -1,0 +1,77 @@
+"""Weights that need no journey: the engine computes with the trainer's own tensors.
+
+A parcel holds the tensor itself. Nothing is copied; receiving is the proof that the engine's tensor
+is the same memory, after which no byte can differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn
+
+from torch import Tensor
+
+from homeostat.errors import SyncError
+from homeostat.sync.bucket import entries_of
+from homeostat.sync.parcel import Parcel
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessParcel(Parcel):
+    tensor: Tensor
+
+    def __reduce__(self) -> NoReturn:
+        raise SyncError(
+            "sync.transport.type is in_process, but the engine is in another process, where the "
+            "trainer's tensors do not exist. Set it to shared_memory, or leave sync.transport out."
+        )
+
+
+class InProcessPacker:
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
+        for name, tensor in weights:
+            yield InProcessParcel(entries_of([(name, tensor)]), tensor.nbytes, tensor)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class InProcessReceiver:
+    def __init__(self, own: Mapping[str, Tensor]) -> None:
+        self.own = own
+
+    def unpack(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
+        assert isinstance(parcel, InProcessParcel), parcel
+        (entry,) = parcel.entries
+        own = self.own.get(entry.name)
+        if own is None or not _same_memory(own, parcel.tensor):
+            have = "has no such tensor" if own is None else "has it in other memory"
+            raise SyncError(
+                f"{entry.describe()} is not shared: the engine {have}, and in_process copies "
+                "nothing. Set sync.transport.type to shared_memory, or leave sync.transport out."
+            )
+        yield entry.name, own
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+@dataclass(frozen=True)
+class InProcessTransport:
+    """`own` are the engine's tensors under the names that the trainer sends them by."""
+
+    own: Mapping[str, Tensor]
+    name: ClassVar[str] = "in_process"
+
+    def packer(self) -> InProcessPacker:
+        return InProcessPacker()
+
+    def receiver(self, rank: int, size: int) -> InProcessReceiver:
+        return InProcessReceiver(self.own)
+
+
+def _same_memory(own: Tensor, sent: Tensor) -> bool:
+    return (own.data_ptr(), own.dtype, own.shape, own.stride(), own.device) == (
+        (sent.data_ptr(), sent.dtype, sent.shape, sent.stride(), sent.device)
+    )

@@ -1,0 +1,136 @@
+"""Publication of a policy's weights: from the trainer's memory into the engine's, with proof.
+
+    begin_update -> parcels -> apply ... -> commit -> verify -> Manifest
+
+Between `begin_update` and `commit` the engine holds parts of two versions: what fails there leaves
+it uncommitted, and it must be closed. An engine that shares the trainer's tensors is sent nothing;
+that they are the same memory is proven here on its behalf.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+from homeostat.errors import HomeostatError, SyncError
+from homeostat.sync.parcel import (
+    Manifest,
+    Packer,
+    Parcel,
+    TensorEntry,
+    Transport,
+    entries_checksum,
+)
+from homeostat.sync.verify import Probe, require_received, require_served
+from homeostat.types import Completion, FloatArray, TokenRow
+
+
+class WeightSource(Protocol):
+    """What a trainer is to a publication."""
+
+    def parcels(self, packer: Packer) -> Iterator[Parcel]: ...
+
+    def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]: ...
+
+
+class WeightSink(Protocol):
+    """What an engine is to a publication: some of rollout.engine.Engine, `how` is its Quiesce."""
+
+    @property
+    def capabilities(self) -> Any: ...
+
+    @property
+    def policy_version(self) -> int: ...
+
+    @property
+    def received_checksum(self) -> str | None: ...
+
+    def begin_update(self, how: Any) -> list[Completion]: ...
+
+    def apply(self, parcel: Parcel) -> None: ...
+
+    def commit(self, version: int) -> None: ...
+
+    def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]: ...
+
+
+class Publisher:
+    """Sends by one transport. Without a `probe` nothing is verified but what arrives."""
+
+    def __init__(
+        self, transport: Transport, *, probe: Probe | None, policy_id: str = "policy"
+    ) -> None:
+        self.transport = transport
+        self.probe = probe
+        self.policy_id = policy_id
+        self._packer = transport.packer()
+
+    def publish(
+        self,
+        source: WeightSource,
+        engine: WeightSink,
+        *,
+        version: int,
+        quiesce: StrEnum,
+        on_ended: Callable[[list[Completion]], object],
+    ) -> Manifest:
+        """`on_ended` is given what ended because of the update, before anything can go wrong."""
+        base = engine.policy_version
+        if version < base:
+            raise SyncError(
+                f"version {version} cannot be published: the engine serves {base} already, and "
+                "versions never go back."
+            )
+        on_ended(engine.begin_update(quiesce))
+        started = time.perf_counter()
+        try:
+            entries = self._send(source, engine)
+            engine.commit(version)
+        except (HomeostatError, RuntimeError, OSError) as error:
+            raise SyncError(
+                f"version {version} was not published by {self.transport.name}: {error} The "
+                f"engine was left without commit, between version {base} and {version}: it must "
+                "be closed."
+            ) from error
+        manifest = Manifest(
+            policy_id=self.policy_id,
+            version=version,
+            base_version=base,
+            transport=self.transport.name,
+            checksum=entries_checksum(entries),
+            num_tensors=len(entries),
+            num_bytes=sum(entry.num_bytes for entry in entries),
+            seconds=time.perf_counter() - started,
+        )
+        self._verify(source, engine, manifest)
+        return manifest
+
+    def close(self) -> None:
+        self._packer.close()
+
+    def _send(self, source: WeightSource, engine: WeightSink) -> list[TensorEntry]:
+        take = engine.apply
+        if engine.capabilities.shares_weights:
+            receiver = self.transport.receiver(0, 1)
+
+            def take(parcel: Parcel) -> None:
+                list(receiver.unpack(parcel))
+
+        entries: list[TensorEntry] = []
+        for parcel in source.parcels(self._packer):
+            take(parcel)
+            entries += parcel.entries
+        return entries
+
+    def _verify(self, source: WeightSource, engine: WeightSink, manifest: Manifest) -> None:
+        if self.probe is None:
+            return
+        if not engine.capabilities.shares_weights:
+            require_received(manifest, engine.received_checksum)
+        rows = self.probe.rows()
+        temperature = self.probe.temperature
+        trainer_logp = source.score(rows, temperature=temperature)
+        engine_logp = engine.score(rows, temperature=temperature)
+        require_served(manifest, self.probe, trainer_logp=trainer_logp, engine_logp=engine_logp)

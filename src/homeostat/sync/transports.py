@@ -1,0 +1,61 @@
+"""From the config to a transport."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from homeostat.config.sync import (
+    AnyTransport,
+    CollectiveConfig,
+    CudaIpcConfig,
+    DiskConfig,
+    InProcessConfig,
+    SharedMemoryConfig,
+)
+from homeostat.errors import SyncError
+from homeostat.sync.collective import PREFIX, CollectiveTransport
+from homeostat.sync.cuda_ipc import CudaIpcTransport
+from homeostat.sync.disk import DiskTransport
+from homeostat.sync.in_process import InProcessTransport
+from homeostat.sync.parcel import Transport
+from homeostat.sync.shared_memory import SharedMemoryTransport
+
+
+def open_transport(
+    config: AnyTransport,
+    *,
+    folder: Path,
+    device: torch.device,
+    timeout_s: float,
+    num_receivers: int = 1,
+    own: Mapping[str, Tensor] | None = None,
+) -> Transport:
+    """`folder` belongs to the run, `device` holds the weights that are sent; `own` are the tensors
+    of an engine that shares them."""
+    prefix = f"homeostat-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
+    match config:
+        case InProcessConfig():
+            return InProcessTransport(own or {})
+        case SharedMemoryConfig():
+            return SharedMemoryTransport(prefix, config.bucket_bytes)
+        case DiskConfig():
+            place = folder if config.folder is None else Path(config.folder).resolve()
+            return DiskTransport(place, prefix, config.bucket_bytes)
+        case CollectiveConfig():
+            meeting = folder / f"{PREFIX}{secrets.token_hex(4)}"
+            return CollectiveTransport(
+                meeting, config.bucket_bytes, num_receivers, device, timeout_s
+            )
+        case CudaIpcConfig():
+            if device.type != "cuda":
+                raise SyncError(
+                    f"sync.transport.type is cuda_ipc, and the weights are on the {device.type}. "
+                    "Set it to shared_memory, or train on a GPU."
+                )
+            return CudaIpcTransport(device, config.bucket_bytes)
