@@ -1,14 +1,18 @@
 """The loss of a policy-gradient update, put together.
 
-    loss = sum_m w_m * (surrogate_m + kl_coefficient * kl_m - entropy_bonus * H_m) / denominator
+    loss_m = c_m * surrogate_m + kl_coefficient * kl_m - entropy_bonus * H_m
+    loss   = sum_m w_m * loss_m / denominator
 
 over the trained tokens of all micro-batches; weights and denominator belong to the whole update
-(`normalise`), the surrogate to the algorithm. With `kl_importance_weighted`, kl_m is multiplied by
-the token's ratio of new to old policy, whose gradient counts, too.
+(`normalise`), the surrogate to the algorithm, c_m to the correction (`corrections`). With
+`kl_importance_weighted`, kl_m is multiplied by the token's ratio of new to old policy, whose
+gradient counts, too.
 
 What is measured comes as sums over tokens, unweighted: divide by `tokens` for means. `kl` is the
-chosen estimator against the reference, `old_kl` estimates KL(old || new), `engine_k3` KL(engine ||
-old). Nothing here hides a NaN: it reaches the loss, and the update is not applied.
+chosen estimator against the reference, `old_kl` estimates KL(old || new); what the correction did
+is counted in tokens and in sequences. How far engine and trainer are apart is not measured here but
+on the host (`mismatch`). Nothing here hides a NaN: it reaches the loss, and the update is not
+applied.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from homeostat.algorithms.catalogue import ALGORITHMS
 from homeostat.algorithms.clip import ClipBounds, ratio_of
+from homeostat.algorithms.corrections.correct import correct, correction_params
 from homeostat.algorithms.kl import ESTIMATORS, k3
 from homeostat.algorithms.normalise import row_means
 from homeostat.algorithms.terms import LossTerms, PolicyTokens, Surrogate
@@ -34,8 +39,10 @@ def policy_spec(
     denominator: float,
     temperature: float,
     kl_coefficient: float | None,
+    weight_mean: float = 1.0,
 ) -> LossSpec:
-    """The loss of one update. `kl_coefficient` is the present one, where it adapts."""
+    """The loss of one update. `kl_coefficient` is the present one, where it adapts; `weight_mean`
+    what the correction's weights are divided by."""
     assert denominator > 0, "an update in which nothing is trained has no loss"
     params: dict[str, float | str] = {
         "algorithm": config.type,
@@ -52,6 +59,7 @@ def policy_spec(
         given = config.kl.coefficient if kl_coefficient is None else kl_coefficient
         params["kl_coefficient"] = given
         params["kl_importance_weighted"] = float(config.kl.importance_weighted)
+    params |= correction_params(config.correction, weight_mean=weight_mean)
     return LossSpec(name="policy", denominator=denominator, params=params)
 
 
@@ -62,8 +70,11 @@ def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
     log_ratio_M = now_M - old_M
     algorithm = ALGORITHMS[str(params["algorithm"])]
     surrogate = algorithm.surrogate(tokens, log_ratio_M, ClipBounds.of(params))
+    correction = correct(tokens, old_M, params)
     kl_M = _kl(tokens, spec)
     loss_M = surrogate.loss_M
+    if correction is not None:
+        loss_M = correction.factor_M * loss_M
     if "kl_coefficient" in params:
         assert kl_M is not None, "a KL penalty needs the reference's log-probs"
         weighted_M = kl_M * ratio_of(log_ratio_M) if params["kl_importance_weighted"] else kl_M
@@ -71,11 +82,15 @@ def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
     if params["entropy_bonus"]:
         loss_M = loss_M - float(params["entropy_bonus"]) * tokens.entropy_M
     measured = _measure(tokens, surrogate, kl_M, old_M)
+    sums = {name: values_M.sum() for name, values_M in measured.items()}
+    if correction is not None:
+        sums |= correction.sums(tokens.row_of_M, tokens.num_rows)
+    ratio_M = measured["ratio"]
     return LossTerms(
         loss=(tokens.weights_M * loss_M).sum() / spec.denominator,
         row_losses_B=row_means(loss_M.detach(), tokens.row_of_M, tokens.num_rows),
-        sums={name: values_M.sum() for name, values_M in measured.items()},
-        maxima=_maxima(measured),
+        sums=sums,
+        maxima={"ratio_max": _max(ratio_M), "ratio_min_neg": _max(-ratio_M)},
     )
 
 
@@ -102,21 +117,7 @@ def _measure(
     }
     if kl_M is not None:
         measured["kl"] = kl_M.detach()
-    if tokens.engine_logp_M is not None:
-        difference_M = old_M - tokens.engine_logp_M
-        measured["engine_diff"] = difference_M.abs()
-        measured["engine_k3"] = k3(tokens.engine_logp_M, old_M)
-        measured["is_ratio"] = ratio_of(difference_M)
     return measured
-
-
-def _maxima(measured: dict[str, Tensor]) -> dict[str, Tensor]:
-    found = {"ratio_max": measured["ratio"], "ratio_min_neg": -measured["ratio"]}
-    if "engine_diff" in measured:
-        found["engine_diff_max"] = measured["engine_diff"]
-        found["is_ratio_max"] = measured["is_ratio"]
-        found["is_ratio_min_neg"] = -measured["is_ratio"]
-    return {name: _max(values_M) for name, values_M in found.items()}
 
 
 def _max(values_M: Tensor) -> Tensor:

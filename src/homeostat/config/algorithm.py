@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homeostat.config.base import Settings, key
+from homeostat.config.correction import CorrectionConfig, GspoCorrectionConfig
 
 
 class SftConfig(Settings):
@@ -117,6 +118,11 @@ class PolicyGradientConfig(Settings):
     )
     advantage_clip: float | None = key(None, gt=0, help="Bound of an advantage's size.")
     kl: KlConfig | None = key(None, help="Penalty for leaving the reference model.")
+    correction: CorrectionConfig | None = key(
+        CorrectionConfig(),
+        help="What is done where the trainer finds a token more or less likely than the engine "
+        "did. null: nothing.",
+    )
     entropy_bonus: float = key(0.0, ge=0, help="Weight of the policy's entropy in the objective.")
     dynamic_sampling: DynamicSamplingConfig | None = key(
         None, help="Replace groups without any difference in reward."
@@ -171,6 +177,12 @@ class GspoConfig(PolicyGradientConfig):
     type: Literal["gspo"]
     clip_low: float = key(3e-4, ge=0, help="The ratio is clipped below 1 - clip_low.")
     clip_high: float = key(4e-4, ge=0, help="The ratio is clipped above 1 + clip_high.")
+    # Frozen, so a narrower type is as good.
+    correction: GspoCorrectionConfig | None = key(  # type: ignore[assignment]
+        GspoCorrectionConfig(),
+        help="What is done where the trainer finds a completion more or less likely than the "
+        "engine did; its weight is geometric by default, as is the ratio. null: nothing.",
+    )
     normalise: Literal["token", "sequence", "fixed"] = key(
         "sequence", help="How the loss is normalised over the update; see token, sequence, fixed."
     )

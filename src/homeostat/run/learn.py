@@ -2,12 +2,13 @@
 
 groups -> rows -> log-probs of reference and old policy, where needed -> advantages
        -> updates, each guarded against memory and numbers that are not finite
+       -> how far engine and trainer were apart
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,7 @@ from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.errors import TrainingHaltedError
 from homeostat.run.measure import current_sizes
+from homeostat.run.mismatch import WorstToken, compare, known_logp, with_text
 from homeostat.run.updates import (
     StepRows,
     build_update,
@@ -34,6 +36,8 @@ from homeostat.types import FloatArray, Role, RolloutGroup, TokenRow, TrainBatch
 
 # Rows that a step without any update scores, to compare engine and trainer all the same.
 NUM_COMPARED = 16
+# Steps from one event about the worst tokens to the next.
+STEPS_BETWEEN_WORST = 20
 
 # Says what a step is at, for people who watch: (text, done, total).
 Tell = Callable[[str, int, int], None]
@@ -49,8 +53,9 @@ class Learned:
     num_without_signal: int = 0
     trained_tokens: int = 0
     kl: float | None = None
-    # Engine from trainer, where no update measured it.
-    differences: np.ndarray | None = None
+    # Of engine and trainer at the beginning of the step: metrics, and where they differ most.
+    mismatch: Mapping[str, float] = field(default_factory=dict)
+    worst_tokens: tuple[WorstToken, ...] = ()
     score_s: float = 0.0
     train_s: float = 0.0
 
@@ -78,6 +83,7 @@ class Learner:
         self.rl_state = rl_state
         self.total_steps = total_steps
         self.tell = tell
+        self._worst_told_at: int | None = None
 
     def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
         learned = Learned()
@@ -95,8 +101,7 @@ class Learner:
             self.tell("updating", update + 1, len(spans))
             self._update(step, update, span, epoch, learned)
         learned.train_s = time.perf_counter() - started
-        if not learned.reports:
-            learned.differences = self._differences(rows, step)
+        self._compare(step, groups, spans, learned)
         self._adapt_kl(learned, num_samples=len(rows.rows))
         return learned
 
@@ -135,7 +140,9 @@ class Learner:
         chosen = np.flatnonzero(chosen_S).tolist()
         if kl is not None:
             self._fill("ref_logp", Role.REFERENCE, rows, chosen, step)
-        later = [index for index in chosen if in_reward or rows.group_S[index] >= spans[0].stop]
+        correction = self.config.algorithm.correction
+        all_old = in_reward or (correction is not None and correction.normalise)
+        later = [index for index in chosen if all_old or rows.group_S[index] >= spans[0].stop]
         if later:
             self._fill("old_logp", Role.POLICY, rows, later, step)
         if kl is None or not in_reward:
@@ -156,14 +163,48 @@ class Learner:
         learned.kl = total / max(1, count)
         return penalties
 
-    def _differences(self, rows: StepRows, step: int) -> np.ndarray | None:
-        """How far the engine's log-probs are from the trainer's, on some of the step's rows."""
-        some = [row for row in rows.rows if row.weights_T.any()][:NUM_COMPARED]
+    def _compare(
+        self, step: int, groups: Sequence[RolloutGroup], spans: list[range], learned: Learned
+    ) -> None:
+        """How far the engine's log-probs are from the trainer's, also without any update."""
+        rows, debug = learned.rows, self.config.debug
+        assert rows is not None, "rows come first"
+        known = known_logp(rows, learned.reports) or self._score_some(rows, step)
+        is_foreign = debug is not None and debug.rollouts is not None
+        compared = compare(
+            groups,
+            rows,
+            known,
+            spans=spans,
+            updates_per_step=self.config.trainer.updates_per_step,
+            version=None if is_foreign else step - 1,
+        )
+        learned.mismatch, learned.worst_tokens = compared.metrics, compared.worst
+        told_at = self._worst_told_at
+        if compared.notable and (told_at is None or step >= told_at + STEPS_BETWEEN_WORST):
+            self._tell_worst(step, rows, compared.worst)
+
+    def _score_some(self, rows: StepRows, step: int) -> dict[int, FloatArray]:
+        """Log-probs of a few rows of a step that updated nothing."""
+        some = [index for index, row in enumerate(rows.rows) if row.weights_T.any()]
+        some = some[:NUM_COMPARED]
         if not some:
-            return None
-        trainer_logp = np.concatenate(self._logprobs(Role.POLICY, some, step=step))
-        engine_logp = [row.columns["engine_logp"][row.weights_T > 0] for row in some]
-        return np.abs(trainer_logp - np.concatenate(engine_logp))
+            return {}
+        found = self._logprobs(Role.POLICY, [rows.rows[index] for index in some], step=step)
+        return dict(zip(some, found, strict=True))
+
+    def _tell_worst(self, step: int, rows: StepRows, worst: Sequence[WorstToken]) -> None:
+        self._worst_told_at = step
+        tokens = with_text(worst, rows, decode=self.guarded.decode)
+        first = tokens[0]
+        self.guarded.emit(
+            "worst_tokens",
+            step,
+            text=first["text"],
+            engine_logp=first["engine_logp"],
+            trainer_logp=first["trainer_logp"],
+            tokens=tokens,
+        )
 
     def _fill(
         self, name: str, role: Role, rows: StepRows, chosen: Sequence[int], step: int
@@ -188,7 +229,7 @@ class Learner:
         found = None
         while found is None:
             sizes = current_sizes(self.config.trainer, self.state.token_budget)
-            batches = micro_batches(numbered, sizes)
+            batches = micro_batches(numbered, sizes, num_ranks=self.trainer.num_ranks)
             found = self.memory.attempt(lambda batches=batches: work(batches), step=step)
             if found is None:
                 self.memory.shrink(batches, step=step)

@@ -26,6 +26,7 @@ def rl_metrics(
         **_reward_metrics(groups, labels),
         **_completion_metrics(samples),
         **update_metrics(learned.reports),
+        **learned.mismatch,
         **_signal_metrics(rollouts, learned),
         **_told_metrics(rollouts, labels),
         **_time_metrics(rollouts, learned, seconds=seconds, num_tokens=_num_tokens(groups)),
@@ -37,11 +38,6 @@ def rl_metrics(
         metrics["kl_coefficient"] = parts.rl_state.kl_coefficient
     if learned.kl is not None:
         metrics["kl"] = learned.kl
-    if learned.differences is not None:
-        metrics |= {
-            "sampling/sampling_logp_difference/mean": float(learned.differences.mean()),
-            "sampling/sampling_logp_difference/max": float(learned.differences.max()),
-        }
     return metrics | _resource_metrics(parts)
 
 
@@ -119,15 +115,23 @@ def update_metrics(reports: list[UpdateReport]) -> dict[str, float]:
         "policy/ratio_min": -largest("ratio_min_neg"),
         "policy/update_kl": mean("old_kl"),
     }
-    if "engine_diff" in reports[0].stats:
-        metrics |= {
-            "sampling/sampling_logp_difference/mean": mean("engine_diff"),
-            "sampling/sampling_logp_difference/max": largest("engine_diff_max"),
-            "sampling/importance_sampling_ratio/mean": mean("is_ratio"),
-            "sampling/importance_sampling_ratio/max": largest("is_ratio_max"),
-            "sampling/importance_sampling_ratio/min": -largest("is_ratio_min_neg"),
-            "sampling/k3": mean("engine_k3"),
-        }
+    return metrics | _correction_metrics(reports, tokens)
+
+
+def _correction_metrics(reports: list[UpdateReport], tokens: float) -> dict[str, float]:
+    """What each part of the correction did, as shares of all tokens and of all sequences."""
+
+    def total(name: str) -> float:
+        return sum(report.stats[name] for report in reports)
+
+    if "factor" not in reports[0].stats:
+        return {}
+    metrics = {"correction/factor_mean": total("factor") / tokens}
+    for name in reports[0].stats:
+        kind, _, part = name.partition("_")
+        if kind in ("tokens", "sequences") and part:
+            whole = tokens if kind == "tokens" else total("sequences")
+            metrics[f"correction/{kind}/{part}"] = total(name) / whole
     return metrics
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import torch
 
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.catalogue import advantages
+from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
 from homeostat.algorithms.normalise import row_weights
 from homeostat.algorithms.overlong import penalty as overlong_penalty
 from homeostat.algorithms.policy import policy_spec
@@ -167,8 +169,31 @@ def build_update(
         denominator=denominator,
         temperature=rollout.temperature,
         kl_coefficient=kl_coefficient,
+        weight_mean=_weight_mean(rows, weight_R, config),
     )
-    return StepPlan(step, epoch, micro_batches(kept, sizes), spec)
+    batches = micro_batches(kept, sizes, num_ranks=config.num_ranks)
+    return StepPlan(step, epoch, batches, spec)
+
+
+def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConfig) -> float:
+    """What the correction divides its weights by: a mean over all rows that the loss counts, those
+    without an advantage, too. 1 where it does not normalise."""
+    correction = config.algorithm.correction
+    if correction is None or correction.weight is None or not correction.normalise:
+        return 1.0
+    log_ratio, row_of, counts = [], [], []
+    for index in np.flatnonzero(weight_R > 0).tolist():
+        row = rows[index]
+        trained_T = row.weights_T > 0
+        names = ("old_logp", "engine_logp")
+        old_M, engine_M = (row.columns[name][trained_T].astype(np.float64) for name in names)
+        log_ratio.append(old_M - engine_M)
+        row_of.append(np.full(len(old_M), index))
+        counts.append(np.full(len(old_M), weight_R[index]))
+    columns = (torch.from_numpy(np.concatenate(parts)) for parts in (log_ratio, row_of, counts))
+    log_ratio_M, row_of_M, counts_M = columns
+    rule = WeightRule.configured(correction.weight)
+    return mean_weight(log_ratio_M, row_of_M, len(rows), rule, counts_M=counts_M)
 
 
 def _weighted(row: TokenRow, advantage_T: np.ndarray, weight: float) -> TokenRow:

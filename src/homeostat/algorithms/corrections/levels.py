@@ -1,0 +1,54 @@
+"""What a ratio belongs to: a token, a sequence, or the mean token of a sequence.
+
+    token      log w_m
+    sequence   sum over the row's trained tokens
+    geometric  mean over the row's trained tokens
+
+A row's value stands at each of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self, cast
+
+from homeostat.algorithms.clip import ratio_of
+from homeostat.algorithms.normalise import row_means
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Level = Literal["token", "sequence", "geometric"]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Bounds of a ratio at a level. A `low` of 0 is no bound."""
+
+    level: Level
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, params: Mapping[str, float | str], name: str) -> Self:
+        """The band of this part of a loss's parameters."""
+        level = cast(Level, params[f"{name}_level"])
+        return cls(level, float(params[f"{name}_low"]), float(params[f"{name}_high"]))
+
+    def params(self, name: str) -> dict[str, float | str]:
+        return {f"{name}_level": self.level, f"{name}_low": self.low, f"{name}_high": self.high}
+
+    def outside(self, ratio_M: Tensor) -> Tensor:
+        """False for a NaN, which must reach the loss."""
+        return (ratio_M < self.low) | (ratio_M > self.high)
+
+
+def ratio_at(log_ratio_M: Tensor, row_of_M: Tensor, num_rows: int, *, level: Level) -> Tensor:
+    """The ratio at a level, at every token."""
+    if level == "token":
+        return ratio_of(log_ratio_M)
+    if level == "geometric":
+        return ratio_of(row_means(log_ratio_M, row_of_M, num_rows))[row_of_M]
+    sum_B = log_ratio_M.new_zeros(num_rows).index_add(0, row_of_M, log_ratio_M)
+    return ratio_of(sum_B)[row_of_M]

@@ -1,0 +1,27 @@
+"""The off-policy sequence mask of DeepSeek-V3.2 (arXiv:2512.02556).
+
+    keep_it = 1[A_it >= 0  or  mean_t(engine_logp_it - trainer_logp_it) <= threshold]
+
+A bad answer that the policy of now would hardly give any more teaches little by being pushed
+down further, and may destabilise; a good one is kept however old. As in the paper the ratio is
+of the *engine* and the policy of *now*: it sees the engine's rounding, its stale weights and the
+updates made since. (Others compare the trainer's old log-probs, which is blind to the engine.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from homeostat.algorithms.normalise import row_means
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from homeostat.algorithms.terms import PolicyTokens
+
+
+def off_policy(tokens: PolicyTokens, engine_logp_M: Tensor, threshold: float) -> Tensor:
+    """True where a token is left out."""
+    fallen_M = engine_logp_M - tokens.trainer_logp_M.detach()
+    mean_B = row_means(fallen_M, tokens.row_of_M, tokens.num_rows)
+    return (tokens.advantage_M < 0) & (mean_B > threshold)[tokens.row_of_M]

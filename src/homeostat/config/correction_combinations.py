@@ -1,0 +1,90 @@
+"""Settings of algorithm.correction that cannot work together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homeostat.config.algorithm import AnyPolicyGradient, GspoConfig
+from homeostat.config.correction import AnyReject, AnyWeight, CorrectionConfig
+from homeostat.errors import Problem
+
+_PLACE = "algorithm.correction"
+# A geometric mean so far from 1 is that of a completion with every token on average half as likely
+# again: bounds beyond it are meant for tokens or products, and would never act.
+_GEOMETRIC = (1 / 1.5, 1.5)
+
+
+def find_correction_conflicts(algorithm: AnyPolicyGradient) -> Iterator[Problem]:
+    correction = algorithm.correction
+    if correction is None:
+        return
+    yield from _parts(correction)
+    for name in ("weight", "reject"):
+        band = getattr(correction, name)
+        if band is not None:
+            yield from _bounds(band, f"{_PLACE}.{name}")
+            yield from _geometric(band, f"{_PLACE}.{name}")
+    if isinstance(algorithm, GspoConfig):
+        yield from _gspo(correction)
+
+
+def _parts(correction: CorrectionConfig) -> Iterator[Problem]:
+    rest = (correction.reject, correction.veto, correction.off_policy_mask)
+    if correction.weight is not None:
+        return
+    if correction.normalise:
+        yield Problem(
+            f"{_PLACE}.normalise",
+            "without a weight there is nothing to divide by its mean.",
+            "Set algorithm.correction.weight, or remove it.",
+        )
+    if all(part is None for part in rest):
+        yield Problem(
+            _PLACE,
+            "it has no part, so it would correct nothing.",
+            "Set algorithm.correction=null to switch it off, or set one of weight, reject, veto "
+            "and off_policy_mask.",
+        )
+
+
+def _bounds(band: AnyWeight | AnyReject, place: str) -> Iterator[Problem]:
+    if band.low is not None and band.low >= band.high:
+        yield Problem(
+            f"{place}.low", f"{band.low} is not below high={band.high}.", "Lower it, or raise high."
+        )
+    elif band.high < 1 or (band.low is not None and band.low > 1):
+        name = "high" if band.high < 1 else "low"
+        yield Problem(
+            f"{place}.{name}",
+            "where engine and trainer agree the ratio is 1, and that would be outside the bounds.",
+            "Choose bounds with 1 between them.",
+        )
+
+
+def _geometric(band: AnyWeight | AnyReject, place: str) -> Iterator[Problem]:
+    if band.type != "geometric":
+        return
+    lowest, highest = _GEOMETRIC
+    for name, beyond in (
+        ("low", band.low is not None and band.low < lowest),
+        ("high", band.high > highest),
+    ):
+        if beyond:
+            yield Problem(
+                f"{place}.{name}",
+                f"{getattr(band, name)} is a bound for tokens: the geometric mean over a "
+                "completion stays within a few percent of 1, so it would never act.",
+                "Use 0.99 to 1.01, say, or type: token.",
+            )
+
+
+def _gspo(correction: CorrectionConfig) -> Iterator[Problem]:
+    weight, reject = correction.weight, correction.reject
+    for name, band in (("weight", weight), ("reject", reject)):
+        if band is not None and band.type == "token":
+            yield Problem(
+                f"{_PLACE}.{name}.type",
+                "gspo has one ratio per completion, through which every token of it has a "
+                "gradient, those corrected, too.",
+                "Use type: geometric, or sequence.",
+            )
