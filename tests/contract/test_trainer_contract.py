@@ -1,48 +1,118 @@
-"""What every Trainer must hold. A new backend is one more entry in TRAINERS."""
+"""What every Trainer must hold. A new backend is one more entry in TRAINERS.
+
+Only what the protocol offers is used, so that a trainer may live in other processes: gradients are
+read from the first moments that it saves, and states by loading them into a local trainer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.support import tiny
+from tests.support import ranks, tiny
 
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config import RunConfig
 from homeostat.config.algorithm import SftConfig
-from homeostat.models.build import load_model
+from homeostat.data.packing import pack
 from homeostat.models.hf import save_hf
 from homeostat.ops.attention import PackedLayout
-from homeostat.train.local import LocalTrainer, predicted_positions
-from homeostat.train.runtime import Runtime
-from homeostat.types import LossSpec, Role, TokenRow, TrainBatch
+from homeostat.sync.shared_memory import SharedMemoryTransport
+from homeostat.train.build import local_trainer
+from homeostat.train.forward import predicted_positions
+from homeostat.train.local import LocalTrainer
+from homeostat.train.runtime import resolve_runtime
+from homeostat.train.sharded import start_sharded
+from homeostat.train.trainer import Trainer
+from homeostat.types import LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 POLICY = Role.POLICY
+BETA1 = 0.9
+MAX_GRAD_NORM = 0.5
+
+State = dict[str, dict[str, torch.Tensor]]
 
 
-def local(config: RunConfig, dtype: torch.dtype = torch.float32) -> LocalTrainer:
-    runtime = Runtime(device=torch.device("cpu"), dtype=dtype, threads=1, pin_memory=False)
-    loaded = load_model(
-        config.model,
-        config.lora,
-        dtype=dtype,
-        device=runtime.device,
-        seed=config.seed,
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
-    )
-    return LocalTrainer(loaded, config.trainer, runtime=runtime, seed=config.seed)
+def local(folder: Path, *overrides: str, **sections: dict) -> LocalTrainer:
+    config = tiny.config(folder, *overrides, **sections)
+    return local_trainer(config, resolve_runtime(config))
 
 
-TRAINERS: dict[str, Callable[..., LocalTrainer]] = {"local": local}
+def sharded(num_ranks: int, folder: Path, *overrides: str, **sections: dict) -> Trainer:
+    config = tiny.config(folder, *overrides, *ranks.over(num_ranks), **sections)
+    runtime = resolve_runtime(config)
+    return start_sharded(config, runtime, log_file=folder / f"workers_{num_ranks}.log")
 
 
-@pytest.fixture(params=sorted(TRAINERS))
-def build(request: pytest.FixtureRequest) -> Callable[..., LocalTrainer]:
-    return TRAINERS[request.param]
+TRAINERS: dict[str, Callable[..., Trainer]] = {
+    "local": local,
+    **{f"{num} ranks": partial(sharded, num) for num in (1, 2, 4)},
+}
+
+
+@dataclass
+class Bench:
+    """A trainer, the state that it began with, and a local one beside it to compare with."""
+
+    trainer: Trainer
+    beside: LocalTrainer
+    config: RunConfig
+    folder: Path
+    start: State = field(init=False)
+    num_saved: int = 0
+
+    def __post_init__(self) -> None:
+        self.start = self.saved()
+
+    def saved(self) -> State:
+        """What the trainer saves, whole, by way of a local trainer that loads it."""
+        self.num_saved += 1
+        folder = self.folder / f"saved_{self.num_saved}"
+        folder.mkdir()
+        self.trainer.save(folder)
+        self.beside.load(folder)
+        return {k: {n: t.clone() for n, t in g.items()} for k, g in self.beside.state().items()}
+
+    def begin(self) -> Trainer:
+        """Both as they were at the beginning."""
+        self.trainer.load(self.folder / "saved_1")
+        self.beside.load(self.folder / "saved_1")
+        return self.trainer
+
+
+def on_bench(kind: str, folder: Path, *overrides: str, **sections: dict) -> Iterator[Bench]:
+    trainer = TRAINERS[kind](folder, *overrides, **sections)
+    try:
+        config = tiny.config(folder, *overrides, **sections)
+        yield Bench(trainer, local(folder, *overrides, **sections), config, folder)
+    finally:
+        trainer.close()
+
+
+@pytest.fixture(scope="module", params=list(TRAINERS))
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    clip = f"trainer.max_grad_norm={MAX_GRAD_NORM}"
+    yield from on_bench(request.param, tmp_path_factory.mktemp("trainer"), clip)
+
+
+@pytest.fixture(scope="module", params=["local", "2 ranks"])
+def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """Trains an adapter with dropout."""
+    folder = tmp_path_factory.mktemp("adapter")
+    sections = {"model": {"path": str(pretrained(folder)), "init": "pretrained"}}
+    yield from on_bench(request.param, folder, **sections, lora={"rank": 4, "dropout": 0.3})
+
+
+def pretrained(folder: Path) -> Path:
+    target = tiny.write_model(folder / "pretrained")
+    trainer = local(folder)
+    save_hf(trainer.weights(POLICY), target, source_config=trainer.sheet.source_config)
+    return target
 
 
 def rows(num: int = 9, seed: int = 0) -> list[TokenRow]:
@@ -56,121 +126,153 @@ def rows(num: int = 9, seed: int = 0) -> list[TokenRow]:
     return made
 
 
-def grads(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
-    named = trainer.optimizer.masters.items()
-    return {name: m.grad.clone() for name, m in named if m.grad is not None}
+def batches(split: Sequence[list[TokenRow]]) -> list[TrainBatch]:
+    return [TrainBatch.of(part) for part in split]
 
 
-def accumulate(
-    trainer: LocalTrainer, split: list[list[TokenRow]], spec: LossSpec, *, step: int = 1
-) -> None:
-    for part in split:
-        trainer.accumulate(POLICY, [TrainBatch.of(part)], spec, step=step)
+def update(
+    trainer: Trainer,
+    split: Sequence[list[TokenRow]],
+    spec: LossSpec,
+    *,
+    step: int = 1,
+    learning_rate: float = 1e-2,
+) -> UpdateReport:
+    trainer.accumulate(POLICY, batches(split), spec, step=step)
+    return trainer.apply(POLICY, step=step, learning_rate=learning_rate)
+
+
+def assert_same(left: State, right: State) -> None:
+    assert left.keys() == right.keys()
+    for stem, group in left.items():
+        for name, tensor in group.items():
+            assert torch.equal(tensor, right[stem][name]), (stem, name)
+
+
+def gradients(state: State, report: UpdateReport, clip: float = MAX_GRAD_NORM) -> State:
+    """Of the one update since the start: its first moments are the clipped gradient's share."""
+    scale = min(1.0, clip / (report.grad_norm + 1e-6)) * (1 - BETA1)
+    moments = {n: t for n, t in state["optimizer"].items() if n.startswith("exp_avg.")}
+    return {"gradient": {name: tensor / scale for name, tensor in moments.items()}}
+
+
+def assert_close(left: State, right: State, *, rel: float) -> None:
+    for stem, group in right.items():
+        for name, tensor in group.items():
+            largest = float(tensor.abs().max())
+            torch.testing.assert_close(left[stem][name], tensor, rtol=rel, atol=rel * largest)
+
+
+def splits(data: list[TokenRow]) -> list[list[list[TokenRow]]]:
+    """All in one, one by one, three unequal parts, and as packing would have it."""
+    bins = pack([len(row) for row in data], 64, multiple_of=2)
+    packed = [[data[index] for index in chosen] for chosen in bins]
+    return [[data], [[row] for row in data], [data[5:], data[:2], data[2:5]], packed]
 
 
 @pytest.mark.parametrize("normalise", ["token", "row"])
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "dropout": 0.3}])
-def test_the_gradient_does_not_depend_on_the_split(
-    build: Callable[..., LocalTrainer], tmp_path: Path, normalise: str, lora: dict | None
-) -> None:
-    model = {"path": str(pretrained(tmp_path)), "init": "pretrained"}
-    config = tiny.config(tmp_path, model=model, lora=lora)
-    trainer, data = build(config), rows()
+def test_the_gradient_is_the_local_one_whatever_the_split(bench: Bench, normalise: str) -> None:
+    data = rows(seed=int(np.random.default_rng().integers(1 << 30)))
     spec = loss_spec(SftConfig(normalise=normalise), data)
-    found = []
-    for split in ([data], [[row] for row in data], [data[5:], data[:2], data[2:5]]):
-        accumulate(trainer, split, spec)
-        found.append((float(trainer.pending_loss()), grads(trainer)))
-        trainer.discard(POLICY)
-    for loss, gradient in found[1:]:
-        assert loss == pytest.approx(found[0][0], rel=1e-6)
-        for name, tensor in gradient.items():
-            torch.testing.assert_close(tensor, found[0][1][name], rtol=1e-4, atol=1e-7)
+    bench.begin()
+    expected = update(bench.beside, [data], spec, learning_rate=0.0)
+    gradient = gradients(bench.beside.state(), expected)
+    for split in splits(data):
+        report = update(bench.begin(), split, spec, learning_rate=0.0)
+        assert report.loss == pytest.approx(expected.loss, rel=1e-6)
+        assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+        assert report.num_micro_batches == len(split)
+        assert_close(gradients(bench.saved(), report), gradient, rel=1e-5)
 
 
-def pretrained(folder: Path) -> Path:
-    """A folder with weights: adapters are refused on a random start."""
-    target = folder / "pretrained"
-    if not target.exists():
-        trainer = local(tiny.config(folder))
-        tiny.write_model(target)
-        save_hf(trainer.weights(POLICY), target, source_config=trainer.loaded.sheet.source_config)
-    return target
-
-
-def test_the_loss_is_that_of_full_logits_in_float64(
-    build: Callable[..., LocalTrainer], tmp_path: Path
-) -> None:
-    trainer, data = build(tiny.config(tmp_path)), rows()
+def test_an_adapter_learns_as_the_local_one_with_the_same_dropout(adapted: Bench) -> None:
+    data = rows()
     spec = loss_spec(SftConfig(), data)
-    accumulate(trainer, [data], spec)
-    total = 0.0
+    for split in splits(data):
+        adapted.begin()
+        for step in (1, 2):
+            report = update(adapted.trainer, split, spec, step=step)
+            expected = update(adapted.beside, [data], spec, step=step)
+            assert report.loss == pytest.approx(expected.loss, rel=1e-6)
+        learned = {name: t.clone() for name, t in adapted.beside.state()["model"].items()}
+        # AdamW divides by the gradient's size: rounding counts where that is small.
+        assert_close({"model": adapted.saved()["model"]}, {"model": learned}, rel=1e-4)
+    other = update(adapted.begin(), [data], spec, step=2)
+    same = update(adapted.begin(), [data], spec, step=1)
+    assert other.grad_norm != same.grad_norm, "the step keys dropout"
+
+
+def test_the_loss_is_that_of_full_logits_in_float64(bench: Bench) -> None:
+    trainer, data = bench.begin(), rows()
+    spec = loss_spec(SftConfig(), data)
+    total, model = 0.0, bench.beside.model
     for row in data:
         batch = TrainBatch.of([row])
         tokens = torch.from_numpy(batch.tokens_N)
         layout = PackedLayout.of([len(row)], torch.device("cpu"))
-        hidden = trainer.model.hidden(tokens, torch.from_numpy(batch.positions_N), layout)
-        logits = hidden.double() @ trainer.model.output_weight().double().T
+        hidden = model.hidden(tokens, torch.from_numpy(batch.positions_N), layout)
+        logits = hidden.double() @ model.output_weight().double().T
         logp = logits[:-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
         total -= float((logp.detach() * torch.from_numpy(row.weights_T[1:])).sum())
     weights = sum(float(row.weights_T[1:].sum()) for row in data)
-    assert float(trainer.pending_loss()) == pytest.approx(total / weights, rel=1e-6)
+    report = update(trainer, [data[:4], data[4:]], spec)
+    assert report.loss == pytest.approx(total / weights, rel=1e-6)
 
 
-def test_discard_undoes_what_was_begun(build: Callable[..., LocalTrainer], tmp_path: Path) -> None:
-    first, second = (build(tiny.config(tmp_path)) for _ in range(2))
+def test_discard_undoes_what_was_begun(bench: Bench) -> None:
     data = rows()
     spec = loss_spec(SftConfig(), data)
-    accumulate(first, [data[:3]], replace(spec, denominator=0.1))
-    first.discard(POLICY)
-    for trainer in (first, second):
-        accumulate(trainer, [data], spec)
-        trainer.apply(POLICY, step=1, learning_rate=1e-2)
-    same_state(first, second)
+    update(bench.begin(), [data], spec)
+    expected = bench.saved()
+    trainer = bench.begin()
+    trainer.accumulate(POLICY, batches([data[:3]]), replace(spec, denominator=0.1), step=1)
+    trainer.discard(POLICY)
+    update(trainer, [data], spec)
+    assert_same(bench.saved(), expected)
 
 
-def same_state(left: LocalTrainer, right: LocalTrainer) -> None:
-    for stem, group in left.state().items():
-        for name, tensor in group.items():
-            assert torch.equal(tensor, right.state()[stem][name]), (stem, name)
-
-
-def test_what_is_not_finite_is_never_applied(
-    build: Callable[..., LocalTrainer], tmp_path: Path
-) -> None:
-    trainer, untouched = (build(tiny.config(tmp_path)) for _ in range(2))
-    data = rows()
+def test_what_is_not_finite_is_never_applied(bench: Bench) -> None:
+    trainer, data = bench.begin(), rows()
     spec = loss_spec(SftConfig(), data)
-    accumulate(trainer, [data], replace(spec, denominator=1e-45))
-    report = trainer.apply(POLICY, step=1, learning_rate=1e-2)
+    report = update(trainer, [data[:5], data[5:]], replace(spec, denominator=1e-45))
     assert not report.applied
-    same_state(trainer, untouched)
-    accumulate(trainer, [data], spec)
-    assert trainer.apply(POLICY, step=2, learning_rate=1e-2).applied
+    assert_same(bench.saved(), bench.start)
+    assert update(trainer, [data], spec, step=2).applied
 
 
-def test_state_put_back_goes_on_to_the_same_bits(
-    build: Callable[..., LocalTrainer], tmp_path: Path
-) -> None:
-    config, data = tiny.config(tmp_path), rows()
+def test_the_rows_behind_a_number_that_is_not_finite_are_found(bench: Bench) -> None:
+    """A weight of 1e38 on one row overflows the loss of that row alone."""
+    trainer, data = bench.begin(), rows()
     spec = loss_spec(SftConfig(), data)
-    straight, resumed = build(config), build(config)
-    for step in (1, 2, 3):
-        if step == 2:
-            resumed = build(config)
-            kept = {k: {n: t.clone() for n, t in g.items()} for k, g in straight.state().items()}
-            resumed.load_state(kept)
-        for trainer in (straight, resumed) if step > 1 else (straight,):
-            accumulate(trainer, [data], spec, step=step)
-            trainer.apply(POLICY, step=step, learning_rate=1e-2)
-    same_state(straight, resumed)
+    bad = replace(data[4], weights_T=data[4].weights_T * np.float32(3e38))
+    poisoned = [*data[:4], bad, *data[5:]]
+    plan = StepPlan(1, 0, tuple(batches([poisoned[:3], poisoned[3:]])), spec)
+    trainer.accumulate(POLICY, plan.micro_batches, spec, step=1)
+    assert not trainer.apply(POLICY, step=1, learning_rate=1e-2).applied
+    found, origin = trainer.trace_nonfinite(plan)
+    expected, expected_origin = bench.beside.trace_nonfinite(plan)
+    assert [row.row_id for row in found] == [row.row_id for row in expected] == [bad.row_id]
+    assert (origin.direction, origin.module) == (expected_origin.direction, expected_origin.module)
+    assert update(trainer, [data], spec).applied
 
 
-def test_the_update_is_torchs_adamw_with_clipping(
-    build: Callable[..., LocalTrainer], tmp_path: Path
-) -> None:
-    config, data = tiny.config(tmp_path, "trainer.max_grad_norm=0.5"), rows()
-    trainer, reference = build(config), build(config)
+def test_state_put_back_goes_on_to_the_same_bits(bench: Bench) -> None:
+    data = rows()
+    spec = loss_spec(SftConfig(), data)
+    update(bench.begin(), [data], spec, step=1)
+    bench.saved()
+    middle = bench.folder / f"saved_{bench.num_saved}"
+    reports = [update(bench.trainer, [data], spec, step=step) for step in (2, 3)]
+    straight = bench.saved()
+    bench.trainer.load(middle)
+    again = [update(bench.trainer, [data], spec, step=step) for step in (2, 3)]
+    assert [r.loss for r in again] == [r.loss for r in reports]
+    assert_same(bench.saved(), straight)
+
+
+def test_the_update_is_torchs_adamw_with_clipping(bench: Bench) -> None:
+    trainer, data = bench.begin(), rows()
+    reference = bench.beside
     spec = loss_spec(SftConfig(), data)
     named = dict(reference.model.named_parameters())
     matrices = [p for p in named.values() if p.ndim > 1]
@@ -181,45 +283,23 @@ def test_the_update_is_torchs_adamw_with_clipping(
     for step in range(1, 4):
         for group in adamw.param_groups:
             group["lr"] = 1e-2 * step
-        accumulate(trainer, [data], spec)
-        report = trainer.apply(POLICY, step=step, learning_rate=1e-2 * step)
-        accumulate(reference, [data], spec)
-        norm = torch.nn.utils.clip_grad_norm_(list(named.values()), 0.5)
+        report = update(trainer, [data], spec, step=step, learning_rate=1e-2 * step)
+        reference.accumulate(POLICY, batches([data]), spec, step=step)
+        norm = torch.nn.utils.clip_grad_norm_(list(named.values()), MAX_GRAD_NORM)
         adamw.step()
         reference.discard(POLICY)
         assert report.grad_norm == pytest.approx(float(norm), rel=1e-5)
-    for name, param in trainer.model.named_parameters():
-        torch.testing.assert_close(param, named[name], rtol=1e-5, atol=1e-6)
+    expected = {name: param.detach().clone() for name, param in named.items()}
+    for name, param in bench.saved()["model"].items():
+        torch.testing.assert_close(param, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_bf16_keeps_fp32_masters_gradients_and_moments(
-    build: Callable[..., LocalTrainer], tmp_path: Path
-) -> None:
-    trainer, data = build(tiny.config(tmp_path), torch.bfloat16), rows()
-    spec = loss_spec(SftConfig(), data)
-    before = {name: param.data_ptr() for name, param in trainer.model.named_parameters()}
-    start = trainer.optimizer.masters["model.norm.weight"].clone()
-    for step in range(1, 9):
-        accumulate(trainer, [[row] for row in data], spec, step=step)
-        assert trainer.apply(POLICY, step=step, learning_rate=1e-4).applied
-    for name, param in trainer.model.named_parameters():
-        assert param.dtype == torch.bfloat16
-        assert param.data_ptr() == before[name]
-        master = trainer.optimizer.masters[name]
-        assert master.dtype == torch.float32
-        assert torch.equal(param, master.bfloat16())
-    # Eight steps of 1e-4 are lost in bf16 near 1.0 (spacing 2**-8) and kept by the master.
-    moved = (trainer.optimizer.masters["model.norm.weight"] - start).abs().max()
-    assert 1e-4 < float(moved) < 2**-8
-
-
-def test_row_losses_name_their_rows(build: Callable[..., LocalTrainer], tmp_path: Path) -> None:
-    trainer, data = build(tiny.config(tmp_path)), rows()
+def test_rows_are_named_with_their_losses_and_log_probs(bench: Bench) -> None:
+    trainer, data = bench.begin(), rows()
     batch = TrainBatch.of(data)
-    (logp_M,) = trainer.score(POLICY, [batch])
+    (logp_M,) = bench.beside.score(POLICY, [batch])
     index_M, row_of_M = map(torch.from_numpy, predicted_positions(batch))
-    accumulate(trainer, [data[4:], data[:4]], loss_spec(SftConfig(), data))
-    report = trainer.apply(POLICY, step=1, learning_rate=0.0)
+    report = update(trainer, [data[4:], data[:1], data[1:4]], loss_spec(SftConfig(), data))
     by_id = dict(zip(report.row_ids_B.tolist(), report.row_losses_B.tolist(), strict=True))
     weights_M = torch.from_numpy(batch.weights_N)[index_M]
     zeros = torch.zeros(len(data))
@@ -230,3 +310,79 @@ def test_row_losses_name_their_rows(build: Callable[..., LocalTrainer], tmp_path
         assert by_id[row.row_id] == pytest.approx(loss, rel=1e-5)
         own_M = logp_M[row_of_M.numpy() == number]
         assert logp_by_id[row.row_id] == pytest.approx(own_M, rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_scores_come_in_the_order_of_their_batches(bench: Bench, temperature: float) -> None:
+    trainer, data = bench.begin(), rows()
+    split = batches([[row] for row in data[:5]] + [data[5:]])
+    found = trainer.score(POLICY, split, temperature=temperature)
+    expected = bench.beside.score(POLICY, split, temperature=temperature)
+    assert [len(logp_M) for logp_M in found] == [len(logp_M) for logp_M in expected]
+    for logp_M, expected_M in zip(found, expected, strict=True):
+        np.testing.assert_allclose(logp_M, expected_M, rtol=1e-6)
+
+
+def test_weights_leave_whole_and_under_their_names(bench: Bench, tmp_path: Path) -> None:
+    check_weights(bench, tmp_path)
+
+
+def test_an_adapter_leaves_merged_and_under_its_names(adapted: Bench, tmp_path: Path) -> None:
+    check_weights(adapted, tmp_path)
+
+
+def check_weights(bench: Bench, tmp_path: Path) -> None:
+    """Packed to travel, twice by one packer; as HF files; and as checksums."""
+    trainer, data = bench.begin(), rows()
+    update(trainer, [data], loss_spec(SftConfig(), data))
+    bench.saved()
+    transport = SharedMemoryTransport(f"homeostat-test-{tmp_path.name}-{id(bench)}", 4096)
+    packer, receiver = transport.packer(), transport.receiver(0, 1)
+    expected = {name: tensor.clone() for name, tensor in bench.beside.weights(POLICY)}
+    for _ in range(2):
+        found = {}
+        for parcel in trainer.parcels(POLICY, packer):
+            found |= {name: tensor.clone() for name, tensor in receiver.unpack(parcel)}
+        assert list(found) == list(expected)
+        for name, tensor in found.items():
+            assert torch.equal(tensor, expected[name]), name
+    receiver.close()
+    packer.close()
+    assert dict(trainer.checksums()) == dict(bench.beside.checksums())
+    for each, name in ((trainer, "own"), (bench.beside, "beside")):
+        each.export(tmp_path / name, bench.config)
+    own, beside = (sorted((tmp_path / name).iterdir()) for name in ("own", "beside"))
+    assert [file.name for file in own] == [file.name for file in beside]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(own, beside, strict=True))
+
+
+def test_what_it_says_of_itself_is_true(bench: Bench) -> None:
+    trainer = bench.begin()
+    bench.saved()
+    files = (bench.folder / f"saved_{bench.num_saved}").iterdir()
+    on_disk = sum(file.stat().st_size for file in files)
+    assert trainer.state_bytes <= on_disk < 2 * trainer.state_bytes + 2**16
+    assert trainer.memory_report().max_alloc > 2**20
+    sheet, beside = trainer.sheet, bench.beside.sheet
+    assert sheet.num_params == beside.num_params
+    assert sheet.num_trainable == beside.num_trainable
+    assert sheet.source_config == beside.source_config
+
+
+def test_bf16_keeps_fp32_masters_gradients_and_moments(tmp_path: Path) -> None:
+    """Seen from inside, so of the local trainer alone."""
+    trainer, data = local(tmp_path, "trainer.precision=bf16"), rows()
+    spec = loss_spec(SftConfig(), data)
+    before = {name: param.data_ptr() for name, param in trainer.model.named_parameters()}
+    start = trainer.optimizer.masters["model.norm.weight"].clone()
+    for step in range(1, 9):
+        assert update(trainer, [[r] for r in data], spec, step=step, learning_rate=1e-4).applied
+    for name, param in trainer.model.named_parameters():
+        assert param.dtype == torch.bfloat16
+        assert param.data_ptr() == before[name]
+        master = trainer.optimizer.masters[name]
+        assert master.dtype == torch.float32
+        assert torch.equal(param, master.bfloat16())
+    # Eight steps of 1e-4 are lost in bf16 near 1.0 (spacing 2**-8) and kept by the master.
+    moved = (trainer.optimizer.masters["model.norm.weight"] - start).abs().max()
+    assert 1e-4 < float(moved) < 2**-8

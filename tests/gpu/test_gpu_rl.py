@@ -12,7 +12,7 @@ from tests.support import runs, tiny_rl
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.engine import Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.run.setup import load
+from homeostat.train.build import load
 from homeostat.train.runtime import resolve_runtime
 
 pytestmark = [

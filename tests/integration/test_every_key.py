@@ -10,12 +10,15 @@ from typing import get_args
 
 import pytest
 from tests.support.every_key import (
+    cluster,
     inputs,
     outputs,
     rl_algorithm,
+    rl_correction,
     rl_rewards,
     rl_sampling,
     rl_sources,
+    rl_sync,
     trainer,
 )
 from tests.support.every_key.rl_workshop import RlWorkshop
@@ -25,8 +28,8 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, trainer, outputs)
-RL_PARTS = (rl_algorithm, rl_sampling, rl_rewards, rl_sources)
+SFT_PARTS = (inputs, trainer, cluster, outputs)
+RL_PARTS = (rl_algorithm, rl_correction, rl_sampling, rl_rewards, rl_sources, rl_sync)
 SFT_CASES = {name: case for part in SFT_PARTS for name, case in part.CASES.items()}
 RL_CASES = {name: case for part in RL_PARTS for name, case in part.CASES.items()}
 CASES = {**SFT_CASES, **RL_CASES}

@@ -26,7 +26,7 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.run.signals import StopRequest
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.local import LocalTrainer
-from homeostat.train.nonfinite import find_bad_rows, trace_origin
+from homeostat.train.nonfinite import LocalReplay, find_bad_rows, trace_origin
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import LossSpec, Role, StepPlan, TokenRow, TrainBatch
@@ -77,7 +77,7 @@ def test_a_run_begun_anew_has_one_record_of_its_start(tmp_path: Path) -> None:
 
 
 def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path) -> None:
-    prelude = before("homeostat.run.setup", "load_model", sends("SIGTERM"))
+    prelude = before("homeostat.train.build", "load_model", sends("SIGTERM"))
     code, output, config = run_child(tmp_path, prelude)
     assert code == 128 + signal.SIGTERM, output
     assert runs.events(config, "run_stopped")[0]["signal"] == "SIGTERM"
@@ -214,7 +214,7 @@ def test_steps_skipped_before_a_resume_count_towards_the_halt(
         norm.register_full_backward_pre_hook(lambda module, grads: (grads[0] * math.inf,))
         return LocalTrainer(loaded, *args, **kwargs)
 
-    monkeypatch.setattr("homeostat.run.setup.LocalTrainer", overflowing)
+    monkeypatch.setattr("homeostat.train.build.LocalTrainer", overflowing)
     runs.train(tiny.config(tmp_path, "trainer.max_steps=2"))
     config = tiny.config(tmp_path)
     with pytest.raises(TrainingHaltedError, match=r"^step 3: .* 3 steps in a row were skipped"):
@@ -252,10 +252,10 @@ def test_a_gradient_that_overflows_names_its_module_within_the_steps_memory(
     rows = [TokenRow(number, tokens_T, ones) for number, tokens_T in enumerate(tokens)]
     batches = [[rows[index] for index in chosen] for chosen in pack([20] * 12, 40)]
     plan = StepPlan(1, 0, tuple(map(TrainBatch.of, batches)), loss_spec(config.algorithm, rows))
-    bad = find_bad_rows(trainer, rows, plan)
+    bad = find_bad_rows(LocalReplay(trainer), rows, plan)
     assert [row.row_id for row in bad] == list(range(12))
     for suspects in (bad, []):
-        origin = trace_origin(trainer, suspects, plan)
+        origin = trace_origin(LocalReplay(trainer), suspects, plan)
         assert origin.direction == "backward pass"
         assert origin.module.endswith("model.layers.0.mlp.up_proj")
     assert trainer.most_tokens <= 40

@@ -240,8 +240,38 @@ def test_dynamic_sampling_replaces_groups_without_signal(tmp_path: Path) -> None
     assert values(config, "advantages/zero_share")[0] == 0
 
 
-def test_invariant_numerics_have_no_difference_at_all(tmp_path: Path) -> None:
-    config = tiny_rl.config(tmp_path, "model.numerics=invariant")
+CORRECTIONS = {
+    "default": None,
+    "all": "{weight: {type: sequence, outside: mask}, reject: {type: geometric}, veto: 0.1, "
+    "off_policy_mask: 9.0, normalise: true}",
+}
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_invariant_numerics_have_no_difference_at_all(tmp_path: Path, correction: str) -> None:
+    """So that a correction changes not a bit of the weights, in any of the updates."""
+    set_to = CORRECTIONS[correction]
+    more = () if set_to is None else (f"algorithm.correction={set_to}",)
+    config = tiny_rl.config(tmp_path, "model.numerics=invariant", *more)
+    off = tiny_rl.config(
+        tmp_path, "model.numerics=invariant", "name=off", "algorithm.correction=null"
+    )
+    for each in (config, off):
+        runs.train(each)
+        assert values(each, "sampling/sampling_logp_difference/max") == [0.0] * 4
+        assert values(each, "sampling/importance_sampling_ratio/min") == [1.0] * 4
+        assert values(each, "sampling/ess_sequence") == [1.0] * 4
+    assert values(config, "correction/factor_mean") == [1.0] * 4
+    assert values(off, "correction/factor_mean") == []
+    assert runs.final_tensors(config) == runs.final_tensors(off)
+
+
+def test_tokens_of_later_updates_are_staler(tmp_path: Path) -> None:
+    config = tiny_rl.config(tmp_path, "algorithm.skip_zero_advantage=false")
     runs.train(config)
-    assert values(config, "sampling/sampling_logp_difference/max") == [0.0] * 4
-    assert values(config, "sampling/importance_sampling_ratio/min") == [1.0] * 4
+    # Two updates a step: none lies between sampling and the first, one before the second.
+    assert values(config, "stale/steps/max") == [0] * 4
+    assert values(config, "stale/updates/max") == [1] * 4
+    assert all(0.2 < mean < 0.8 for mean in values(config, "stale/updates/mean"))
+    assert values(config, "sampling/by_age/0/share") == [1] * 4
+    assert runs.events(config, "worst_tokens") == []

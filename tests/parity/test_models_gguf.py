@@ -125,7 +125,7 @@ def test_logits_equal_those_of_the_hf_twin(case, quantised, tmp_path):
 def test_the_config_is_that_of_the_hf_twin(tmp_path):
     model = random_model(CASES["qwen3"])
     write_gguf(tmp_path / "model.gguf", model)
-    config = load(tmp_path / "model.gguf").source_config
+    config = load(tmp_path / "model.gguf").sheet.source_config
     twin = {**model.config.to_dict(), "initializer_range": 0.02}
     ours, theirs = decoder_config(config), decoder_config(twin)
     assert ours.rms_norm_eps == pytest.approx(theirs.rms_norm_eps)
@@ -143,7 +143,7 @@ def test_linear_rope_scaling_is_read(tmp_path):
         add_rope_scaling_type=RopeScalingType.LINEAR,
         add_rope_scaling_factor=4.0,
     )
-    rope = decoder_config(load(tmp_path / "model.gguf").source_config).rope
+    rope = decoder_config(load(tmp_path / "model.gguf").sheet.source_config).rope
     assert (rope.type, rope.factor) == ("linear", 4.0)
 
 

@@ -22,7 +22,7 @@ from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.native.sampler import draw
 from homeostat.rollout.native.sequence import Sequence
-from homeostat.rollout.native.stops import StopStrings
+from homeostat.rollout.stops import StopStrings
 
 CPU = torch.device("cpu")
 

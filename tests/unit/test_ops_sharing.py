@@ -14,7 +14,7 @@ from tests.support import tiny_rl
 from homeostat.models.build import load_model
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.sharing import SharedPrompts
-from homeostat.train.local import prompt_lengths
+from homeostat.train.forward import prompt_lengths
 from homeostat.types import TokenRow, TrainBatch
 
 CPU = torch.device("cpu")

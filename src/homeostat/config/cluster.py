@@ -14,6 +14,10 @@ class InProcessCluster(Settings):
 
     type: Literal["in_process"] = "in_process"
 
+    @property
+    def processes(self) -> int:
+        return 1
+
 
 class TorchrunCluster(Settings):
     """Trainer ranks on this machine, started by torchrun and driven by one controller."""
@@ -36,6 +40,12 @@ class LocalBackend(Settings):
 
     type: Literal["local"] = "local"
 
+    def num_shards(self, num_ranks: int) -> int:
+        return 1
+
+    def describe(self, num_ranks: int) -> str:
+        return ""
+
 
 class FsdpBackend(Settings):
     """Weights, gradients and moments split over the ranks of `cluster` (FSDP2)."""
@@ -56,6 +66,13 @@ class FsdpBackend(Settings):
         help="Give gathered weights back after the forward pass and gather them again for the "
         "backward pass: less memory, more traffic.",
     )
+
+    def num_shards(self, num_ranks: int) -> int:
+        return num_ranks // (self.replicas or 1)
+
+    def describe(self, num_ranks: int) -> str:
+        replicas = f", {self.replicas} replicas" if self.replicas is not None else ""
+        return f"{num_ranks} rank{'s' * (num_ranks > 1)} (fsdp, {self.shard} shard{replicas})"
 
 
 AnyBackend = Annotated[LocalBackend | FsdpBackend, Field(discriminator="type")]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homeostat.config.cluster_combinations import find_cluster_conflicts
+from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
@@ -20,7 +22,7 @@ INVARIANT_CHUNK_BYTES = 2**20
 def find_conflicts(config: RunConfig) -> list[Problem]:
     checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export, _sinks)
     problems = [problem for check in checks for problem in check(config)]
-    problems += find_rl_conflicts(config)
+    problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)
     return problems
@@ -33,7 +35,8 @@ def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Proble
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
     """`device` is 'cpu' or 'cuda': what trainer.device came out as."""
-    return list(_on_cpu(config) if device == "cpu" else _on_gpu(config))
+    problems = list(_on_cpu(config) if device == "cpu" else _on_gpu(config))
+    return problems + list(find_transport_conflicts(config, device=device))
 
 
 def _trainer(config: RunConfig) -> Iterator[Problem]:

@@ -25,6 +25,8 @@ from homeostat.errors import COMMAND_LINE, ConfigError, Problem
 
 # Old dotted name -> new one. A recipe that uses an old name is told the new one.
 RENAMED_KEYS: dict[str, str] = {}
+# The member of a union that is meant where a recipe gives keys of it and no type.
+DEFAULT_TYPES = {"engine": "native"}
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
@@ -44,6 +46,9 @@ def build_config(
         raise ConfigError([Problem("", what, line=1)], file=file)
     raw = copy.deepcopy(raw)
     problems = [problem for text in overrides if (problem := _apply_override(raw, text))]
+    for name, tag in DEFAULT_TYPES.items():
+        if isinstance(raw.get(name), dict):
+            raw[name].setdefault("type", tag)
     lines = lines | {parts(text.partition("=")[0]): COMMAND_LINE for text in overrides}
     merged, preset_problems = _merge_presets(raw)
     problems += preset_problems

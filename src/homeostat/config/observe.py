@@ -57,6 +57,20 @@ class CompletionsConfig(Settings):
     )
 
 
+class VerifyLogprobsConfig(Settings):
+    """Engine, trainer and a float64 reference on the same tokens: which one is off? (RL)"""
+
+    interval_steps: int = key(
+        50, ge=1, resume="free", help="Steps between comparisons; the first is at step 1."
+    )
+    rows: int = key(
+        4,
+        ge=1,
+        resume="free",
+        help="Sampled rows that are compared. The reference takes its time: float64, on the CPU.",
+    )
+
+
 class ObserveConfig(Settings):
     log_interval: int = key(1, ge=1, resume="free", help="Steps between metric records.")
     log_level: Literal["debug", "info", "warning", "error"] = key(
@@ -74,6 +88,12 @@ class ObserveConfig(Settings):
     )
     completions: CompletionsConfig = key(
         CompletionsConfig(), help="Which sampled completions are kept to be read (RL)."
+    )
+    verify_logprobs: VerifyLogprobsConfig | None = key(
+        None,
+        resume="free",
+        help="Now and then compare engine, trainer and a float64 reference on sampled rows, and "
+        "say which one is off (RL).",
     )
     report: bool = key(True, resume="free", help="Write report.html at the end.")
 

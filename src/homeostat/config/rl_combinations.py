@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.algorithm import CispoConfig, ReinforcePpConfig, SftConfig
+from homeostat.config.correction_combinations import find_correction_conflicts
 from homeostat.config.data import PromptSource, ReasoningGymSource
+from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
-_RL_ONLY = ("rollout", "engine", "rewards", "reference", "debug")
+_RL_ONLY = ("rollout", "engine", "sync", "rewards", "reference", "debug")
 
 
 def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
@@ -20,6 +22,8 @@ def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
     checks = (_sources, _sizes, _model, _rewards, _algorithm, _kl, _reference, _eval, _debug)
     for check in checks:
         yield from check(config)
+    yield from find_engine_conflicts(config)
+    yield from find_correction_conflicts(config.algorithm)
 
 
 def _sft(config: RunConfig) -> Iterator[Problem]:
@@ -117,12 +121,6 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:
-    if config.model.implementation == "transformers":
-        yield Problem(
-            "model.implementation",
-            "the native engine samples with the native decoder.",
-            "Set model.implementation=native.",
-        )
     if config.lora is not None and config.lora.dropout > 0:
         yield Problem(
             "lora.dropout",

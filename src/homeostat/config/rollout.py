@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homeostat.config.base import PathText, Settings, key
+from homeostat.config.vllm import VllmEngineConfig
 
 
 class RolloutConfig(Settings):
@@ -44,9 +45,16 @@ class RolloutConfig(Settings):
 
 
 class NativeEngineConfig(Settings):
-    """The engine in the trainer's process: it shares its weights, so publishing costs no copy."""
+    """The engine in the trainer's process: it shares its weights, so publishing costs no copy. Or,
+    by `own_process`, in a process of its own, to which weights are sent (sync)."""
 
     type: Literal["native"] = "native"
+    own_process: bool = key(
+        False,
+        resume="warn",
+        help="Run in a process of its own, with its own copy of the weights. They are sent by "
+        "sync.transport every sync.interval updates.",
+    )
     max_concurrency: int = key(
         256, ge=1, resume="warn", help="Completions that are sampled at one time."
     )
@@ -71,9 +79,26 @@ class NativeEngineConfig(Settings):
         resume="free",
         help="Free the cache while the trainer works. false keeps it: more memory, no pause.",
     )
+    start_timeout_s: float = key(
+        300.0,
+        gt=0,
+        resume="free",
+        help="Seconds until a process of its own has loaded the model and answers.",
+    )
+    max_restarts: int = key(
+        3,
+        ge=0,
+        resume="free",
+        help="Times that a process of its own is started again when it died. It is sent its "
+        "weights, and the round that it was at is sampled from its start.",
+    )
+
+    @property
+    def shares_weights(self) -> bool:
+        return not self.own_process
 
 
-AnyEngine = NativeEngineConfig
+AnyEngine = Annotated[NativeEngineConfig | VllmEngineConfig, Field(discriminator="type")]
 
 
 class InitialReference(Settings):

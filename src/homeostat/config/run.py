@@ -7,6 +7,7 @@ from typing import Literal
 
 from homeostat.config.algorithm import AnyAlgorithm, SftConfig
 from homeostat.config.base import PathText, Settings, key
+from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.config.data import DataConfig
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
@@ -18,6 +19,7 @@ from homeostat.config.rollout import (
     NativeEngineConfig,
     RolloutConfig,
 )
+from homeostat.config.sync import SyncConfig
 from homeostat.config.trainer import TrainerConfig
 
 SCHEMA_VERSION = 1
@@ -41,6 +43,7 @@ class RunConfig(Settings):
     data: DataConfig = key(help="The rows.")
     rollout: RolloutConfig = key(RolloutConfig(), help="Sampling of completions (RL).")
     engine: AnyEngine = key(NativeEngineConfig(), help="What samples them (RL).")
+    sync: SyncConfig = key(SyncConfig(), help="How new weights reach the engine (RL).")
     rewards: RewardsConfig | None = key(None, help="What a completion earns (RL).")
     reference: AnyReference | None = key(
         None,
@@ -49,6 +52,9 @@ class RunConfig(Settings):
     )
     debug: DebugConfig | None = key(None, help="Half a run, to find out which half is sick (RL).")
     trainer: TrainerConfig = key(TrainerConfig(), help="The updates.")
+    cluster: AnyCluster = key(
+        InProcessCluster(), resume="free", help="The processes that the trainer is spread over."
+    )
     eval: EvalConfig = key(EvalConfig(), help="Evaluation on held-out rows.")
     checkpoint: CheckpointConfig = key(CheckpointConfig(), help="Saving and resuming.")
     observe: ObserveConfig = key(ObserveConfig(), help="Metrics, logs and traces.")
@@ -60,6 +66,31 @@ class RunConfig(Settings):
     @property
     def has_validation(self) -> bool:
         return bool(self.data.validation) or self.data.validation_share > 0
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens that a row to train on may have."""
+        return self.data.max_length + (self.rollout.max_new_tokens if self.is_rl else 0)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that the trainer is spread over."""
+        return self.cluster.processes
+
+    @property
+    def num_shards(self) -> int:
+        """Parts that every tensor of the model is split into."""
+        return self.trainer.backend.num_shards(self.num_ranks)
+
+    @property
+    def ranks_line(self) -> str:
+        """How the trainer is spread, for people; empty where it is in one process."""
+        return self.trainer.backend.describe(self.num_ranks)
+
+    @property
+    def steps_between_publications(self) -> int:
+        """Weights are published at the end of a step, once sync.interval updates were due."""
+        return -(-self.sync.interval // self.trainer.updates_per_step)
 
     @property
     def is_rl(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homeostat.config.base import ByteSize, Settings, key
+from homeostat.config.cluster import AnyBackend, LocalBackend
 
 
 class AdamWConfig(Settings):
@@ -106,6 +107,9 @@ AnySchedule = Annotated[
 
 
 class TrainerConfig(Settings):
+    backend: AnyBackend = key(
+        LocalBackend(), resume="free", help="How the model lies on the ranks of `cluster`."
+    )
     device: Literal["auto", "cpu", "cuda"] = key("auto", resume="warn", help="Where to train.")
     threads: int | None = key(
         None,
@@ -131,7 +135,10 @@ class TrainerConfig(Settings):
         True, help="Choose the rows of a micro-batch so that max_tokens_per_device is filled."
     )
     max_tokens_per_device: int = key(
-        8192, ge=2, resume="warn", help="Tokens of a micro-batch (packing on)."
+        8192,
+        ge=2,
+        resume="warn",
+        help="Tokens of a micro-batch, of which each rank has its own (packing on).",
     )
     micro_batch_rows: int | None = key(
         None, ge=1, resume="warn", help="Rows of a micro-batch (packing off; default 1)."
@@ -177,7 +184,7 @@ class TrainerConfig(Settings):
         "halve",
         resume="free",
         help="Out of memory: retry the step with half the tokens per micro-batch (same gradient), "
-        "or halt.",
+        "or halt. Over ranks (fsdp) always halt.",
     )
 
     def steps_per_epoch(self, num_rows: int, *, rows_per_step: int | None = None) -> int:

@@ -1,10 +1,15 @@
 """Which rows share a micro-batch.
 
 `pack` first finds how few bins are needed (first fit, longest row first; plain first fit where
-that happens to need fewer), then spreads the rows evenly over that many bins where they fit: an
-update of k equal micro-batches is no slower than k - 1 full ones and a rest, and its peak memory
-is lower. Rows lie end to end without padding, so fill = tokens / (bins * max_tokens) measures how
-many steps the budget costs, not wasted compute.
+that happens to need fewer), raises their number to a multiple of the ranks that work at one time,
+then spreads the rows evenly over that many bins where they fit: an update of k equal micro-batches
+is no slower than k - 1 full ones and a rest, and its peak memory is lower. Rows lie end to end
+without padding, so fill = tokens / (bins * max_tokens) measures how many steps the budget costs,
+not wasted compute.
+
+Bins come fullest first, and ranks take them in rounds of consecutive ones, so the differences
+within the rounds add up to no more than that of the fullest and the emptiest bin: at most the
+longest row where the rows were spread, at most `max_tokens` where only first fit found room.
 """
 
 from __future__ import annotations
@@ -20,34 +25,62 @@ from homeostat.types import IntArray
 Bins = list[list[int]]
 
 
-def pack(lengths: Sequence[int] | IntArray, max_tokens: int) -> Bins:
+def pack(lengths: Sequence[int] | IntArray, max_tokens: int, *, multiple_of: int = 1) -> Bins:
     """Indices of the rows of each bin, the fullest bin first. Deterministic.
 
-    No bin is over `max_tokens`, but a row that alone is longer has a bin of its own.
+    No bin is over `max_tokens`, but a row that alone is longer has a bin of its own. The number of
+    bins is a multiple of `multiple_of`, or that of the rows where these are too few for it.
     """
     assert max_tokens >= 1, max_tokens
     lengths_B = np.asarray(lengths, dtype=np.int64)
     oversize = [[int(row)] for row in np.flatnonzero(lengths_B > max_tokens)]
     fitting = np.flatnonzero(lengths_B <= max_tokens)
-    longest_first = fitting[np.argsort(-lengths_B[fitting], kind="stable")]
+    longest_first = _longest_first(fitting, lengths_B)
     bins = _first_fit(longest_first, lengths_B, max_tokens)
     if len(bins) > math.ceil(int(lengths_B[fitting].sum()) / max_tokens):
         bins = min(bins, _first_fit(fitting, lengths_B, max_tokens), key=len)
-    bins = _spread(longest_first, lengths_B, len(bins), max_tokens) or bins
-    bins = [sorted(rows) for rows in bins] + oversize
-    return sorted(bins, key=lambda rows: (-int(lengths_B[rows].sum()), rows))
+    num_bins = _raised(len(bins) + len(oversize), multiple_of, most=len(lengths_B)) - len(oversize)
+    spread = _spread(longest_first, lengths_B, num_bins, max_tokens=max_tokens)
+    bins = _split_fullest(bins, lengths_B, num_bins) if spread is None else spread
+    return _fullest_first(bins + oversize, lengths_B)
 
 
-def group(num_rows: int, rows_per_batch: int) -> Bins:
-    """Rows in order, so many to a bin: packing off."""
+def group(lengths: Sequence[int] | IntArray, rows_per_batch: int, *, multiple_of: int = 1) -> Bins:
+    """So many rows to a bin, whatever their lengths: packing off.
+
+    On one rank the rows stay in order. On several, the number of bins is raised as in `pack`, and
+    the rows are spread evenly over them.
+    """
     assert rows_per_batch >= 1, rows_per_batch
-    rows = list(range(num_rows))
-    return [rows[start : start + rows_per_batch] for start in range(0, num_rows, rows_per_batch)]
+    lengths_B = np.asarray(lengths, dtype=np.int64)
+    rows = np.arange(len(lengths_B))
+    if multiple_of == 1:
+        starts = range(0, len(rows), rows_per_batch)
+        return [rows[start : start + rows_per_batch].tolist() for start in starts]
+    num_bins = _raised(math.ceil(len(rows) / rows_per_batch), multiple_of, most=len(rows))
+    order = _longest_first(rows, lengths_B)
+    bins = _spread(order, lengths_B, num_bins, max_rows=rows_per_batch)
+    assert bins is not None, "without a token budget every row fits"
+    return _fullest_first(bins, lengths_B)
 
 
 def fill(lengths: Sequence[int] | IntArray, *, num_bins: int, max_tokens: int) -> float:
     """Share of the token budget of the bins that is used."""
     return float(np.sum(lengths)) / (num_bins * max_tokens) if num_bins else 0.0
+
+
+def _raised(num_bins: int, multiple_of: int, *, most: int) -> int:
+    assert multiple_of >= 1, multiple_of
+    return min(most, math.ceil(num_bins / multiple_of) * multiple_of)
+
+
+def _longest_first(rows: IntArray, lengths_B: IntArray) -> IntArray:
+    return rows[np.argsort(-lengths_B[rows], kind="stable")]
+
+
+def _fullest_first(bins: Bins, lengths_B: IntArray) -> Bins:
+    bins = [sorted(rows) for rows in bins]
+    return sorted(bins, key=lambda rows: (-int(lengths_B[rows].sum()), rows))
 
 
 def _first_fit(order: IntArray, lengths_B: IntArray, max_tokens: int) -> Bins:
@@ -66,16 +99,35 @@ def _first_fit(order: IntArray, lengths_B: IntArray, max_tokens: int) -> Bins:
 
 
 def _spread(
-    longest_first: IntArray, lengths_B: IntArray, num_bins: int, max_tokens: int
+    longest_first: IntArray,
+    lengths_B: IntArray,
+    num_bins: int,
+    *,
+    max_tokens: float = math.inf,
+    max_rows: float = math.inf,
 ) -> Bins | None:
-    """Each row into the emptiest bin, longest first. None where one would not fit."""
+    """Each row into the emptiest bin that has not all its rows. None where one would not fit."""
     bins: Bins = [[] for _ in range(num_bins)]
     loads = [(0, number) for number in range(num_bins)]
     for row in longest_first.tolist():
-        load, number = loads[0]
+        load, number = heapq.heappop(loads)
         load += int(lengths_B[row])
         if load > max_tokens:
             return None
         bins[number].append(row)
-        heapq.heapreplace(loads, (load, number))
+        if len(bins[number]) < max_rows:
+            heapq.heappush(loads, (load, number))
+    return bins
+
+
+def _split_fullest(bins: Bins, lengths_B: IntArray, num_bins: int) -> Bins:
+    """Halve the fullest bin of several rows until there are so many."""
+    bins = list(bins)
+    while len(bins) < num_bins:
+        several = (rows for rows in bins if len(rows) > 1)
+        fullest = max(several, key=lambda rows: int(lengths_B[rows].sum()))
+        bins.remove(fullest)
+        halves = _spread(_longest_first(np.array(fullest), lengths_B), lengths_B, 2)
+        assert halves is not None, "without a token budget every row fits"
+        bins += halves
     return bins

@@ -74,25 +74,32 @@ def load_model(
         module, kernel = _native(model, source, config, gradient_checkpointing, **place)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
     module.train()
-    parameters = list(module.parameters())
     facts = {
         "implementation": model.implementation,
         "attention": kernel,
         "meta_init": model.meta_init,
         "lora_modules": num_targets,
-        "bytes": sum(parameter.nbytes for parameter in parameters),
+        "bytes": num_params(module) * dtype.itemsize,
         "seconds": time.perf_counter() - started,
     }
-    sheet = ModelSheet(
+    return LoadedModel(module, model_sheet(module, config, generation_config, facts))
+
+
+def model_sheet(
+    module: Decoder | TransformersModel,
+    config: Mapping[str, Any],
+    generation_config: Mapping[str, Any] | None,
+    facts: Mapping[str, str | int | float | bool],
+) -> ModelSheet:
+    return ModelSheet(
         source_config=config,
         generation_config=generation_config,
         num_params=num_params(module),
-        num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        num_trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
         vocab_size=module.output_weight().shape[0],
         packs=module.packs,
         facts=facts,
     )
-    return LoadedModel(module, sheet)
 
 
 def num_params(module: nn.Module) -> int:
@@ -130,22 +137,52 @@ def _native(
 ) -> tuple[Decoder, str]:
     shape = decoder_config(config)
     require_memory(shape.num_params, dtype=dtype, device=device)
+    flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=device)
+    module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
+    give_weights(module, model, source, seed=seed)
+    return module, attention_name(module)
+
+
+def decoder_flags(
+    model: ModelConfig,
+    shape: DecoderConfig,
+    gradient_checkpointing: bool,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Any]:
+    """How a decoder of this shape is to compute."""
     kernel = resolve_kernel(
         model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
     )
-    flags = {
+    return {
         "kernel": kernel,
         "gradient_checkpointing": gradient_checkpointing,
         "numerics": model.numerics,
     }
-    module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
+
+
+def attention_name(module: Decoder) -> str:
+    return "tiled" if module.numerics == "invariant" else module.kernel
+
+
+def give_weights(
+    module: Decoder,
+    model: ModelConfig,
+    source: GgufFile | Path,
+    *,
+    seed: int,
+    part: weights.Part = weights.all_of_it,
+) -> None:
+    """The weights that model.path holds, or random ones, for all but an adapter."""
     if model.init == "random":
-        weights.draw(module, std=shape.initializer_range, seed=seed)
-    elif isinstance(source, GgufFile):
-        weights.fill(module, source.tensors(), source=f"model.path: {source.path}")
-    else:
-        weights.fill(module, hf.read_tensors(source), source=f"model.path: {source}")
-    return module, "tiled" if model.numerics == "invariant" else kernel
+        weights.draw(module, std=module.config.initializer_range, seed=seed, part=part)
+        return
+    is_gguf = isinstance(source, GgufFile)
+    stream = source.tensors() if is_gguf else hf.read_tensors(source)
+    where = f"model.path: {source.path if is_gguf else source}"
+    adapter = {name for name, _ in lora.adapter_state(module)}
+    weights.fill(module, stream, source=where, without=adapter, part=part)
 
 
 def _empty_decoder(

@@ -38,8 +38,8 @@ class _Context:
     """What all layers of one forward share."""
 
     attention: AttentionContext
-    cos_NF: Tensor
-    sin_NF: Tensor
+    cos_N1d: Tensor
+    sin_N1F: Tensor
 
 
 class RMSNorm(nn.Module):
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         v_NHd = self.v_proj(x_ND).unflatten(1, heads)
         if self.q_norm is not None and self.k_norm is not None:
             q_NHd, k_NHd = self.q_norm(q_NHd), self.k_norm(k_NHd)
-        q_NHd, k_NHd = apply_rope_to_both(q_NHd, k_NHd, context.cos_NF, context.sin_NF)
+        q_NHd, k_NHd = apply_rope_to_both(q_NHd, k_NHd, context.cos_N1d, context.sin_N1F)
         out_NHd = context.attention.attend(
             self.layer, q_NHd, k_NHd, v_NHd, scale=self.head_dim**-0.5
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
 from homeostat.models.hf import read_json, require_plain
 from homeostat.models.memory import require_memory
+from homeostat.models.weights import Part, all_of_it, put
 from homeostat.ops.dropout import DropoutKeys, dropout
 from homeostat.ops.linear import Linear
 
@@ -55,6 +56,9 @@ _UNSUPPORTED = (
 # Starts that leave the base as it is. Others (pissa, olora ...) move a part of it into the adapter,
 # which then belongs to what is left.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+
+# A parameter of which only a part may be here -> the whole of it.
+Whole = Callable[[Tensor], Tensor]
 
 
 class LoraLinear(Linear):
@@ -93,10 +97,11 @@ class LoraLinear(Linear):
         return dropout(flat_NC, keys_N, module=self.number, rate=self.rate).view_as(x)
 
     @torch.no_grad()
-    def merged_weight(self) -> Tensor:
+    def merged_weight(self, whole: Whole = Tensor.detach) -> Tensor:
         """The weight with the adapter added, summed in fp32 and rounded once."""
-        update = self.lora_B.weight.float() @ self.lora_A.weight.float()
-        return (self.weight.float() + update * self.scaling).to(self.weight.dtype)
+        weight = whole(self.weight)
+        update = whole(self.lora_B.weight).float() @ whole(self.lora_A.weight).float()
+        return (weight.float() + update * self.scaling).to(weight.dtype)
 
 
 def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
@@ -108,14 +113,23 @@ def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
     added = sum(config.rank * (linear.in_features + linear.out_features) for linear in linears)
     where = {"dtype": linears[0].weight.dtype, "device": linears[0].weight.device}
     require_memory(added, what=f"lora.rank: {config.rank} makes", **where)
-    generator = torch.Generator("cpu").manual_seed(seed)
     for number, (name, linear) in enumerate(zip(names, linears, strict=True)):
         adapted = LoraLinear(linear, config, number=number, keys=model.dropout_keys)
-        if not linear.weight.is_meta:
-            _draw(adapted, generator)
         parent, _, child = name.rpartition(".")
         setattr(base.get_submodule(parent), child, adapted)
+    if not linears[0].weight.is_meta:
+        draw_adapters(model, seed=seed)
     return names
+
+
+def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> None:
+    """A: Kaiming-uniform with a = sqrt(5), drawn on the CPU so that devices agree; B: zero."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    for _, adapted in lora_modules(model):
+        fresh = torch.empty(adapted.lora_A.weight.shape)
+        nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
+        put(adapted.lora_A.weight, fresh, part)
+        put(adapted.lora_B.weight, torch.zeros(adapted.lora_B.weight.shape), part)
 
 
 def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
@@ -146,7 +160,7 @@ def adapter_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}.lora_B.weight", module.lora_B.weight
 
 
-def merged_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_state(model: nn.Module, whole: Whole = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
     """(HF name, tensor) of the whole model, adapters merged in. Tied tensors come once."""
     adapted = {f"{name}.weight": module for name, module in lora_modules(model)}
     adapters = {name for name, _ in adapter_state(model)}
@@ -155,17 +169,22 @@ def merged_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if name in adapters or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        yield name, adapted[name].merged_weight() if name in adapted else tensor.detach()
+        yield name, adapted[name].merged_weight(whole) if name in adapted else whole(tensor)
 
 
 def save_adapter(
-    model: nn.Module, folder: Path, config: LoraConfig, *, base_path: str | None = None
+    model: nn.Module,
+    folder: Path,
+    config: LoraConfig,
+    *,
+    base_path: str | None = None,
+    whole: Whole = Tensor.detach,
 ) -> None:
     """Writes the adapter so that peft reads it."""
-    folder.mkdir(parents=True, exist_ok=True)
     state = {
-        _PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in adapter_state(model)
+        _PREFIX + name: whole(tensor).cpu().contiguous() for name, tensor in adapter_state(model)
     }
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     settings = {
         "peft_type": "LORA",
@@ -183,7 +202,9 @@ def save_adapter(
 
 
 @torch.no_grad()
-def load_adapter(model: nn.Module, folder: Path, config: LoraConfig) -> None:
+def load_adapter(
+    model: nn.Module, folder: Path, config: LoraConfig, *, part: Part = all_of_it
+) -> None:
     """Fills the adapters that `apply_lora` made from a peft folder of the same shape."""
     settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
     _check_settings(settings, folder, config)
@@ -211,7 +232,7 @@ def load_adapter(model: nn.Module, folder: Path, config: LoraConfig) -> None:
                 f"lora.path: {path}: {name} has shape {tuple(stored[name].shape)}, and this model "
                 f"with lora.rank={config.rank} needs {tuple(tensor.shape)}."
             )
-        tensor.copy_(stored[name])
+        put(tensor, stored[name], part)
 
 
 def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]) -> list[str]:
@@ -230,15 +251,6 @@ def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]
                 f"Known are {', '.join(known)}, or all-linear."
             )
     return [name for name in linears if name.rpartition(".")[2] in targets]
-
-
-def _draw(adapted: LoraLinear, generator: torch.Generator) -> None:
-    """A: Kaiming-uniform with a = sqrt(5), drawn on the CPU so that devices agree; B: zero."""
-    fresh = torch.empty(adapted.lora_A.weight.shape)
-    nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
-    with torch.no_grad():
-        adapted.lora_A.weight.copy_(fresh)
-        adapted.lora_B.weight.zero_()
 
 
 def _check_settings(settings: dict[str, Any], folder: Path, config: LoraConfig) -> None:

@@ -3,13 +3,13 @@
 Invariant: after `fill` every parameter holds a value that came from the stream. A tensor that is
 missing, unknown or of another shape is refused by name, and so is an output matrix of its own
 where the config says that it is the embedding. Nothing else holds state: the native decoder has no
-buffers.
+buffers. Whoever holds only a part of each parameter says by a `Part` what of a tensor is its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +22,43 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Old checkpoints store rotary frequencies, which follow from the config.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
+# Of a parameter and a whole tensor: the memory to fill, and what of the tensor belongs there.
+Part = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def all_of_it(parameter: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    return parameter, tensor
+
 
 @torch.no_grad()
-def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], *, source: str) -> int:
-    """Copies the stream into the parameters, cast on the way. Returns the bytes read."""
-    parameters = dict(module.named_parameters())
+def put(parameter: Tensor, tensor: Tensor, part: Part) -> None:
+    target, value = part(parameter, tensor)
+    target.copy_(value)
+
+
+@torch.no_grad()
+def fill(
+    module: nn.Module,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    source: str,
+    without: Collection[str] = (),
+    part: Part = all_of_it,
+) -> int:
+    """Copies the stream into the parameters, cast on the way. Returns the bytes read.
+
+    `without`: parameters that are no part of the checkpoint.
+    """
+    named = module.named_parameters()
+    parameters = {name: parameter for name, parameter in named if name not in without}
     head: Tensor | None = None
     filled: set[str] = set()
     unknown: list[str] = []
     num_bytes = 0
     for name, tensor in tensors:
         if name in parameters:
-            _copy(parameters[name], tensor, name=name, source=source)
+            _check(parameters[name], tensor, name=name, source=source)
+            put(parameters[name], tensor, part)
             filled.add(name)
             num_bytes += tensor.nbytes
         elif name == _HEAD:
@@ -44,24 +69,25 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], *, source: st
     if missing or unknown:
         raise ModelError(f"{source}: {_mismatch(missing, unknown)}. {_ADVICE}")
     if head is not None and not head.is_meta:
-        _require_tied(parameters[_EMBEDDING], head, source=source)
+        _require_tied(parameters[_EMBEDDING], head, part, source=source)
     return num_bytes
 
 
 @torch.no_grad()
-def draw(module: nn.Module, *, std: float, seed: int) -> None:
+def draw(module: nn.Module, *, std: float, seed: int, part: Part = all_of_it) -> None:
     """Weights ~ N(0, std), norms 1, biases 0: the same on every device and in every dtype."""
     generator = torch.Generator("cpu").manual_seed(seed)
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
-            parameter.zero_()
+            drawn = torch.zeros(parameter.shape)
         elif parameter.ndim == 1:
-            parameter.fill_(1.0)
+            drawn = torch.ones(parameter.shape)
         else:
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+            drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+        put(parameter, drawn, part)
 
 
-def _copy(parameter: nn.Parameter, tensor: Tensor, *, name: str, source: str) -> None:
+def _check(parameter: Tensor, tensor: Tensor, *, name: str, source: str) -> None:
     if parameter.shape != tensor.shape:
         raise ModelError(
             f"{source}: {name} has shape {tuple(tensor.shape)}, and the config asks for "
@@ -72,11 +98,11 @@ def _copy(parameter: nn.Parameter, tensor: Tensor, *, name: str, source: str) ->
             f"{source}: {name} holds {tensor.dtype}, which is no plain weight; it looks "
             "quantised. Name an unquantised checkpoint in model.path."
         )
-    parameter.copy_(tensor)
 
 
-def _require_tied(embedding: Tensor, head: Tensor, *, source: str) -> None:
-    if head.shape != embedding.shape or not torch.equal(head.to(embedding), embedding):
+def _require_tied(embedding: Tensor, head: Tensor, part: Part, *, source: str) -> None:
+    own, value = part(embedding, head)
+    if head.shape != embedding.shape or not torch.equal(value.to(own), own):
         raise ModelError(
             f"{source}: config.json ties the output matrix to the embedding, and the weights hold "
             f"an {_HEAD} that differs from it. Set tie_word_embeddings to false in config.json."

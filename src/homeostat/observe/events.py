@@ -52,6 +52,18 @@ _LIST: tuple[EventInfo, ...] = (
         "The model is on its device.",
         ("implementation", "attention", "meta_init", "lora_modules", "bytes", "seconds"),
     ),
+    EventInfo(
+        "logprobs_verified",
+        "Engine and trainer agree with a float64 reference to rounding.",
+        ("verdict", "rows"),
+        "good",
+    ),
+    EventInfo(
+        "logprobs_off",
+        "Engine or trainer is further from a float64 reference than rounding explains.",
+        ("verdict", "rows"),
+        "bad",
+    ),
     EventInfo("training", "Everything is set up; the first step follows.", ("total_steps",)),
     EventInfo(
         "eval_done",
@@ -82,10 +94,29 @@ _LIST: tuple[EventInfo, ...] = (
         "warn",
     ),
     EventInfo(
+        "worst_tokens",
+        "Engine and trainer differ on tokens by more than rounding: the first is the worst, "
+        "`tokens` has the worst of the step with the text around them. Not at every step.",
+        ("text", "engine_logp", "trainer_logp", "tokens"),
+        "warn",
+    ),
+    EventInfo(
         "oom_retry",
         "Memory ran out. The step is done again with fewer tokens per micro-batch, to the same "
         "gradient.",
         ("tokens_before", "tokens_now", "error", "snapshot"),
+        "warn",
+    ),
+    EventInfo(
+        "weights_published",
+        "The weights were sent to the engine, which samples with them from here on.",
+        ("version", "bytes", "seconds", "transport", "checksum"),
+    ),
+    EventInfo(
+        "engine_restarted",
+        "The engine's process died. Another one was started and sent the weights; the round is "
+        "sampled from its start.",
+        ("error", "restarts"),
         "warn",
     ),
     EventInfo("checkpoint_saved", "A checkpoint is in place.", ("path", "seconds", "best")),

@@ -13,6 +13,7 @@ Suffixes: `_D` the normalised dimension.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,29 +25,35 @@ from torch.nn import functional
 def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     if x.device.type == "cpu" and x.dtype == weight_D.dtype == torch.float32:
         if not torch.is_grad_enabled():
-            return _normed(x, weight_D, eps)[0]
+            return (x * _rstd(x, eps)).mul_(weight_D)
         return _RmsNorm.apply(x, weight_D, eps)
     return functional.rms_norm(x, weight_D.shape, weight_D, eps)
 
 
-def _normed(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    rstd = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (x * rstd).mul_(weight_D), rstd
+def _rstd(x: Tensor, eps: float) -> Tensor:
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    # eps + length^2 / D in one call: in decoding it is calls that cost.
+    return torch.addcmul(_scalar(eps), length, length, value=1.0 / x.shape[-1]).rsqrt_()
+
+
+@cache
+def _scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        out, rstd = _normed(x, weight_D, eps)
-        ctx.save_for_backward(x, weight_D, rstd)
-        return out
+        rstd = _rstd(x, eps)
+        normed = x * rstd
+        ctx.save_for_backward(normed, weight_D, rstd)
+        return normed * weight_D
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        x, weight_D, rstd = ctx.saved_tensors
+        normed, weight_D, rstd = ctx.saved_tensors
         (grad,) = grads
-        normed = x * rstd
         product = grad * normed
         mean = torch.matmul(product, weight_D).unsqueeze(-1).div_(weight_D.shape[0])
         dx = (grad * weight_D).addcmul_(normed, mean, value=-1).mul_(rstd)

@@ -54,24 +54,25 @@ def inverse_frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:
 
 
 def rope_tables(positions_N: Tensor, inv_freq_F: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin, fp32 [N, head_dim / 2]."""
-    angles_NF = positions_N[:, None].float() * inv_freq_F
-    return angles_NF.cos() * rope.attention_factor, angles_NF.sin() * rope.attention_factor
+    """fp32, the same for all heads: cos [N, 1, d], each of them twice, and sin [N, 1, F]."""
+    angles_N1F = positions_N[:, None, None].float() * inv_freq_F
+    cos_N1F = angles_N1F.cos() * rope.attention_factor
+    return torch.cat((cos_N1F, cos_N1F), dim=-1), angles_N1F.sin() * rope.attention_factor
 
 
-def apply_rope(x_NHd: Tensor, cos_NF: Tensor, sin_NF: Tensor) -> Tensor:
+def apply_rope(x_NHd: Tensor, cos_N1d: Tensor, sin_N1F: Tensor) -> Tensor:
     """Rotates (x[i], x[i + d/2]) by the token's angles: in fp32, back in the input dtype."""
-    return _Rotation.apply(x_NHd, cos_NF[:, None], sin_NF[:, None])
+    return _Rotation.apply(x_NHd, cos_N1d, sin_N1F)
 
 
 def apply_rope_to_both(
-    q_NHd: Tensor, k_NHd: Tensor, cos_NF: Tensor, sin_NF: Tensor
+    q_NHd: Tensor, k_NHd: Tensor, cos_N1d: Tensor, sin_N1F: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys. Without gradients in one pass: decoding is bound by the number of calls."""
     if torch.is_grad_enabled():
-        return apply_rope(q_NHd, cos_NF, sin_NF), apply_rope(k_NHd, cos_NF, sin_NF)
+        return apply_rope(q_NHd, cos_N1d, sin_N1F), apply_rope(k_NHd, cos_N1d, sin_N1F)
     both_NHd = torch.cat((q_NHd, k_NHd), dim=1)
-    out_NHd = _rotate(both_NHd, cos_NF[:, None], sin_NF[:, None], sign=1)
+    out_NHd = _rotate(both_NHd, cos_N1d, sin_N1F, sign=1)
     return out_NHd[:, : q_NHd.shape[1]], out_NHd[:, q_NHd.shape[1] :]
 
 
@@ -90,11 +91,11 @@ class _Rotation(torch.autograd.Function):
 
 def _rotate(x_NHd: Tensor, cos: Tensor, sin: Tensor, *, sign: int) -> Tensor:
     wide_NHd = x_NHd.to(torch.promote_types(x_NHd.dtype, torch.float32))
-    out_NHd = torch.empty_like(wide_NHd, memory_format=torch.contiguous_format)
+    out_NHd = wide_NHd * cos
     left, right = wide_NHd.chunk(2, dim=-1)
     out_left, out_right = out_NHd.chunk(2, dim=-1)
-    torch.mul(left, cos, out=out_left).addcmul_(right, sin, value=-sign)
-    torch.mul(right, cos, out=out_right).addcmul_(left, sin, value=sign)
+    out_left.addcmul_(right, sin, value=-sign)
+    out_right.addcmul_(left, sin, value=sign)
     return out_NHd.to(x_NHd.dtype)
 
 

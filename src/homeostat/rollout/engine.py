@@ -8,7 +8,7 @@ submission (the noise is rollout/noise.py's); the last bits of its log-probs may
 was in the batch, unless the engine is `batch_invariant`.
 
 Weights change between `begin_update` and `commit`, with the engine quiesced. An engine that shares
-the trainer's weights needs no more than that; any other is given a transport by `connect`, once,
+the trainer's weights needs no more than that; any other is given a transport by `connect` before,
 and takes the new weights in by `apply`, parcel by parcel.
 """
 
@@ -76,7 +76,8 @@ class Capabilities:
     """What an engine can do, known before it starts.
 
     `resumes_exactly`: a request that goes on from `begun` samples what it would have sampled
-    uninterrupted. `score_temperatures`: what `score` can be asked for.
+    uninterrupted. `score_temperatures`: what `score` can be asked for. `cut_logp`: `engine_logp_T`
+    is known where top-k or top-p cut the distribution; where not, it is NaN there.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Capabilities:
     max_tokens: int | None
     resumes_exactly: bool = True
     score_temperatures: Literal["any", "one"] = "any"
+    cut_logp: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class Engine(Protocol):
         ...
 
     def connect(self, transport: Transport) -> None:
-        """Make ready to receive weights. An engine that shares the trainer's refuses."""
+        """Make ready to receive weights by this transport, in place of one before it. An engine
+        that shares the trainer's refuses."""
         ...
 
     def begin_update(self, how: Quiesce) -> list[Completion]:

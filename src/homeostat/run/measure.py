@@ -11,7 +11,7 @@ from homeostat.algorithms import sft
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import eval_batches
 from homeostat.observe.devices import host_rss
-from homeostat.train.local import predicted_positions
+from homeostat.train.forward import predicted_positions
 from homeostat.train.oom import MemoryGuard
 from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
 
@@ -67,7 +67,8 @@ def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
     step, loss = parts.state.step, None
     while loss is None:
         sizes = current_sizes(parts.config.trainer, parts.state.token_budget)
-        batches = list(eval_batches(rows.store, rows.ids, trainer=sizes))
+        ranks = parts.trainer.num_ranks
+        batches = list(eval_batches(rows.store, rows.ids, trainer=sizes, num_ranks=ranks))
         loss = memory.attempt(lambda batches=batches: total(batches), step=step)
         if loss is None:
             memory.shrink(batches, step=step)

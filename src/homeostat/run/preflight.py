@@ -6,6 +6,7 @@ A check that fails does not keep the others from running: `homeostat check` show
 from __future__ import annotations
 
 import importlib.util
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -83,7 +84,8 @@ class Preflight:
     def _device(self) -> Iterator[Item]:
         device = resolve_device(self.config)
         dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
-        text = f"{device}, {dtype}"
+        ranks = self.config.ranks_line
+        text = f"{device}, {dtype}" + (f"; {ranks}" if ranks else "")
         slow = device.type == "cpu" and dtype == "bfloat16"
         if slow:
             text += ": many CPUs compute bf16 far slower than fp32 (trainer.precision=fp32)"
@@ -117,6 +119,9 @@ class Preflight:
             f"{self.preview.family}, {fmt.count(self.preview.num_params)} parameters, "
             f"{fmt.count(self.preview.num_trainable)} trained, {fmt.byte_size(facts['bytes'])}"
         )
+        if self.config.num_shards > 1:
+            facts["bytes_per_rank"] = math.ceil(facts["bytes"] / self.config.num_shards)
+            text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:
@@ -193,7 +198,7 @@ class Preflight:
             ids, _ = split_rows(self.store.made_from_B, share, config.seed)
         with PlanLoader(
             self.store, row_ids=ids, trainer=trainer, data=config.data,
-            algorithm=config.algorithm, seed=config.seed,
+            algorithm=config.algorithm, seed=config.seed, num_ranks=config.num_ranks,
         ) as plans:  # fmt: skip
             total = plans.total_steps
             shown = [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)]

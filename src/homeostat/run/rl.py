@@ -14,15 +14,16 @@ import time
 
 from homeostat.config.run import RunConfig
 from homeostat.rollout.collect import StepRollouts
-from homeostat.rollout.engine import Quiesce
 from homeostat.run.completions import keep_completions
 from homeostat.run.learn import Learned, Learner
 from homeostat.run.result import RunResult, result_of
 from homeostat.run.rl_eval import evaluate_prompts
 from homeostat.run.rl_measure import replay_metrics, rl_metrics
-from homeostat.run.rl_setup import RlParts, reference_of, set_up_rl
+from homeostat.run.rl_setup import RlParts, set_up_rl
 from homeostat.run.saving import Saver
 from homeostat.run.session import Session
+from homeostat.run.verify_logprobs import LogprobVerifier
+from homeostat.train.build import reference_of
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
 
@@ -32,9 +33,9 @@ log = logging.getLogger(__name__)
 def train_rl(config: RunConfig, session: Session) -> RunResult:
     """Train until the last step, an early stop, or a request to stop."""
     with set_up_rl(config, session) as parts:
-        if parts.state.step >= parts.total_steps or parts.state.stopped_early:
+        if parts.is_complete:
             log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
-            Saver(config, parts, session).add_missing_export(parts.sections())
+            Saver(config, parts, session, also=parts.feed).add_missing_export(parts.sections())
         elif config.debug is not None and config.debug.mode == "rollout_only":
             _only_sample(parts, session)
         else:
@@ -44,7 +45,11 @@ def train_rl(config: RunConfig, session: Session) -> RunResult:
 
 def _loop(config: RunConfig, parts: RlParts, session: Session) -> None:
     state, recorder, collector = parts.state, session.recorder, parts.collector
-    learner, saver = _learner(parts, session), Saver(config, parts, session)
+    learner = _learner(parts, session)
+    saver = Saver(config, parts, session, also=parts.feed)
+    verifier = LogprobVerifier(
+        config, trainer=parts.trainer, engine=parts.engine, emit=recorder.event
+    )
     if parts.prompts.evaluation and config.eval.at_start and state.step == 0:
         recorder.log(0, _evaluated(parts, session)[0])
     session.stop.let_steps_finish()
@@ -52,20 +57,26 @@ def _loop(config: RunConfig, parts: RlParts, session: Session) -> None:
         started = time.perf_counter()
         parts.troubles.step = step
         rollouts = collector.collect(
-            step, version=state.step, total_steps=parts.total_steps, tell=recorder.status
+            step, version=parts.policy_version, total_steps=parts.total_steps, tell=recorder.status
         )
-        replayed = replay_metrics(parts, rollouts)
-        _make_room(parts)
+        compared = replay_metrics(parts, rollouts)
+        compared |= verifier.verify(rollouts.groups, step=step)
+        parts.feed.make_room()
         with parts.profiler.around(step, emit=recorder.event):
             learned = learner.learn(step, rollouts.groups, epoch=int(collector.sampler.epoch))
         state.step = step
-        _publish(parts)
-        seconds = time.perf_counter() - started
-        metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds) | replayed
-        metrics["time/checkpoint"] = saver.take_seconds()
         at_end = step == parts.total_steps
+        evaluates = parts.prompts.evaluation is not None and (
+            at_end or step % config.eval.interval_steps == 0
+        )
+        # An evaluation is of the weights of its step, whatever the engine samples with otherwise.
+        published = parts.feed.publish(step, must=evaluates)
+        _refresh_reference(parts)
+        seconds = time.perf_counter() - started
+        metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)
+        metrics |= {**compared, **published, "time/checkpoint": saver.take_seconds()}
         is_best = False
-        if parts.prompts.evaluation and (at_end or step % config.eval.interval_steps == 0):
+        if evaluates:
             eval_metrics, is_best = _evaluated(parts, session)
             metrics |= eval_metrics
         recorder.log(step, metrics)
@@ -117,18 +128,7 @@ def _learner(parts: RlParts, session: Session) -> Learner:
     )
 
 
-def _make_room(parts: RlParts) -> None:
-    """Sampling is over: the weights may change, and the cache may go."""
-    if parts.engine is not None:
-        parts.engine.begin_update(Quiesce.DRAIN)
-        if parts.config.engine.sleep:
-            parts.engine.sleep()
-
-
-def _publish(parts: RlParts) -> None:
-    """The engine shares the weights: all it has to learn is their version."""
-    if parts.engine is not None:
-        parts.engine.commit(parts.state.step)
+def _refresh_reference(parts: RlParts) -> None:
     choice = reference_of(parts.config)
     every = getattr(choice, "refresh_steps", None)
     if every is not None and parts.state.step % every == 0:
@@ -163,7 +163,10 @@ def _only_sample(parts: RlParts, session: Session) -> None:
         started = time.perf_counter()
         parts.troubles.step = step
         rollouts = parts.collector.collect(
-            step, version=0, total_steps=parts.total_steps, tell=session.recorder.status
+            step,
+            version=parts.policy_version,
+            total_steps=parts.total_steps,
+            tell=session.recorder.status,
         )
         parts.state.step = step
         seconds = time.perf_counter() - started

@@ -39,6 +39,7 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
         "eval/reward": float(np.mean(known)) if known else math.nan,
         "eval/completions/mean_length": float(np.mean(lengths)),
         "eval/completions/clipped_ratio": _share(s.completion.stop_reason.is_cut for s in samples),
+        "eval/policy_version": float(parts.engine.policy_version),
         "time/eval": time.perf_counter() - started,
     }
     for label in weights:

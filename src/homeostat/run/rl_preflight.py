@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.rollout import CheckpointReference
 from homeostat.config.run import RunConfig
+from homeostat.config.sync import SharedMemoryConfig
+from homeostat.config.vllm import VllmEngineConfig
 from homeostat.data.prepare import split_rows
 from homeostat.data.prompts import PromptSet, prepare_prompts
 from homeostat.data.tokenizer import ChatTokenizer
@@ -17,13 +20,10 @@ from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.rewards.trial import try_rewards
 from homeostat.rollout.native.memory import free_bytes
+from homeostat.rollout.vllm.options import check_options, require_installed
 from homeostat.run.check_item import Item
-from homeostat.run.rl_setup import (
-    named_reference,
-    reference_model,
-    require_stop_ids,
-    saved_journal,
-)
+from homeostat.run.rl_setup import require_stop_ids, saved_journal
+from homeostat.train.build import named_reference, reference_model
 from homeostat.train.runtime import resolve_device, resolve_dtype
 
 # Prompts that every reward is tried on.
@@ -108,31 +108,56 @@ def reward_items(config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer
 
 
 def engine_items(config: RunConfig, preview: ModelPreview, prompts: PromptSet) -> Iterator[Item]:
+    engine, device = config.engine, resolve_device(config)
+    require_stop_ids(config, vocabulary=preview.vocab_size)
+    running = min(engine.max_concurrency, config.rollout.samples_per_step)
+    text = f"{engine.type} on {device.type}: up to {running} completions at one time"
+    facts: dict[str, Any] = {"type": engine.type, "running": running}
+    if isinstance(engine, VllmEngineConfig):
+        require_installed()
+        check_options(engine.options)
+    else:
+        most = _cache_bytes(config, preview, prompts, running=running)
+        text += f", at most {fmt.byte_size(most)} of cached keys and values"
+        facts["cache_bytes_at_most"] = most
+    yield Item("engine", "ok", text, facts)
+    yield _way_of_weights(config)
+
+
+def _cache_bytes(
+    config: RunConfig, preview: ModelPreview, prompts: PromptSet, *, running: int
+) -> int:
+    """The most that the cache will take. Raises ConfigError where not even one request fits."""
     per_token = preview.cache_bytes_per_token
     assert per_token is not None, "combinations asks for the native decoder"
-    rollout, device = config.rollout, resolve_device(config)
-    running = min(config.engine.max_concurrency, rollout.samples_per_step)
-    tokens = int(prompts.lengths.max()) + rollout.max_new_tokens
-    most = per_token * running * tokens
-    require_stop_ids(config, vocabulary=preview.vocab_size)
-    budget = int(config.engine.memory_share * free_bytes(device))
-    if per_token * tokens > budget:
+    one = per_token * (int(prompts.lengths.max()) + config.rollout.max_new_tokens)
+    budget = int(config.engine.memory_share * free_bytes(resolve_device(config)))
+    if one > budget:
         raise ConfigError(
             [
                 Problem(
                     "engine.memory_share",
-                    f"the cache of one completion takes up to {fmt.byte_size(per_token * tokens)}, "
-                    f"and the engine may have {fmt.byte_size(budget)}.",
+                    f"the cache of one completion takes up to {fmt.byte_size(one)}, and the engine "
+                    f"may have {fmt.byte_size(budget)}.",
                     "Raise it, or lower rollout.max_new_tokens or data.max_length.",
                 )
             ]
         )
-    text = (
-        f"{config.engine.type} on {device.type}: up to {running} completions at one time, "
-        f"at most {fmt.byte_size(min(most, budget))} of cached keys and values"
-    )
-    facts = {"cache_bytes_at_most": min(most, budget), "running": running}
-    yield Item("engine", "ok", text, facts)
+    return min(one * running, budget)
+
+
+def _way_of_weights(config: RunConfig) -> Item:
+    """How the engine comes by new weights, and how old they may be."""
+    if config.engine.shares_weights:
+        text = "the engine shares the trainer's weights: nothing is sent"
+        return Item("weights", "ok", text, {"transport": "in_process", "interval_steps": 1})
+    transport = (config.sync.transport or SharedMemoryConfig()).type
+    steps = config.steps_between_publications
+    often = "after every step" if steps == 1 else f"every {steps} steps"
+    text = f"sent by {transport} {often} to the engine, which has a process of its own"
+    if steps > 1:
+        text += f"; a step may be sampled with weights that are {steps - 1} steps old"
+    return Item("weights", "ok", text, {"transport": transport, "interval_steps": steps})
 
 
 def other_run_items(config: RunConfig) -> Iterator[Item]:

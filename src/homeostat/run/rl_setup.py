@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import json
 import logging
@@ -15,22 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
-from homeostat.config.model import ModelConfig
 from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward
-from homeostat.config.rollout import (
-    AdapterOffReference,
-    AnyReference,
-    CheckpointReference,
-    InitialReference,
-)
 from homeostat.config.run import RunConfig
 from homeostat.data.prepare import split_rows
 from homeostat.data.prompts import PromptSampler, PromptSet, prepare_prompts
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
-from homeostat.errors import ConfigError, DataError, ModelError, Problem
-from homeostat.models.build import LoadedModel
-from homeostat.models.decoder import Decoder
+from homeostat.errors import ConfigError, DataError, Problem
 from homeostat.observe.devices import GpuSampler
 from homeostat.rewards.combine import RunningMoments
 from homeostat.rewards.functions import source_of
@@ -38,16 +28,16 @@ from homeostat.rewards.pool import RewardPool
 from homeostat.rollout.collect import Collector
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.journal import Journal
-from homeostat.rollout.native.engine import NativeEngine
 from homeostat.run.completions import drop_completions_after
+from homeostat.run.engines import open_engine
+from homeostat.run.publish import Feed, open_feed
 from homeostat.run.reward_troubles import TroubleLog
 from homeostat.run.session import Session
-from homeostat.run.setup import describe_model, load, require_vocabulary, restored_state
+from homeostat.run.setup import describe_model, open_trainer, require_vocabulary, restored_state
 from homeostat.run.waiting import progress_of
-from homeostat.train.local import AdapterOff, LocalTrainer, Reference
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
-from homeostat.train.runtime import Runtime, resolve_runtime
+from homeostat.train.runtime import resolve_runtime
 from homeostat.train.trainer import Trainer
 from homeostat.types import IntArray
 
@@ -83,6 +73,7 @@ class RlParts:
     prompts: Prompts
     trainer: Trainer
     engine: Engine | None
+    feed: Feed
     collector: Collector
     troubles: TroubleLog
     profiler: StepProfiler
@@ -90,6 +81,15 @@ class RlParts:
     state: RunState
     rl_state: RlState
     total_steps: int
+
+    @property
+    def is_complete(self) -> bool:
+        return is_complete(self.state, self.total_steps)
+
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that the next round is sampled with."""
+        return self.state.step if self.engine is None else self.engine.policy_version
 
     def sections(self) -> dict[str, dict]:
         """What a checkpoint remembers besides weights and the run's own state."""
@@ -115,26 +115,25 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     log.info("training on %s", runtime.describe())
     tokenizer = load_tokenizer(config.model)
     prompts = open_prompts(config, tokenizer, session)
-    total_steps = config.trainer.total_steps(
-        len(prompts.train.ids), rows_per_step=config.rollout.prompts_per_step
-    )
-    if problems := find_length_conflicts(config, total_steps=total_steps):
-        raise ConfigError(problems)
-    trainer = _trainer(config, runtime, session)
-    origin = _origin(config, prompts.train.prompts, trainer)
-    for some in (prompts.train, prompts.evaluation):
-        if some is not None:
-            require_vocabulary(some.prompts, trainer.sheet)
-    require_stop_ids(config, vocabulary=trainer.sheet.vocab_size)
-    if found is not None:
-        trainer.load(found.path)
-    rl_state, moments = _rl_state(config, session)
+    total_steps = _total_steps(config, prompts)
     with ExitStack() as stack:
+        trainer = stack.enter_context(contextlib.closing(open_trainer(config, runtime, session)))
+        origin = _origin(config, prompts.train.prompts, trainer)
+        _require_known_tokens(config, prompts, trainer)
+        if found is not None:
+            trainer.load(found.path)
+        rl_state, moments = _rl_state(config, session)
         troubles = TroubleLog(session)
         rewards = _rewards(config, session, troubles)
-        engine = _engine(config, trainer, tokenizer, version=state.step)
+        engine = None
+        if not is_complete(state, total_steps):
+            engine = open_engine(config, trainer, tokenizer, session, version=state.step)
         if engine is not None:
             stack.callback(engine.close)
+        feed = stack.enter_context(
+            contextlib.closing(open_feed(config, engine, trainer, rl_state, session))
+        )
+        if engine is not None:
             # Without an engine nothing new is to be scored: the journal holds the values.
             stack.enter_context(rewards)
         gpus = stack.enter_context(contextlib.closing(GpuSampler()))
@@ -157,6 +156,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             prompts=prompts,
             trainer=trainer,
             engine=engine,
+            feed=feed,
             collector=collector,
             troubles=troubles,
             profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
@@ -165,6 +165,26 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             rl_state=rl_state,
             total_steps=total_steps,
         )
+
+
+def _total_steps(config: RunConfig, prompts: Prompts) -> int:
+    total_steps = config.trainer.total_steps(
+        len(prompts.train.ids), rows_per_step=config.rollout.prompts_per_step
+    )
+    if problems := find_length_conflicts(config, total_steps=total_steps):
+        raise ConfigError(problems)
+    return total_steps
+
+
+def _require_known_tokens(config: RunConfig, prompts: Prompts, trainer: Trainer) -> None:
+    for some in (prompts.train, prompts.evaluation):
+        if some is not None:
+            require_vocabulary(some.prompts, trainer.sheet)
+    require_stop_ids(config, vocabulary=trainer.sheet.vocab_size)
+
+
+def is_complete(state: RunState, total_steps: int) -> bool:
+    return state.step >= total_steps or state.stopped_early
 
 
 def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
@@ -232,91 +252,12 @@ def _prepare(
     return found
 
 
-def _trainer(config: RunConfig, runtime: Runtime, session: Session) -> LocalTrainer:
-    loaded = load(config.model, config.lora, config=config, runtime=runtime)
-    session.event("model_loaded", session.start_step, **loaded.sheet.facts)
-    choice = reference_of(config)
-    refreshes = isinstance(choice, InitialReference) and choice.refresh_steps is not None
-    return LocalTrainer(
-        loaded,
-        config.trainer,
-        runtime=runtime,
-        seed=config.seed,
-        reference=_reference(choice, loaded, config, runtime),
-        save_reference=refreshes,
-    )
-
-
-def reference_of(config: RunConfig) -> AnyReference | None:
-    """The reference that a KL term asks for; None where there is no such term."""
-    if config.algorithm.kl is None:
-        return None
-    if config.reference is not None:
-        return config.reference
-    return AdapterOffReference(type="adapter_off") if config.lora else InitialReference()
-
-
-def _reference(
-    choice: AnyReference | None, loaded: LoadedModel, config: RunConfig, runtime: Runtime
-) -> Reference | None:
-    if choice is None:
-        return None
-    if isinstance(choice, AdapterOffReference):
-        return AdapterOff()
-    if isinstance(choice, CheckpointReference):
-        with named_reference():
-            model = reference_model(config.model, choice)
-            other = load(model, None, config=config, runtime=runtime)
-        sizes = [m.output_weight().shape[0] for m in (loaded.module, other.module)]
-        if sizes[0] != sizes[1]:
-            raise ModelError(
-                f"reference.path: {choice.path} has a vocabulary of {sizes[1]}, and the policy one "
-                f"of {sizes[0]}: they cannot be compared."
-            )
-        module = other.module
-    else:
-        # Before the optimizer hangs its hooks on the parameters.
-        module = copy.deepcopy(loaded.module)
-    return module.requires_grad_(False)
-
-
-def reference_model(model: ModelConfig, choice: CheckpointReference) -> ModelConfig:
-    return model.model_copy(update={"path": choice.path, "init": "pretrained"})
-
-
-@contextmanager
-def named_reference() -> Iterator[None]:
-    """What is wrong with a reference is said of its own key, not of the policy's."""
-    try:
-        yield
-    except ModelError as error:
-        raise ModelError(str(error).replace("model.path", "reference.path")) from None
-
-
 def require_stop_ids(config: RunConfig, *, vocabulary: int) -> None:
     """A token that the model cannot say ends nothing."""
     unknown = [token for token in config.rollout.stop_token_ids if token >= vocabulary]
     if unknown:
         why = f"token {unknown[0]} lies outside the model's vocabulary of {vocabulary}."
         raise ConfigError([Problem("rollout.stop_token_ids", why, "Remove it.")])
-
-
-def _engine(
-    config: RunConfig, trainer: LocalTrainer, tokenizer: ChatTokenizer, *, version: int
-) -> Engine | None:
-    if config.debug is not None and config.debug.mode == "train_only":
-        return None
-    assert isinstance(trainer.model, Decoder), "combinations asks for the native decoder"
-    new_tokens = config.eval.sampling.max_new_tokens or 0
-    return NativeEngine(
-        trainer.model,
-        config.engine,
-        device=trainer.runtime.device,
-        max_tokens=config.data.max_length + max(config.rollout.max_new_tokens, new_tokens),
-        decode=tokenizer.decode,
-        chunk_bytes=config.trainer.logits_chunk_bytes,
-        policy_version=version,
-    )
 
 
 def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMoments]:

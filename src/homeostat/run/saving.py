@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointWriteError
@@ -18,10 +18,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class Saved(Protocol):
+    """What writes files of its own into a checkpoint."""
+
+    @property
+    def state_bytes(self) -> int: ...
+
+    def save(self, folder: Path) -> None: ...
+
+
 class Saver:
     """Writes, prunes and reports checkpoints. A failed save never ends a run that can go on."""
 
-    def __init__(self, config: RunConfig, parts: Parts | RlParts, session: Session) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: Parts | RlParts,
+        session: Session,
+        *,
+        also: Saved | None = None,
+    ) -> None:
+        """`also` is saved beside the trainer's state."""
+        self.also = also
         self.config = config
         self.parts = parts
         self.session = session
@@ -59,6 +77,8 @@ class Saver:
 
         def write(folder: Path) -> None:
             trainer.save(folder)
+            if self.also is not None:
+                self.also.save(folder)
             if with_export:
                 trainer.export(folder / "hf", self.config)
                 self.parts.tokenizer.save(folder / "hf")
@@ -69,7 +89,7 @@ class Saver:
                 step,
                 write,
                 record,
-                num_bytes=trainer.state_bytes,
+                num_bytes=trainer.state_bytes + (self.also.state_bytes if self.also else 0),
                 best=is_best and self.config.eval.keep_best,
             )
         except CheckpointWriteError as error:

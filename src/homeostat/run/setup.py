@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
-from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import PlanLoader
 from homeostat.data.prepare import prepare_rows, split_rows
@@ -18,16 +19,17 @@ from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import CheckpointError, ConfigError, ModelError
-from homeostat.models.build import LoadedModel, ModelSheet, load_model
+from homeostat.models.build import ModelSheet
 from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuSampler
 from homeostat.run.session import Session
 from homeostat.run.waiting import progress_of
+from homeostat.train.build import local_trainer
 from homeostat.train.checkpoint import Found
-from homeostat.train.local import LocalTrainer
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import Runtime, resolve_runtime
+from homeostat.train.sharded import start_sharded
 from homeostat.train.trainer import Trainer
 from homeostat.types import IntArray
 
@@ -69,11 +71,14 @@ class Parts:
             data=self.config.data,
             algorithm=self.config.algorithm,
             seed=self.config.seed,
+            num_ranks=self.trainer.num_ranks,
             state=self.data_state,
         )
 
 
-def set_up(config: RunConfig, session: Session) -> Parts:
+@contextmanager
+def set_up(config: RunConfig, session: Session) -> Iterator[Parts]:
+    """The parts, and an end to what they started."""
     found = session.resume.found
     state = restored_state(found) if found is not None else RunState()
     runtime = resolve_runtime(config, threads=state.threads)
@@ -84,25 +89,26 @@ def set_up(config: RunConfig, session: Session) -> Parts:
     total_steps = config.trainer.total_steps(len(train_rows.ids))
     if problems := find_length_conflicts(config, total_steps=total_steps):
         raise ConfigError(problems)
-    trainer = build_trainer(config, runtime, session)
-    for rows in (train_rows, eval_rows):
-        if rows is not None:
-            require_vocabulary(rows.store, trainer.sheet)
-    if found is not None:
-        trainer.load(found.path)
-    session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
-    return Parts(
-        config=config,
-        tokenizer=tokenizer,
-        train_rows=train_rows,
-        eval_rows=eval_rows,
-        trainer=trainer,
-        profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
-        gpus=GpuSampler(),
-        state=state,
-        data_state=found.section("data") if found is not None else None,
-        total_steps=total_steps,
-    )
+    with ExitStack() as stack:
+        trainer = stack.enter_context(closing(open_trainer(config, runtime, session)))
+        for rows in (train_rows, eval_rows):
+            if rows is not None:
+                require_vocabulary(rows.store, trainer.sheet)
+        if found is not None:
+            trainer.load(found.path)
+        session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
+        yield Parts(
+            config=config,
+            tokenizer=tokenizer,
+            train_rows=train_rows,
+            eval_rows=eval_rows,
+            trainer=trainer,
+            profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
+            gpus=stack.enter_context(closing(GpuSampler())),
+            state=state,
+            data_state=found.section("data") if found is not None else None,
+            total_steps=total_steps,
+        )
 
 
 def restored_state(found: Found) -> RunState:
@@ -161,23 +167,15 @@ def _prepare(config: RunConfig, tokenizer: ChatTokenizer, session: Session, whic
     return store
 
 
-def build_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Trainer:
-    loaded = load(config.model, config.lora, config=config, runtime=runtime)
-    session.event("model_loaded", session.start_step, **loaded.sheet.facts)
-    return LocalTrainer(loaded, config.trainer, runtime=runtime, seed=config.seed)
-
-
-def load(
-    model: ModelConfig, lora: LoraConfig | None, *, config: RunConfig, runtime: Runtime
-) -> LoadedModel:
-    return load_model(
-        model,
-        lora,
-        dtype=runtime.dtype,
-        device=runtime.device,
-        seed=config.seed,
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
-    )
+def open_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Trainer:
+    """Close it: it may have started processes."""
+    if config.trainer.backend.type == "fsdp":
+        log_file = session.run_dir.path / "workers.log"
+        trainer = start_sharded(config, runtime, log_file=log_file)
+    else:
+        trainer = local_trainer(config, runtime)
+    session.event("model_loaded", session.start_step, **trainer.sheet.facts)
+    return trainer
 
 
 def require_vocabulary(rows: RowStore | PromptSet, sheet: ModelSheet) -> None:
@@ -195,4 +193,4 @@ def describe_model(config: RunConfig, sheet: ModelSheet) -> str:
     text = f"{kind}, {fmt.count(sheet.num_params)} parameters"
     if config.lora is not None:
         text += f", {fmt.count(sheet.num_trainable)} trained (LoRA rank {config.lora.rank})"
-    return text
+    return f"{text}; {config.ranks_line}" if config.ranks_line else text

@@ -9,7 +9,6 @@ the first stopped, to the same bits.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 
@@ -27,14 +26,13 @@ log = logging.getLogger(__name__)
 
 def train_sft(config: RunConfig, session: Session) -> RunResult:
     """Train until the last step, an early stop, or a request to stop."""
-    parts = set_up(config, session)
-    if parts.state.step >= parts.total_steps or parts.state.stopped_early:
-        log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
-        Saver(config, parts, session).add_missing_export({"data": parts.data_state})
-    else:
-        with contextlib.closing(parts.gpus):
+    with set_up(config, session) as parts:
+        if parts.state.step >= parts.total_steps or parts.state.stopped_early:
+            log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
+            Saver(config, parts, session).add_missing_export({"data": parts.data_state})
+        else:
             _loop(config, parts, session)
-    return result_of(parts.state, session, total_steps=parts.total_steps)
+        return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
 def _loop(config: RunConfig, parts: Parts, session: Session) -> None:

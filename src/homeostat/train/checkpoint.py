@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from homeostat.errors import CheckpointError, CheckpointWriteError
@@ -36,6 +36,7 @@ from homeostat.observe.durable import (
     sync_folder,
     write_atomically,
 )
+from homeostat.train.shards import TensorReader, require_same_shapes, stems
 
 TensorFiles = dict[str, dict[str, Tensor]]
 Write = Callable[[Path], None]
@@ -257,25 +258,15 @@ def write_tensors(folder: Path, files: TensorFiles) -> None:
 
 
 def read_tensors(folder: Path) -> TensorFiles:
-    found = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            found[file.stem] = load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}.") from None
-    return found
+    return {stem: TensorReader(folder, stem).whole() for stem in stems(folder)}
 
 
 def copy_tensors(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], *, what: str) -> None:
     """Fill `own` in place. Raises CheckpointError where names or shapes are not the same."""
-    odd = sorted(own.keys() ^ stored.keys())
-    odd += [name for name in own.keys() & stored.keys() if own[name].shape != stored[name].shape]
-    if odd:
-        raise CheckpointError(
-            f"the {what} in the checkpoint belongs to another model or precision: {len(odd)} "
-            f"tensors do not match, {odd[0]!r} first. Give this run another name, or restore its "
-            "settings."
-        )
+    own_shapes, stored_shapes = (
+        {name: tuple(tensor.shape) for name, tensor in group.items()} for group in (own, stored)
+    )
+    require_same_shapes(own_shapes, stored_shapes, what=what)
     for name, tensor in own.items():
         tensor.copy_(stored[name])
 

@@ -6,10 +6,10 @@ A sum of integers is exact in any order, so that it is the same on every device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from homeostat.errors import CheckpointError
 
@@ -20,14 +20,17 @@ _INTEGERS = {4: torch.int32, 2: torch.int16}
 REFERENCE = "reference:"
 
 
-def checksums(model: nn.Module, *, only_frozen: bool = False) -> dict[str, Tensor]:
-    """Parameter name -> the sum of its bits, taken as integers."""
-    chosen = (
-        (name, param.detach())
-        for name, param in model.named_parameters()
-        if not (only_frozen and param.requires_grad)
-    )
-    return {name: _bits(param).sum(dtype=torch.int64) for name, param in chosen}
+def checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Parameter name -> the sum of its bits, taken as integers. Those of its parts add up to it."""
+    return {name: _bits(param.detach()).sum(dtype=torch.int64) for name, param in named}
+
+
+def frozen_checksums(
+    policy: Iterable[tuple[str, Tensor]], reference: Iterable[tuple[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Of weights that no checkpoint holds: an adapter's base, and a reference that stays."""
+    base = checksums((name, param) for name, param in policy if not param.requires_grad)
+    return base | checksums((f"{REFERENCE}{name}", param) for name, param in reference)
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -58,11 +58,13 @@ def loss_terms(
     return policy_loss(tokens, spec)
 
 
-def reduce_stats(all_terms: Sequence[LossTerms]) -> dict[str, Tensor]:
-    """What the micro-batches of an update measured, as one set of device scalars."""
+def reduce_stats(
+    all_terms: Sequence[LossTerms],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Sums and maxima of what the micro-batches of an update measured, as device scalars."""
     first = all_terms[0]
     sums = {name: torch.stack([t.sums[name] for t in all_terms]).sum() for name in first.sums}
     maxima = {
         name: torch.stack([t.maxima[name] for t in all_terms]).amax() for name in first.maxima
     }
-    return sums | maxima
+    return sums, maxima

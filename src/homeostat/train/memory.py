@@ -147,10 +147,22 @@ def _call_site(frames: list[dict[str, Any]]) -> str:
     return " < ".join(names) or "(recorded before the history began)"
 
 
-def memory_ladder(config: RunConfig, *, longest_row: int) -> list[str]:
-    """Settings that would lower the peak, least disruptive first; those in force are left out."""
+def ladder_text(config: RunConfig, *, longest_row: int, largest_batch: int = 0) -> str:
+    ladder = memory_ladder(config, longest_row=longest_row, largest_batch=largest_batch)
+    steps = "\n".join(f"  {number}. {text}" for number, text in enumerate(ladder, 1))
+    return f"What to try, least disruptive first:\n{steps}"
+
+
+def memory_ladder(config: RunConfig, *, longest_row: int, largest_batch: int = 0) -> list[str]:
+    """Settings that would lower the peak, least disruptive first; those in force are left out.
+
+    `largest_batch`: tokens of the largest micro-batch, where it can still be made smaller.
+    """
     trainer = config.trainer
     ladder: list[str] = []
+    smaller = max(config.longest_row, largest_batch // 2)
+    if trainer.packing and smaller < largest_batch:
+        ladder.append(f"trainer.max_tokens_per_device={smaller}  (same result)")
     if not trainer.gradient_checkpointing:
         ladder.append("trainer.gradient_checkpointing=true  (about a third slower, same result)")
     if trainer.logits_chunk_bytes > 16 * 2**20:
@@ -159,6 +171,8 @@ def memory_ladder(config: RunConfig, *, longest_row: int) -> list[str]:
         ladder.append("trainer.precision=bf16  (half the weights and activations)")
     if config.lora is None:
         ladder.append("lora.rank=16  (trains an adapter: no gradients or moments of the base)")
+    if trainer.backend.type == "fsdp":
+        ladder.append("more cluster.processes  (a smaller share of the model on each)")
     ladder.append(f"data.max_length={max(2, longest_row // 2)}  (drops or cuts the longest rows)")
     ladder.append("a smaller model, or a device with more memory")
     return ladder

@@ -22,7 +22,7 @@ from homeostat.train.events import EmitEvent
 from homeostat.train.memory import (
     Reserve,
     Site,
-    memory_ladder,
+    ladder_text,
     recorded_call_sites,
     write_snapshot,
 )
@@ -89,6 +89,9 @@ class MemoryGuard:
     ) -> Result | None:
         try:
             return work()
+        except OutOfMemoryHaltError:
+            # From other processes, which cannot begin again.
+            raise
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -116,10 +119,8 @@ class MemoryGuard:
         return f"trace/oom_step_{step:08d}.json"
 
     def _halt(self, why: str, longest_row: int, step: int) -> None:
-        ladder = memory_ladder(self.config, longest_row=longest_row)
-        steps = "\n".join(f"  {number}. {text}" for number, text in enumerate(ladder, 1))
         raise OutOfMemoryHaltError(
             f"out of memory at step {step}, and {why}: {self._message}\n"
             f"Who held what: {self.run_dir.path / self._snapshot(step)}\n"
-            f"What to try, least disruptive first:\n{steps}"
+            f"{ladder_text(self.config, longest_row=longest_row)}"
         )

@@ -57,6 +57,8 @@ class RlState:
     rewards_count: int = 0
     rewards_mean: float = 0.0
     rewards_squares: float = 0.0
+    # The step whose weights the engine samples with.
+    published_version: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -21,11 +21,14 @@ class Runtime:
     dtype: torch.dtype
     threads: int
     pin_memory: bool
+    # How the trainer is spread over processes, of which each has such a device and threads.
+    ranks_line: str = ""
 
     def describe(self) -> str:
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
         threads = f", {self.threads} thread{'s' * (self.threads > 1)}"
-        return f"{name}, {str(self.dtype).removeprefix('torch.')}{threads}"
+        ranks = f"; {self.ranks_line}" if self.ranks_line else ""
+        return f"{name}, {str(self.dtype).removeprefix('torch.')}{threads}{ranks}"
 
 
 def resolve_device(config: RunConfig) -> torch.device:
@@ -37,6 +40,9 @@ def resolve_device(config: RunConfig) -> torch.device:
     name = "cuda" if choice == "cuda" or (choice == "auto" and available) else "cpu"
     if problems := find_device_conflicts(config, device=name):
         raise ConfigError(problems)
+    if name == "cuda" and config.num_ranks > torch.cuda.device_count():
+        why = f"each rank has a GPU of its own, and there are {torch.cuda.device_count()}."
+        raise ConfigError([Problem("cluster.processes", why, "Lower it.")])
     return torch.device(name, 0) if name == "cuda" else torch.device("cpu")
 
 
@@ -50,7 +56,7 @@ def resolve_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
 def resolve_runtime(config: RunConfig, *, threads: int | None = None) -> Runtime:
     """`threads` is what a resumed run used before: sums depend on it, so it is kept."""
     device = resolve_device(config)
-    chosen = config.trainer.threads or threads or measure_threads()
+    chosen = config.trainer.threads or threads or measure_threads(config.num_ranks)
     torch.set_num_threads(chosen)
     # A model that is certain of its answer has gradients below 1e-38, and a CPU takes twenty times
     # as long over such numbers as over zeros.
@@ -61,17 +67,18 @@ def resolve_runtime(config: RunConfig, *, threads: int | None = None) -> Runtime
         dtype=resolve_dtype(config, device),
         threads=chosen,
         pin_memory=device.type == "cuda" if pin is None else pin,
+        ranks_line=config.ranks_line,
     )
 
 
-def measure_threads() -> int:
-    """One thread or all cores, whichever multiplies small matrices faster on this machine.
+def measure_threads(num_ranks: int = 1) -> int:
+    """One thread or a rank's share of the cores, whichever multiplies small matrices faster.
 
     On some machines a second OpenMP thread makes matmuls many times slower. OMP_NUM_THREADS,
     where set, is what torch starts with and is taken as the upper choice.
     """
-    most = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
-    if most == 1:
+    most = min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // num_ranks)
+    if most <= 1:
         return 1
     return min((1, most), key=_matmul_seconds)
 

@@ -45,13 +45,13 @@ class GuardedStep:
         self.state = state
 
     def run(self, plan: StepPlan, *, learning_rate: float) -> UpdateReport:
-        budget = self.state.token_budget
+        budget, ranks = self.state.token_budget, self.trainer.num_ranks
         if budget is not None and max(batch.num_tokens for batch in plan.micro_batches) > budget:
-            plan = repack(plan, max_tokens=budget)
+            plan = repack(plan, max_tokens=budget, num_ranks=ranks)
         report = self._attempt(plan, learning_rate)
         while report is None:
             budget = self.memory.shrink(plan.micro_batches, step=plan.step)
-            plan = repack(plan, max_tokens=budget)
+            plan = repack(plan, max_tokens=budget, num_ranks=ranks)
             report = self._attempt(plan, learning_rate)
         if report.applied:
             self.state.skipped_in_a_row = 0

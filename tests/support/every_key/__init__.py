@@ -9,12 +9,14 @@ pytest.register_assert_rewrite(
             "workshop",
             "inputs",
             "trainer",
+            "cluster",
             "outputs",
             "rl_workshop",
             "rl_algorithm",
             "rl_sampling",
             "rl_rewards",
             "rl_sources",
+            "rl_sync",
         )
     )
 )

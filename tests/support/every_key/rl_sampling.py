@@ -27,6 +27,7 @@ from tests.support.every_key.workshop import (
     all_of,
     alters,
     assert_same,
+    fact,
     kept_steps,
     losses,
     metric,
@@ -324,5 +325,15 @@ CASES: dict[str, Case] = {
     ),
     "observe.completions.max_per_step": shows(
         "observe.completions.max_per_step=3", num_samples, was=16, now=3, same="bits"
+    ),
+    "observe.verify_logprobs.interval_steps": shows(
+        "observe.verify_logprobs.interval_steps=2",
+        lambda run: [fields["step"] for fields in run.events("logprobs_verified")],
+        was=[1, 2], now=[1], base=(*TWO_STEPS, "observe.verify_logprobs.interval_steps=1"),
+        same="bits",
+    ),
+    "observe.verify_logprobs.rows": shows(
+        "observe.verify_logprobs.rows=3", fact("logprobs_verified", "rows"),
+        was=1, now=3, base=("observe.verify_logprobs.rows=1",), same="bits",
     ),
 }  # fmt: skip

@@ -28,10 +28,10 @@ from homeostat.config.rollout import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
 from homeostat.ops.memory import is_out_of_memory
+from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.native.blocks import BlockPool
 from homeostat.rollout.native.cache import KVCache, token_bytes
-from homeostat.rollout.native.checks import require_servable
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.native.runner import Runner
 from homeostat.rollout.native.sampler import draw
@@ -361,7 +361,9 @@ class NativeEngine:
         was_training = self.model.training
         self._set_training(False)
         try:
-            with torch.no_grad():
+            # The second guard spares each operation the question whether it needs a graph: a
+            # decoding step is thousands of them. Unlike inference_mode it leaves plain tensors.
+            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
                 yield
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, EngineError) or not is_out_of_memory(error):

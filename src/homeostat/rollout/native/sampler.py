@@ -53,15 +53,19 @@ def draw(
     if (temperature_B == 0).any():
         greedy_B1 = to_device(temperature_B == 0, z_BV.device)[:, None]
         tokens_B1 = torch.where(greedy_B1, z_BV.argmax(1, keepdim=True), tokens_B1)
-    z_B = z_BV.gather(1, tokens_B1)[:, 0].double()
-    engine_logp_B = z_B - cdf_BV[:, -1].log()
-    sampled_logp_B = z_B - kept_cdf_BV[:, -1].log()
+    columns = [tokens_B1, z_BV.gather(1, tokens_B1), cdf_BV[:, -1:], kept_cdf_BV[:, -1:]]
     if model.numerics == "invariant":
         at = (model, hidden_BD, tokens_B1[:, 0], logp_temperature_B)
-        engine_logp_B = _trainer_logp(*at, chunk_bytes=chunk_bytes).double()
+        columns.append(_trainer_logp(*at, chunk_bytes=chunk_bytes)[:, None])
     # Every vocabulary fits into float64: one copy to the host holds all.
-    host = torch.stack([tokens_B1[:, 0].double(), engine_logp_B, sampled_logp_B]).cpu().numpy()
-    return Drawn(host[0].astype(np.int64), host[1].astype(np.float32), host[2].astype(np.float32))
+    tokens_B, z_B, total_B, kept_B, *trainer_logp = torch.cat(columns, 1).cpu().numpy().T
+    engine_logp_B = trainer_logp[0] if trainer_logp else z_B - np.log(total_B)
+    sampled_logp_B = z_B - np.log(kept_B)
+    return Drawn(
+        tokens_B.astype(np.int64),
+        engine_logp_B.astype(np.float32),
+        sampled_logp_B.astype(np.float32),
+    )
 
 
 def _scaled_logits(model: Decoder, hidden_BD: Tensor, temperature_B: np.ndarray) -> Tensor:
@@ -102,16 +106,13 @@ def _trainer_logp(
 def _noise(sequences: list[Sequence]) -> np.ndarray:
     keys_B = np.array([sequence.noise_key for sequence in sequences], dtype=np.uint64)
     positions_B = np.array([sequence.num_new for sequence in sequences], dtype=np.uint64)
-    return uniforms(keys_B, positions_B)
+    # One ulp further from 1 than it may be: a product with it is always less than the factor.
+    return np.minimum(uniforms(keys_B, positions_B), 1.0 - 2.0**-52)
 
 
 def _inverse_cdf(cdf_BV: Tensor, noise_B: Tensor) -> Tensor:
     """[B, 1]: the first entry above the share `noise` of the total, which is its own step up."""
-    total_B1 = cdf_BV[:, -1:].contiguous()
-    target_B1 = noise_B[:, None] * total_B1
-    # The product may round up to the total itself, which no entry is above.
-    below_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))
-    found_B1 = torch.searchsorted(cdf_BV, torch.minimum(target_B1, below_B1), right=True)
+    found_B1 = torch.searchsorted(cdf_BV, noise_B[:, None] * cdf_BV[:, -1:], right=True)
     # Only a total that is not a number leads outside; the engine refuses its log-prob.
     return found_B1.clamp_(max=cdf_BV.shape[1] - 1)
 

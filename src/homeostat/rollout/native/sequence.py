@@ -1,8 +1,8 @@
-"""One request on its way: its tokens, what of them is cached, and how it ends.
+"""A flight of the native engine: what of it is cached, and its noise.
 
-Tokens are prompt + completion in one list; the first `cached` of them have keys and values in
-`blocks`. What is not cached is computed next: one token by decoding, more by prefill. A sequence
-that loses its blocks keeps its tokens, and is computed again.
+The first `cached` of its tokens have keys and values in `blocks`. What is not cached is computed
+next: one token by decoding, more by prefill. A sequence that loses its blocks keeps its tokens, and
+is computed again.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-import numpy as np
-
 from homeostat.rollout.engine import Request
-from homeostat.rollout.native.stops import StopStrings
+from homeostat.rollout.flight import Flight
 from homeostat.rollout.noise import noise_key
-from homeostat.types import Author, Completion, Segment, StopReason
 
 ShareKey = tuple[str, bytes]
 
 
-class Sequence:
-    """The state of one request. `number` is its place in the order of arrival."""
+class Sequence(Flight):
+    """One request in the scheduler's hands."""
 
     def __init__(
         self,
@@ -31,86 +28,15 @@ class Sequence:
         now: float,
         decode: Callable[[Items[int]], str] | None,
     ) -> None:
-        sampling = request.sampling
-        begun = [token for segment in request.begun for token in segment.tokens_T.tolist()]
-        self.request = request
-        self.number = number
-        self.tokens: list[int] = request.tokens_T.tolist() + begun
-        self.num_prompt = len(request.tokens_T)
-        self.num_given = len(self.tokens)
-        self.max_length = self.num_prompt + sampling.max_new_tokens
+        super().__init__(request, number=number, now=now, decode=decode)
         # Sequences with one key may share the computation of their prompt.
         self.share_key: ShareKey | None = None
         if request.session_key is not None:
             self.share_key = (request.session_key, request.tokens_T.tobytes())
         self.noise_key = noise_key(request.seed, request.id)
-        self.expires = None if request.deadline_s is None else now + request.deadline_s
         self.blocks: list[int] = []
         self.cached = 0
-        self.is_cut = sampling.temperature > 0 and (
-            sampling.top_p < 1.0 or sampling.top_k is not None
-        )
-        self._logps: list[float] = []
-        self._sampled_logps: list[float] = []
-        self._versions: list[tuple[int, int]] = []
-        self._stops = None
-        if sampling.stop_strings:
-            assert decode is not None, "stop strings need a way to turn tokens into text"
-            self._stops = StopStrings(sampling.stop_strings, decode)
 
     @property
     def uncached(self) -> int:
         return len(self.tokens) - self.cached
-
-    @property
-    def num_new(self) -> int:
-        """Tokens of the completion: the position of the next one in its noise."""
-        return len(self.tokens) - self.num_prompt
-
-    @property
-    def is_fresh(self) -> bool:
-        """It is its prompt and nothing more."""
-        return len(self.tokens) == self.num_prompt
-
-    def given_end(self) -> StopReason | None:
-        """Why there is nothing left to sample, where `begun` was whole already."""
-        if self.request.begun and self.request.begun[-1].author is Author.ENGINE:
-            return self._end()
-        return StopReason.LENGTH if len(self.tokens) >= self.max_length else None
-
-    def append(
-        self, token: int, logp: float, sampled_logp: float, *, version: int
-    ) -> StopReason | None:
-        """Takes a sampled token; returns why it was the last one, if it was."""
-        if not self._versions or self._versions[-1][1] != version:
-            self._versions.append((len(self._logps), version))
-        self.tokens.append(token)
-        self._logps.append(logp)
-        self._sampled_logps.append(sampled_logp)
-        return self._end()
-
-    def completion(self, reason: StopReason) -> Completion:
-        return Completion(self.request.id, self.request.begun + self._segments(), reason)
-
-    def _end(self) -> StopReason | None:
-        if self.tokens[-1] in self.request.sampling.stop_ids:
-            return StopReason.STOP
-        if self._stops is not None and self._stops.found(self.tokens, since=self.num_prompt):
-            return StopReason.STOP_STRING
-        return StopReason.LENGTH if len(self.tokens) >= self.max_length else None
-
-    def _segments(self) -> tuple[Segment, ...]:
-        ends = [start for start, _ in self._versions[1:]] + [len(self._logps)] * bool(self._logps)
-        tokens_T = np.array(self.tokens[self.num_given :], dtype=np.int64)
-        logp_T = np.array(self._logps, dtype=np.float32)
-        sampled_T = np.array(self._sampled_logps, dtype=np.float32)
-        return tuple(
-            Segment(
-                tokens_T[start:end],
-                logp_T[start:end],
-                policy_version=version,
-                policy_id=self.request.policy_id,
-                sampled_logp_T=sampled_T[start:end] if self.is_cut else None,
-            )
-            for (start, version), end in zip(self._versions, ends, strict=True)
-        )

@@ -1,0 +1,94 @@
+"""Settings of ranks and backends that cannot work together: the reason and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homeostat.config.cluster import FsdpBackend, InProcessCluster
+from homeostat.config.run import RunConfig
+from homeostat.errors import Problem
+
+
+def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
+    backend, is_alone = config.trainer.backend, isinstance(config.cluster, InProcessCluster)
+    if not isinstance(backend, FsdpBackend):
+        if not is_alone:
+            yield Problem(
+                "cluster.type",
+                "the local trainer has the whole model in one process, so the ranks would have "
+                "nothing to do.",
+                "Set trainer.backend.type=fsdp, or remove cluster.",
+            )
+        return
+    if is_alone:
+        yield Problem(
+            "trainer.backend.type",
+            "fsdp spreads the model over the ranks of a cluster, and cluster.type is in_process.",
+            "Set cluster.type=torchrun (cluster.processes may be 1), or trainer.backend.type=local.",
+        )
+        return
+    yield from _shard(backend, config.num_ranks)
+    yield from _model(config)
+    yield from _one_process_only(config)
+
+
+def _shard(backend: FsdpBackend, num_ranks: int) -> Iterator[Problem]:
+    place, replicas = "trainer.backend.replicas", backend.replicas
+    if backend.shard == "hybrid" and replicas is None:
+        yield Problem(
+            place,
+            "a hybrid shard is split within a replica, and nothing says how many of them there "
+            "are.",
+            "Set it to a divisor of cluster.processes, or set trainer.backend.shard=full.",
+        )
+    if backend.shard == "full" and replicas is not None:
+        yield Problem(
+            place,
+            "a full shard is split over all ranks: it has no replicas.",
+            "Remove it, or set trainer.backend.shard=hybrid.",
+        )
+    if backend.shard == "hybrid" and replicas is not None and num_ranks % replicas:
+        yield Problem(
+            place,
+            f"{num_ranks} ranks (cluster.processes) cannot form {replicas} equal replicas.",
+            "Set it to a divisor of cluster.processes.",
+        )
+
+
+def _model(config: RunConfig) -> Iterator[Problem]:
+    if config.model.implementation == "transformers":
+        yield Problem(
+            "model.implementation",
+            "fsdp splits the layers of the native decoder.",
+            "Set model.implementation=native, or trainer.backend.type=local.",
+        )
+    if not config.model.meta_init:
+        yield Problem(
+            "model.meta_init",
+            "a rank has room for its share alone, so that the model is always built without "
+            "memory first.",
+            "Set it to true.",
+        )
+
+
+def _one_process_only(config: RunConfig) -> Iterator[Problem]:
+    if config.trainer.on_oom == "halve" and "on_oom" in config.trainer.model_fields_set:
+        yield Problem(
+            "trainer.on_oom",
+            "a rank that runs out of memory leaves the others waiting for it, so that the step "
+            "cannot be begun again.",
+            "Remove it: the run halts then, and says what would help.",
+        )
+    if config.observe.profiler is not None:
+        yield Problem(
+            "observe.profiler",
+            "it traces the process that it is in, and the ranks are others.",
+            "Remove it, or profile with cluster.type=in_process and trainer.backend.type=local.",
+        )
+    samples = config.is_rl and not (config.debug and config.debug.mode == "train_only")
+    if samples and config.engine.shares_weights:
+        yield Problem(
+            "engine.type",
+            "the native engine shares the trainer's weights, and these are spread over ranks.",
+            "Set engine.own_process=true, or engine.type=vllm.",
+        )

@@ -1,0 +1,84 @@
+"""Engines and ways of weights that cannot work together, or would have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.run import RunConfig
+from homeostat.config.sync import CudaIpcConfig, InProcessConfig
+from homeostat.errors import Problem
+
+_OWN = "Set engine.own_process=true, or remove it."
+
+
+def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
+    if config.engine.shares_weights:
+        yield from _shared(config)
+    elif isinstance(config.sync.transport, InProcessConfig):
+        yield Problem(
+            "sync.transport.type",
+            "the engine is in a process of its own, where the trainer's tensors do not exist.",
+            "Set it to shared_memory, or leave sync.transport out.",
+        )
+    if isinstance(config.engine, NativeEngineConfig):
+        yield from _native(config)
+    elif _replays(config) and config.rollout.temperature != 1:
+        yield Problem(
+            "debug.mode",
+            "replay lets the engine score what was sampled, and vllm scores at temperature 1 only.",
+            "Set debug.mode=train_only, or rollout.temperature=1.",
+        )
+
+
+def find_transport_conflicts(config: RunConfig, *, device: str) -> Iterator[Problem]:
+    """`device` is 'cpu' or 'cuda': what trainer.device came out as."""
+    if isinstance(config.sync.transport, CudaIpcConfig) and device != "cuda":
+        yield Problem(
+            "sync.transport.type",
+            f"cuda_ipc hands over memory of a GPU, and the trainer is on the {device}.",
+            "Set it to shared_memory, or train on a GPU (trainer.device).",
+        )
+
+
+def _shared(config: RunConfig) -> Iterator[Problem]:
+    sync = config.sync
+    if sync.interval > 1:
+        yield Problem(
+            "sync.interval",
+            "the engine shares the trainer's weights, so that it sees every update at once.",
+            _OWN,
+        )
+    if sync.transport is not None and not isinstance(sync.transport, InProcessConfig):
+        yield Problem(
+            "sync.transport",
+            "the engine shares the trainer's weights: nothing is sent.",
+            _OWN,
+        )
+    for name in ("verify", "timeout_s"):
+        if name in sync.model_fields_set:
+            yield Problem(
+                f"sync.{name}",
+                "the engine shares the trainer's weights: nothing is sent, so it would have no "
+                "effect.",
+                _OWN,
+            )
+
+
+def _native(config: RunConfig) -> Iterator[Problem]:
+    engine = config.engine
+    if config.model.implementation == "transformers":
+        yield Problem(
+            "model.implementation",
+            "the native engine samples with the native decoder.",
+            "Set model.implementation=native, or engine.type=vllm.",
+        )
+    for name in ("start_timeout_s", "max_restarts"):
+        if name in engine.model_fields_set and engine.shares_weights:
+            yield Problem(
+                f"engine.{name}", "the engine has no process of its own to be started.", _OWN
+            )
+
+
+def _replays(config: RunConfig) -> bool:
+    return config.debug is not None and config.debug.mode == "replay"

@@ -1,0 +1,118 @@
+"""The vLLM engine's keys. Names and values of `options` are vLLM's own (its EngineArgs)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+
+from homeostat.config.base import Settings, key
+
+# Engine arguments that are set here, and by which key of ours.
+OWNED = {
+    "model": "model.path",
+    "tokenizer": "model.tokenizer",
+    "skip_tokenizer_init": "model.tokenizer",
+    "dtype": "engine.dtype",
+    "seed": "seed",
+    "max_model_len": "data.max_length",
+    "max_num_seqs": "engine.max_concurrency",
+    "max_num_batched_tokens": "engine.max_batched_tokens",
+    "gpu_memory_utilization": "engine.memory_share",
+    "kv_cache_memory_bytes": "engine.memory_share",
+    "tensor_parallel_size": "engine.tensor_parallel_size",
+    "enforce_eager": "engine.enforce_eager",
+    "enable_sleep_mode": "engine.sleep",
+}
+# Engine arguments on which the engine's promises rest, and what would break without them.
+FIXED = {
+    "logprobs_mode": "log-probs must be those of the sampling temperature",
+    "max_logprobs": "log-probs must be those of the sampling temperature",
+    "generation_config": "a checkpoint's own sampling defaults would change what is sampled",
+    "worker_extension_cls": "it takes new weights in",
+    "worker_cls": "it takes new weights in",
+    "weight_transfer_config": "weights come by sync.transport",
+    "async_scheduling": "every token must know the version of its weights",
+    "stream_interval": "every token must know the version of its weights",
+    "runner": "the engine samples text",
+    "convert": "the engine samples text",
+    "data_parallel_size": "one engine holds one copy of the model",
+    "pipeline_parallel_size": "the engine runs on one machine",
+    "nnodes": "the engine runs on one machine",
+    "distributed_executor_backend": "the engine's processes must end with it",
+    "disable_log_stats": "the engine/* metrics are counted from it",
+    "enable_chunked_prefill": "seeded requests cannot have it on a CPU; elsewhere it is on",
+    "speculative_config": "its log-probs are not those of the policy alone",
+    "enable_lora": "adapters are merged into the weights that are published",
+}
+
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if name in OWNED:
+            raise ValueError(f"{name!r} is not an option of its own here: set {OWNED[name]}")
+        if name in FIXED:
+            raise ValueError(f"{name!r} cannot be changed: {FIXED[name]}")
+    return options
+
+
+class VllmEngineConfig(Settings):
+    """vLLM in a process of its own, with its own copy of the weights."""
+
+    type: Literal["vllm"]
+    max_concurrency: int = key(
+        256, ge=1, resume="warn", help="Completions that are sampled at one time."
+    )
+    memory_share: float = key(
+        0.5,
+        gt=0,
+        le=0.95,
+        resume="free",
+        help="On a GPU, the share of its memory that vLLM may take in all. On a CPU, the share of "
+        "the free memory that cached keys and values may take.",
+    )
+    max_batched_tokens: int | None = key(
+        None,
+        ge=1,
+        resume="warn",
+        help="Tokens computed in one forward pass, at most; vLLM's own choice by default. On a CPU "
+        "no less than the longest request: prompts are computed whole there.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
+        "auto", resume="warn", help="What it computes in. auto: as the trainer's weights."
+    )
+    enforce_eager: bool = key(
+        False, resume="free", help="No compilation, no CUDA graphs: starts faster, samples slower."
+    )
+    tensor_parallel_size: int = key(
+        1, ge=1, le=64, resume="free", help="Devices that each layer is split over."
+    )
+    start_timeout_s: float = key(
+        900.0, gt=0, resume="free", help="Seconds until it has loaded the model and answers."
+    )
+    max_restarts: int = key(
+        3,
+        ge=0,
+        resume="free",
+        help="Times that its process is started again when it died. It is sent its weights, and "
+        "the round that it was at is sampled from its start.",
+    )
+    stall_s: float = key(
+        1800.0,
+        gt=0,
+        resume="free",
+        help="Seconds without any finished completion after which the engine counts as stuck.",
+    )
+    sleep: bool = key(
+        True,
+        resume="free",
+        help="Free the cache while the trainer works; on a GPU the weights go to the host too. "
+        "false keeps them: more memory, no pause.",
+    )
+    options: Annotated[dict[str, Any], AfterValidator(_check_options)] = key(
+        {}, resume="warn", help="Further arguments of vLLM's EngineArgs, by their own names."
+    )
+
+    @property
+    def shares_weights(self) -> bool:
+        return False

@@ -1,0 +1,139 @@
+"""The native engine in a process of its own: it has its own copy of the weights.
+
+    factory (in the worker) -> model from model.path -> OwnWeightsEngine
+    begin_update -> apply(parcel) ... -> commit: every parameter was received, or nothing is served
+
+The model is built as the trainer's is (dtype, kernel, numerics), without an adapter: weights arrive
+under their HF names with the adapter merged in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from homeostat.config.model import ModelConfig
+from homeostat.config.rollout import NativeEngineConfig
+from homeostat.data.tokenizer import load_tokenizer
+from homeostat.errors import EngineError, SyncError
+from homeostat.models.build import load_model
+from homeostat.models.decoder import Decoder
+from homeostat.rollout.engine import Quiesce
+from homeostat.rollout.native.engine import NativeEngine
+from homeostat.sync.parcel import TensorEntry, entries_checksum
+from homeostat.types import Completion
+from homeostat.workers.context import WorkerContext
+
+if TYPE_CHECKING:
+    from homeostat.sync.parcel import Parcel, Receiver, Transport
+
+_NAMES_SHOWN = 3
+
+
+def build_engine(
+    context: WorkerContext,
+    *,
+    model: ModelConfig,
+    engine: NativeEngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    threads: int,
+    seed: int,
+    max_tokens: int,
+    chunk_bytes: int,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> OwnWeightsEngine:
+    """`decode` is the model's own tokenizer's, where none is given."""
+    # As the trainer's process, or sums would differ in their last bits.
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    loaded = load_model(
+        model, None, dtype=dtype, device=device, seed=seed, gradient_checkpointing=False
+    )
+    assert isinstance(loaded.module, Decoder), "combinations asks for the native decoder"
+    return OwnWeightsEngine(
+        loaded.module.requires_grad_(False),
+        engine,
+        device=device,
+        max_tokens=max_tokens,
+        decode=_lazily_decoding(model) if decode is None else decode,
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def _lazily_decoding(model: ModelConfig) -> Callable[[Sequence[int]], str]:
+    """The model's tokenizer, loaded when a stop string first asks for text."""
+    tokenizer = cache(lambda: load_tokenizer(model))
+    return lambda tokens: tokenizer().decode(tokens)
+
+
+class OwnWeightsEngine(NativeEngine):
+    """A NativeEngine whose model is nobody else's: new weights are copied into it."""
+
+    def __init__(self, model: Decoder, config: NativeEngineConfig, **place: Any) -> None:
+        super().__init__(model, config, **place)
+        self.capabilities = replace(self.capabilities, shares_weights=False)
+        self._parameters = dict(model.causal_lm.named_parameters())
+        self._receiver: Receiver | None = None
+        self._received: list[TensorEntry] = []
+
+    @property
+    def received_checksum(self) -> str | None:
+        return entries_checksum(self._received)
+
+    def connect(self, transport: Transport) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
+        self._receiver = transport.receiver(0, 1)
+
+    def begin_update(self, how: Quiesce) -> list[Completion]:
+        ended = super().begin_update(how)
+        self._received = []
+        return ended
+
+    @torch.no_grad()
+    def apply(self, parcel: Parcel) -> None:
+        if not self._is_updating:
+            raise EngineError("apply() without begin_update(): the engine was not made ready.")
+        if self._receiver is None:
+            raise EngineError("apply() before connect(): there is no way for weights to arrive.")
+        for entry in parcel.entries:
+            self._require_fit(entry)
+        for name, tensor in self._receiver.unpack(parcel):
+            self._parameters[name].copy_(tensor)
+        self._received += parcel.entries
+
+    def commit(self, version: int) -> None:
+        """Raises SyncError where an update that was begun did not bring every parameter once."""
+        names = [entry.name for entry in self._received]
+        if self._received and sorted(names) != sorted(self._parameters):
+            missing = [name for name in self._parameters if name not in names]
+            odd = missing or sorted({name for name in names if names.count(name) > 1})
+            what = "did not arrive" if missing else "arrived more than once"
+            raise SyncError(
+                f"version {version} is not whole: {len(odd)} of {len(self._parameters)} tensors "
+                f"{what} ({', '.join(odd[:_NAMES_SHOWN])}). It is not served."
+            )
+        super().commit(version)
+
+    def close(self) -> None:
+        super().close()
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+
+    def _require_fit(self, entry: TensorEntry) -> None:
+        own = self._parameters.get(entry.name)
+        if own is None:
+            raise SyncError(
+                f"the engine's model has no {entry.describe()}: the weights are of another model."
+            )
+        if entry.shape != tuple(own.shape) or entry.dtype != own.dtype:
+            raise SyncError(
+                f"{entry.describe()} was sent, and the engine's is {own.dtype} "
+                f"{list(own.shape)}: the weights are of another model or precision."
+            )

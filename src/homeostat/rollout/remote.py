@@ -1,0 +1,366 @@
+"""An engine in a process of its own: the same protocol, one call to a worker for each verb.
+
+    controller: RemoteEngine -> WorkerGroup of one -> worker: EngineServer -> any Engine
+
+Submissions wait here and travel with the next call, all in one; a reply brings the engine's version
+and counts along, so that asking for them costs nothing. Every wait has a deadline. A poll whose
+worker is still at work when its time is over returns nothing, and the answer is picked up by the
+next one.
+
+A process that dies takes no request with it: a round (all that was submitted since nothing was in
+flight) is kept here, and `restart` queues it again from its start. What of it had been handed out
+already is sampled again and dropped, so that the new process sees what the old one saw: the rest
+comes out the same to the bit, where the engine can do that at all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from homeostat.errors import EngineDiedError, EngineError, WorkerError
+from homeostat.rollout.checks import require_servable
+from homeostat.rollout.engine import Capabilities, Engine, EngineStats, Quiesce, Request
+from homeostat.types import Completion, FloatArray, TokenRow
+from homeostat.workers.context import WorkerContext
+from homeostat.workers.group import Pending, WorkerGroup
+
+if TYPE_CHECKING:
+    from homeostat.sync.parcel import Parcel, Transport
+
+T = TypeVar("T")
+
+# How long a poll waits beyond its time for a worker that is in the middle of a step.
+GRACE_SECONDS = 5.0
+HEALTH_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a verb returned, and how the engine stands after it.
+
+    `refused` holds the requests that were queued and cannot be served: id, and why.
+    """
+
+    value: Any
+    policy_version: int
+    received_checksum: str | None
+    stats: EngineStats
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    setting: str
+    seconds: float
+
+
+def serve_engine(
+    context: WorkerContext, *, factory: str, kwargs: Mapping[str, Any]
+) -> EngineServer:
+    """The worker's object: a server of the engine that another factory builds."""
+    module, _, name = factory.partition(":")
+    return EngineServer(getattr(importlib.import_module(module), name)(context, **kwargs))
+
+
+class EngineServer:
+    """The worker's half. `verb` is a method of the Engine protocol."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def exchange(self, requests: Sequence[Request], timeout_s: float) -> Reply:
+        """Submit these, then poll."""
+        refused = self._submit(requests)
+        return self._reply(self.engine.poll(timeout_s=timeout_s), refused)
+
+    def submit(self, requests: Sequence[Request]) -> Reply:
+        return self._reply(None, self._submit(requests))
+
+    def verb(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reply:
+        return self._reply(getattr(self.engine, name)(*args, **kwargs))
+
+    def about(self) -> Reply:
+        return self._reply(self.engine.capabilities)
+
+    def health(self) -> str | None:
+        return self.engine.health()
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _submit(self, requests: Sequence[Request]) -> tuple[tuple[str, str], ...]:
+        refused = []
+        for request in requests:
+            try:
+                self.engine.submit(request)
+            except EngineError as error:
+                refused.append((request.id, str(error)))
+        return tuple(refused)
+
+    def _reply(self, value: Any, refused: tuple[tuple[str, str], ...] = ()) -> Reply:
+        engine = self.engine
+        return Reply(
+            value,
+            engine.policy_version,
+            engine.received_checksum,
+            engine.stats(),
+            refused,
+        )
+
+
+class RemoteEngine:
+    """Implements `rollout.engine.Engine` over a worker.
+
+    `start` makes the group, whose worker is made by `serve_engine`. `timeout_s` bounds every call,
+    `update_timeout_s` those of an update; a poll has its own time. `vocabulary` and `can_decode`
+    are what requests are judged by before they travel. `on_death` is told when the process is found
+    dead; it returns where the verb may be tried again, after `restart`, and raises otherwise. Verbs
+    of an update are never repeated: who sends the weights must begin again.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], WorkerGroup],
+        *,
+        vocabulary: int,
+        can_decode: bool,
+        timeout_s: float,
+        update_timeout_s: float,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.can_decode = can_decode
+        self.timeout_s = timeout_s
+        self.update_timeout_s = update_timeout_s
+        self.on_death: Callable[[EngineDiedError], None] = _raise
+        self._start = start
+        # Of the round: every request, those still to be handed out, those still to be sent.
+        self._round: dict[str, Request] = {}
+        self._flying: set[str] = set()
+        self._queue: list[tuple[Request, float]] = []
+        self._late: Pending[Reply] | None = None
+        self._held: list[Completion] = []
+        self._is_updating = self._is_closed = False
+        self._group = start()
+        self._known = self._introduced()
+        self.capabilities: Capabilities = self._known.value
+
+    @property
+    def policy_version(self) -> int:
+        return self._known.policy_version
+
+    @property
+    def received_checksum(self) -> str | None:
+        return self._known.received_checksum
+
+    def stats(self) -> EngineStats:
+        return self._known.stats
+
+    def submit(self, request: Request) -> None:
+        self._require_settled("submit")
+        max_tokens = self.capabilities.max_tokens
+        assert max_tokens is not None, self.capabilities
+        require_servable(
+            request,
+            vocabulary=self.vocabulary,
+            max_tokens=max_tokens,
+            can_decode=self.can_decode,
+        )
+        if request.id in self._flying:
+            raise EngineError(f"a request with the id {request.id!r} is in the engine already.")
+        if not self._flying:
+            self._round.clear()
+        self._round[request.id] = request
+        self._flying.add(request.id)
+        self._queue.append((request, time.monotonic()))
+
+    def poll(self, *, timeout_s: float) -> list[Completion]:
+        self._require_settled("poll")
+        until = time.monotonic() + timeout_s
+        while self._flying and not self._held:
+            try:
+                self._exchange(max(0.0, until - time.monotonic()))
+            except EngineDiedError as error:
+                self.on_death(error)
+                until = time.monotonic() + timeout_s
+            if time.monotonic() >= until:
+                break
+        found, self._held = self._held, []
+        return found
+
+    def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        wanted = None if ids is None else list(ids)
+        return self._handed_out(self._lasting("abort", wanted))
+
+    def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
+        self._require_settled("score")
+        return self._lasting("score", list(rows), temperature=temperature)
+
+    def connect(self, transport: Transport) -> None:
+        self._update("connect", transport)
+
+    def begin_update(self, how: Quiesce) -> list[Completion]:
+        self._require_settled("begin_update")
+        ended = self._update("begin_update", how)
+        self._is_updating = True
+        return self._handed_out(ended)
+
+    def apply(self, parcel: Parcel) -> None:
+        self._update("apply", parcel)
+
+    def commit(self, version: int) -> None:
+        self._update("commit", version)
+        self._is_updating = False
+
+    def sleep(self) -> None:
+        self._lasting("sleep")
+
+    def wake(self) -> None:
+        self._lasting("wake")
+
+    def health(self) -> str | None:
+        if self._is_closed:
+            return "it is closed"
+        trouble = self._group.health()
+        if trouble is not None:
+            return trouble
+        try:
+            return self._group.call(0, "health").result(timeout_s=HEALTH_SECONDS)
+        except WorkerError as error:
+            return str(error)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._known = replace(self._known, stats=replace(self.stats(), cache_bytes=0))
+        self._group.close()
+
+    def restart(self, give_weights: Callable[[], T]) -> T:
+        """Another process in place of the one that died; with its weights the round begins anew.
+        Returns what `give_weights` does."""
+        self._group.close()
+        self._late, self._is_updating = None, False
+        self._queue.clear()
+        self._group = self._start()
+        self._known = self._introduced()
+        given = give_weights()
+        self._queue = [(request, time.monotonic()) for request in self._round.values()]
+        return given
+
+    def _introduced(self) -> Reply:
+        try:
+            return self._group.call(0, "about").result(timeout_s=self.timeout_s)
+        except WorkerError as error:
+            self._group.close()
+            raise EngineError(f"the engine's process did not start: {error}") from None
+
+    def _exchange(self, timeout_s: float) -> None:
+        """One poll of the worker, or the rest of one that was late."""
+        if self._late is None:
+            self._late = self._call("exchange", self._taken(), timeout_s)
+        pending, self._late = self._late, None
+        reply = self._awaited(pending, timeout_s + GRACE_SECONDS)
+        if reply is None:
+            self._late = pending
+        else:
+            self._held += self._handed_out(self._learned(reply).value)
+
+    def _lasting(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """A verb that another process can be asked just as well."""
+        while True:
+            try:
+                return self._ask(verb, args, kwargs, _Deadline("engine.stall_s", self.timeout_s))
+            except EngineDiedError as error:
+                self.on_death(error)
+
+    def _update(self, verb: str, *args: Any) -> Any:
+        return self._ask(verb, args, {}, _Deadline("sync.timeout_s", self.update_timeout_s))
+
+    def _ask(
+        self, verb: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], deadline: _Deadline
+    ) -> Any:
+        """Whatever was submitted before goes first."""
+        if self._is_closed:
+            raise EngineError(f"the {self.capabilities.name} engine is closed.")
+        if self._late is not None:
+            self._exchange(deadline.seconds)
+        if self._queue:
+            self._learned(self._settled("submit", self._call("submit", self._taken()), deadline))
+        pending = self._call("verb", verb, args, kwargs)
+        return self._learned(self._settled(verb, pending, deadline)).value
+
+    def _settled(self, verb: str, pending: Pending[Reply], deadline: _Deadline) -> Reply:
+        reply = self._awaited(pending, deadline.seconds)
+        if reply is None:
+            raise EngineError(
+                f"the {self.capabilities.name} engine's process did not answer {verb!r} within "
+                f"{deadline.seconds:g} s ({deadline.setting}). {self._group.health() or ''}"
+            )
+        return reply
+
+    def _call(self, method: str, *args: Any) -> Pending[Reply]:
+        try:
+            return self._group.call(0, method, *args)
+        except WorkerError as error:
+            raise self._died(error) from None
+
+    def _awaited(self, pending: Pending[Reply], timeout_s: float) -> Reply | None:
+        """The answer, or None where it is not there in time."""
+        try:
+            return pending.result(timeout_s=timeout_s)
+        except WorkerError as error:
+            if not pending.future.done():
+                return None
+            if pending.future.exception() is not error:
+                # It came when the wait was just over.
+                return self._awaited(pending, 0.0)
+            if self._group.health() is None:
+                # The worker lives: this is what its engine raised.
+                raise EngineError(str(error)) from None
+            raise self._died(error) from None
+
+    def _died(self, error: WorkerError) -> EngineDiedError:
+        return EngineDiedError(f"the {self.capabilities.name} engine's process is gone: {error}")
+
+    def _learned(self, reply: Reply) -> Reply:
+        self._known = reply
+        if reply.refused:
+            self._flying -= {id for id, _ in reply.refused}
+            # What came with the refusal is kept for the next poll.
+            if isinstance(reply.value, list):
+                self._held += self._handed_out(reply.value)
+            raise EngineError(reply.refused[0][1])
+        return reply
+
+    def _taken(self) -> list[Request]:
+        """The queue, with what waiting in it took of each request's time."""
+        now = time.monotonic()
+        taken, self._queue = self._queue, []
+        return [
+            request
+            if request.deadline_s is None
+            else replace(request, deadline_s=request.deadline_s - (now - since))
+            for request, since in taken
+        ]
+
+    def _handed_out(self, completions: list[Completion]) -> list[Completion]:
+        """Those that nobody has yet. What had begun before is the request's own, not a copy."""
+        new = [one for one in completions if one.request_id in self._flying]
+        self._flying -= {one.request_id for one in new}
+        begun = [self._round[one.request_id].begun for one in new]
+        return [
+            replace(one, segments=own + one.segments[len(own) :])
+            for one, own in zip(new, begun, strict=True)
+        ]
+
+    def _require_settled(self, verb: str) -> None:
+        if self._is_closed:
+            raise EngineError(f"the {self.capabilities.name} engine is closed.")
+        if self._is_updating:
+            raise EngineError(f"{verb}() between begin_update() and commit(): weights may change.")
+
+
+def _raise(error: EngineDiedError) -> NoReturn:
+    raise error

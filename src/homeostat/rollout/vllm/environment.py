@@ -1,0 +1,37 @@
+"""What vLLM reads from the environment, set before it is imported.
+
+No usage statistics, no telemetry, no hub; the engine core in this process, so that its crash is
+this process's crash; sockets, where it opens any, on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+
+from homeostat.config.vllm import VllmEngineConfig
+
+SETTINGS = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOOPBACK_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+# What a user may want otherwise: set only where it is not.
+DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING"}
+
+
+def prepare_environment(config: VllmEngineConfig) -> None:
+    """For a process that hosts the engine. vLLM's workers inherit it."""
+    os.environ.update(SETTINGS)
+    if config.enforce_eager:
+        # vLLM compiles some of its sampler all the same, which costs as much as loading does.
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,47 @@
+"""The factory of a worker process that holds the vLLM engine: what workers/ calls by its path.
+
+The environment is set here, before anything imports vLLM (environment.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homeostat.config.model import ModelConfig
+from homeostat.config.vllm import VllmEngineConfig
+from homeostat.rollout.vllm.engine import Served, VllmEngine
+from homeostat.rollout.vllm.environment import prepare_environment
+
+if TYPE_CHECKING:
+    from homeostat.workers.context import WorkerContext
+
+FACTORY = "homeostat.rollout.vllm.host:build_engine"
+
+
+def build_engine(
+    context: WorkerContext,
+    *,
+    folder: Path,
+    config: VllmEngineConfig,
+    served: Served,
+    max_tokens: int,
+    policy_version: int = 0,
+    tokenizer: ModelConfig | None = None,
+) -> VllmEngine:
+    """`tokenizer` says where the tokenizer is that stop strings need; None where there are none."""
+    assert context.size == 1, "one process drives vLLM; the ranks are vLLM's own"
+    prepare_environment(config)
+    decode = None
+    if tokenizer is not None:
+        from homeostat.data.tokenizer import load_tokenizer
+
+        decode = load_tokenizer(tokenizer).decode
+    return VllmEngine(
+        folder,
+        config,
+        served=served,
+        max_tokens=max_tokens,
+        decode=decode,
+        policy_version=policy_version,
+    )

@@ -1,0 +1,59 @@
+"""vLLM found or missing, and the vendor's options checked against the vendor's own dataclass.
+
+vLLM is imported under this folder alone, and not before it is asked for: that takes seconds, and
+sets up logging and torch in the whole process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from homeostat.errors import EngineError
+
+INSTALL = "pip install 'homeostat[vllm]'"
+
+
+def is_installed() -> bool:
+    """A folder that happens to be called vllm is not it: it has no origin."""
+    spec = importlib.util.find_spec("vllm")
+    return spec is not None and spec.origin is not None
+
+
+def require_vllm(module: str = "vllm") -> ModuleType:
+    """A module of vLLM. Raises EngineError where there is no vLLM, or none that imports."""
+    way_out = f"Install it with: {INSTALL}. Or set engine.type to native."
+    if not is_installed():
+        raise EngineError(f"engine.type is vllm, and vLLM is not installed. {way_out}")
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise EngineError(
+            f"engine.type is vllm, and vLLM does not import here ({error}). {way_out}"
+        ) from error
+
+
+def require_installed() -> None:
+    """Raises EngineError where there is no vLLM; does not import it."""
+    if not is_installed():
+        require_vllm()
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuses names that vLLM's EngineArgs does not have. Values are judged by vLLM itself."""
+    if not options:
+        return
+    known = {field.name for field in dataclasses.fields(require_vllm("vllm").EngineArgs)}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            version = require_vllm("vllm").__version__
+            raise EngineError(
+                f"engine.options.{name}: vLLM {version} has no such engine argument.{hint}"
+            )

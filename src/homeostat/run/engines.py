@@ -1,0 +1,130 @@
+"""From a recipe to the engine that samples: in this process, or in one of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.run import RunConfig
+from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.models.decoder import Decoder
+from homeostat.rollout.engine import Engine
+from homeostat.rollout.native.engine import NativeEngine
+from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.vllm.engine import Served
+from homeostat.rollout.vllm.host import FACTORY as VLLM
+from homeostat.rollout.vllm.options import require_installed
+from homeostat.run.session import Session
+from homeostat.train.local import LocalTrainer
+from homeostat.train.trainer import Trainer
+from homeostat.workers.processes import start_processes
+
+SERVER = "homeostat.rollout.remote:serve_engine"
+NATIVE = "homeostat.rollout.native.host:build_engine"
+
+
+def open_engine(
+    config: RunConfig,
+    trainer: Trainer,
+    tokenizer: ChatTokenizer,
+    session: Session,
+    *,
+    version: int,
+) -> Engine | None:
+    """None where debug.mode asks for none. One in a process of its own has no weights yet that
+    count: run/publish.py sends them."""
+    if config.debug is not None and config.debug.mode == "train_only":
+        return None
+    if config.engine.shares_weights:
+        return _shared(config, trainer, tokenizer, version=version)
+    if isinstance(config.engine, NativeEngineConfig):
+        factory, kwargs = NATIVE, _native_kwargs(config, trainer)
+    else:
+        require_installed()
+        factory, kwargs = VLLM, _vllm_kwargs(config, trainer, tokenizer, session)
+    start = partial(
+        start_processes,
+        SERVER,
+        {"factory": factory, "kwargs": kwargs},
+        name="engine",
+        log_file=session.run_dir.path / "engine.log",
+        start_timeout_s=config.engine.start_timeout_s,
+    )
+    return RemoteEngine(
+        start,
+        vocabulary=trainer.sheet.vocab_size,
+        can_decode=True,
+        timeout_s=config.engine.stall_s,
+        update_timeout_s=config.sync.timeout_s,
+    )
+
+
+def most_tokens(config: RunConfig) -> int:
+    """The longest that a request may become, evaluation included."""
+    new_tokens = config.eval.sampling.max_new_tokens or 0
+    return config.data.max_length + max(config.rollout.max_new_tokens, new_tokens)
+
+
+def _shared(
+    config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, *, version: int
+) -> NativeEngine:
+    assert isinstance(trainer, LocalTrainer), "combinations asks for weights in this process"
+    assert isinstance(trainer.model, Decoder), "combinations asks for the native decoder"
+    assert isinstance(config.engine, NativeEngineConfig), config.engine
+    return NativeEngine(
+        trainer.model,
+        config.engine,
+        device=trainer.runtime.device,
+        max_tokens=most_tokens(config),
+        decode=tokenizer.decode,
+        chunk_bytes=config.trainer.logits_chunk_bytes,
+        policy_version=version,
+    )
+
+
+def _native_kwargs(config: RunConfig, trainer: Trainer) -> dict[str, Any]:
+    runtime = trainer.runtime
+    return {
+        "model": config.model,
+        "engine": config.engine,
+        "device": runtime.device,
+        "dtype": runtime.dtype,
+        "threads": runtime.threads,
+        "seed": config.seed,
+        "max_tokens": most_tokens(config),
+        "chunk_bytes": config.trainer.logits_chunk_bytes,
+    }
+
+
+def _vllm_kwargs(
+    config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, session: Session
+) -> dict[str, Any]:
+    served = Served(
+        model_type=str(trainer.sheet.source_config["model_type"]),
+        vocabulary=trainer.sheet.vocab_size,
+        dtype=str(trainer.runtime.dtype).removeprefix("torch."),
+    )
+    return {
+        "folder": _hf_folder(config, trainer, tokenizer, session),
+        "config": config.engine,
+        "served": served,
+        "max_tokens": most_tokens(config),
+        "tokenizer": config.model,
+    }
+
+
+def _hf_folder(
+    config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, session: Session
+) -> Path:
+    """A checkpoint in HF format of the model's shape: model.path where that is one, else the
+    policy of now, written to the run directory."""
+    path = Path(config.model.path)
+    if config.model.init == "pretrained" and path.is_dir():
+        return path
+    folder = session.run_dir.path / "engine_model"
+    # All weights, also where an adapter is trained.
+    trainer.export(folder, config.model_copy(update={"lora": None}))
+    tokenizer.save(folder)
+    return folder

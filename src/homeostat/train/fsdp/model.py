@@ -1,0 +1,139 @@
+"""A decoder whose parameters are split over ranks (FSDP2), and how it comes to its weights.
+
+    built on the meta device -> adapter -> split -> memory for this rank's rows -> weights, one
+    tensor at a time, of which each rank keeps its rows
+
+No rank ever holds more of the model than its share, the layer that is computed, and one tensor
+that is being read. Where training is in bf16, what is trained is held in fp32: these are the
+masters that the optimizer owns, and a layer's bf16 copy is made of them when it is gathered. What
+is frozen is held in the compute dtype.
+
+Embedding, output matrix and final norm are gathered from the beginning of the forward pass to the
+end of the backward pass: the output matrix is used right after the hidden states.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from homeostat.config.cluster import FsdpBackend
+from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.models.build import (
+    LoadedModel,
+    attention_name,
+    decoder_flags,
+    give_weights,
+    model_sheet,
+    open_source,
+    read_configs,
+)
+from homeostat.models.decoder import Decoder
+from homeostat.models.families import decoder_config
+from homeostat.models.lora import apply_lora, draw_adapters, load_adapter
+from homeostat.models.memory import require_memory
+from homeostat.models.weights import Part
+from homeostat.train.fsdp.mesh import Ranks, local_part
+from homeostat.train.runtime import Runtime
+
+
+def load_sharded(
+    model: ModelConfig,
+    adapter: LoraConfig | None,
+    backend: FsdpBackend,
+    *,
+    ranks: Ranks,
+    runtime: Runtime,
+    seed: int,
+    gradient_checkpointing: bool,
+    trained: bool,
+) -> LoadedModel:
+    """As `models.build.load_model`, of which every rank gets its share."""
+    assert model.implementation == "native", "refused by config.combinations"
+    started = time.perf_counter()
+    source = open_source(model)
+    config, generation_config = read_configs(source)
+    shape = decoder_config(config)
+    place = {"dtype": runtime.dtype, "device": runtime.device}
+    require_memory(shape.num_params // ranks.num_shards, **place)
+    flags = decoder_flags(model, shape, gradient_checkpointing, **place)
+    with torch.device("meta"):
+        module = Decoder(shape, **flags).to(runtime.dtype)
+    targets = apply_lora(module, adapter, seed=seed) if adapter is not None else []
+    if not trained:
+        module.requires_grad_(False)
+    split(module, backend, ranks=ranks, dtype=runtime.dtype)
+    module.to_empty(device=runtime.device)
+    part = own_part(ranks, runtime.dtype)
+    give_weights(module, model, source, seed=seed, part=part)
+    if adapter is not None:
+        draw_adapters(module, seed=seed, part=part)
+        if adapter.path is not None:
+            load_adapter(module, Path(adapter.path), adapter, part=part)
+    facts = {
+        "implementation": model.implementation,
+        "attention": attention_name(module),
+        "meta_init": True,
+        "lora_modules": len(targets),
+        "bytes": sum(local_part(parameter).nbytes for parameter in module.parameters()),
+        "seconds": time.perf_counter() - started,
+    }
+    return LoadedModel(module, model_sheet(module, config, generation_config, facts))
+
+
+def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, dtype: torch.dtype) -> None:
+    """Layer by layer, and the rest together."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    precision = MixedPrecisionPolicy(
+        param_dtype=dtype,
+        reduce_dtype=torch.float32,
+        # The rotary tables stay fp32, as everywhere.
+        cast_forward_inputs=False,
+    )
+    how = {"mesh": ranks.mesh, "mp_policy": precision}
+    for layer in module.model.layers:
+        fully_shard(layer, reshard_after_forward=backend.reshard_after_forward, **how)
+    fully_shard(module, reshard_after_forward=False, **how)
+    for part in sharded_modules(module):
+        # The loss is normalised over the whole update: gradients of ranks are summed, not averaged.
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(module, "hidden")
+
+
+def own_part(ranks: Ranks, dtype: torch.dtype) -> Part:
+    """Of a parameter, this rank's rows. All start from what the compute dtype can hold."""
+
+    def part(parameter: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+        start, stop = ranks.split(whole.shape[0])
+        return local_part(parameter), whole[start:stop].to(dtype)
+
+    return part
+
+
+def whole_tensor(parameter: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """All rows of a parameter, as it is computed with. All ranks take part."""
+    assert isinstance(parameter, DTensor), type(parameter)
+    return parameter.detach().to(dtype).full_tensor()
+
+
+def give_back(module: Decoder) -> None:
+    """Free what was gathered and not given back by a backward pass."""
+    for part in sharded_modules(module):
+        part.reshard()
+
+
+def sharded_modules(module: Decoder) -> list[FSDPModule]:
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]

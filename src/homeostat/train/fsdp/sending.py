@@ -1,0 +1,62 @@
+"""Weights on their way from ranks: all gather, the first one packs.
+
+How many tensors go into a parcel is the packer's business, which only the first rank knows. So it
+tells the others before each tensor that there is one more to gather, and after each parcel that
+there is not.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from homeostat.train.fsdp.mesh import Ranks
+
+if TYPE_CHECKING:
+    from homeostat.sync.parcel import Packer, Parcel
+
+Named = tuple[str, Tensor]
+
+
+class Sending:
+    """One rank's part in it. Only the first rank has packers. They stay open between streams, as
+    they may hold what connects them with the receivers: one that comes again is known by what it
+    was before its first use."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._packers: dict[bytes, Packer] = {}
+        self._weights: Iterator[Named] = iter(())
+        self._parcels: Iterator[Parcel] = iter(())
+
+    def start(self, weights: Iterator[Named], packer: Packer | None) -> None:
+        """`weights` gathers with the other ranks, which have no packer."""
+        self._weights = weights
+        if not self.ranks.is_first:
+            return
+        assert packer is not None, "the first rank packs"
+        known = self._packers.setdefault(pickle.dumps(packer), packer)
+        self._parcels = known.pack(self._led())
+
+    def next_parcel(self) -> Parcel | None:
+        """On the first rank the next parcel, or None at the end; on others always None."""
+        if not self.ranks.is_first:
+            while self.ranks.of_first(False):
+                next(self._weights, None)
+            return None
+        try:
+            return next(self._parcels, None)
+        finally:
+            self.ranks.of_first(False)
+
+    def close(self) -> None:
+        for packer in self._packers.values():
+            packer.close()
+        self._packers.clear()
+
+    def _led(self) -> Iterator[Named]:
+        while self.ranks.of_first(True) and (named := next(self._weights, None)) is not None:
+            yield named

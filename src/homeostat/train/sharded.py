@@ -1,0 +1,204 @@
+"""Training over several ranks, seen from the controller: a Trainer over a WorkerGroup.
+
+    micro-batches -> dealt in rounds, one to a rank -> ranks (train/fsdp) -> one report for all
+
+The ranks hold the model; here are only the calls, their deadlines, and the proof that all ranks
+did the same. Every rank is told everything that has a collective in it, with one call for a whole
+list of micro-batches. A rank that fails leaves the others waiting for it, so the group is ended
+then: what was saved stays, and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homeostat.config.cluster import TorchrunCluster
+from homeostat.config.run import RunConfig
+from homeostat.errors import HomeostatError, OutOfMemoryHaltError, TrainingHaltedError
+from homeostat.models.build import ModelSheet
+from homeostat.train.memory import ladder_text
+from homeostat.train.runtime import Runtime
+from homeostat.train.trainer import MemoryReport, Origin
+from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
+from homeostat.workers.group import Pending, WorkerGroup, gather
+from homeostat.workers.processes import start_processes
+
+if TYPE_CHECKING:
+    from homeostat.sync.parcel import Packer, Parcel
+
+FACTORY = "homeostat.train.fsdp.trainer:make_trainer"
+# How long the other ranks may take to answer once one has failed.
+GRACE_SECONDS = 3.0
+# Ranks have nothing to save when they are closed.
+CLOSE_SECONDS = 10.0
+
+Dealt = list[list[TrainBatch | None]]
+
+
+def start_sharded(config: RunConfig, runtime: Runtime, *, log_file: Path) -> ShardedTrainer:
+    """Start the ranks and have each build its share of the model."""
+    cluster = config.cluster
+    assert isinstance(cluster, TorchrunCluster), "combinations asks for it"
+    group = start_processes(
+        FACTORY,
+        {"config": config, "threads": runtime.threads},
+        name="trainer",
+        launcher="torchrun",
+        size=cluster.processes,
+        log_file=log_file,
+        env={"OMP_NUM_THREADS": str(runtime.threads)},
+        start_timeout_s=cluster.start_timeout_s,
+        close_timeout_s=CLOSE_SECONDS,
+    )
+    return ShardedTrainer(group, config, runtime=runtime, timeout_s=cluster.timeout_s)
+
+
+class ShardedTrainer:
+    """Drives the ranks of a trainer. Implements `train.trainer.Trainer`."""
+
+    def __init__(
+        self, group: WorkerGroup, config: RunConfig, *, runtime: Runtime, timeout_s: float
+    ) -> None:
+        self.group = group
+        self.config = config
+        self.runtime = runtime
+        self.timeout_s = timeout_s
+
+    @cached_property
+    def sheet(self) -> ModelSheet:
+        return self._all("about")[0]
+
+    @property
+    def num_ranks(self) -> int:
+        return self.group.size
+
+    def score(
+        self, role: Role, batches: Sequence[TrainBatch], *, temperature: float = 1.0
+    ) -> list[FloatArray]:
+        dealt = deal(batches, self.num_ranks)
+        found = self._fit(
+            batches,
+            [
+                self.group.call(rank, "score", role, mine, temperature=temperature)
+                for rank, mine in enumerate(dealt)
+            ],
+        )
+        size = self.num_ranks
+        return [found[index % size][index // size] for index in range(len(batches))]
+
+    def accumulate(
+        self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
+    ) -> None:
+        dealt = deal(batches, self.num_ranks)
+        self._fit(
+            batches,
+            [
+                self.group.call(rank, "accumulate", role, mine, spec, step=step)
+                for rank, mine in enumerate(dealt)
+            ],
+        )
+
+    def discard(self, role: Role) -> None:
+        self._all("discard", role)
+
+    def apply(self, role: Role, *, step: int, learning_rate: float) -> UpdateReport:
+        reports = self._all("apply", role, step=step, learning_rate=learning_rate)
+        require_agreement(reports)
+        return reports[0]
+
+    def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
+        return self._all("trace_nonfinite", plan)[0]
+
+    def refresh_reference(self) -> None:
+        self._all("refresh_reference")
+
+    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+        """Rank 0 packs what all ranks gather."""
+        packers = [packer, *[None] * (self.num_ranks - 1)]
+        self._gather(self.group.call_each("start_parcels", [(role, each) for each in packers]))
+        while (parcel := self._all("next_parcel")[0]) is not None:
+            yield parcel
+
+    def checksums(self) -> Mapping[str, int]:
+        return self._all("checksums")[0]
+
+    def export(self, folder: Path, config: RunConfig) -> None:
+        self._all("export", folder, config)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        return sum(self._all("num_state_bytes"))
+
+    def save(self, folder: Path) -> None:
+        # Each rank writes files of its own: one that cannot keeps no other waiting.
+        self._gather(self.group.call_all("save", folder), grace_s=self.timeout_s)
+
+    def load(self, folder: Path) -> None:
+        self._all("load", folder)
+
+    def memory_report(self) -> MemoryReport:
+        """Of the rank that needs most."""
+        reports = self._all("memory_report")
+        return MemoryReport(
+            max_alloc=max(report.max_alloc for report in reports),
+            max_reserved=max(report.max_reserved for report in reports),
+        )
+
+    def close(self) -> None:
+        self.group.close()
+
+    def _all(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._gather(self.group.call_all(method, *args, **kwargs))
+
+    def _gather(
+        self, pending: Sequence[Pending[Any]], *, grace_s: float = GRACE_SECONDS
+    ) -> list[Any]:
+        try:
+            return gather(pending, timeout_s=self.timeout_s)
+        except HomeostatError:
+            _, waiting = wait([one.future for one in pending], timeout=grace_s)
+            if waiting:
+                # In a collective, for the one that failed.
+                self.group.close()
+            raise
+
+    def _fit(self, batches: Sequence[TrainBatch], pending: Sequence[Pending[Any]]) -> list[Any]:
+        try:
+            return self._gather(pending)
+        except OutOfMemoryHaltError as error:
+            rows = max(int(batch.lengths_B.max()) for batch in batches)
+            tokens = max(batch.num_tokens for batch in batches)
+            ladder = ladder_text(self.config, longest_row=rows, largest_batch=tokens)
+            raise OutOfMemoryHaltError(
+                f"{error}\nThe other ranks wait for the one that ran out of memory, so the step "
+                f"cannot be begun again. {ladder}"
+            ) from None
+
+
+def deal(batches: Sequence[TrainBatch], num_ranks: int) -> Dealt:
+    """Per rank its micro-batches, one of each round of `num_ranks` consecutive ones.
+
+    Batches come fullest first, so that the ranks of a round have about as much to do; the last
+    round is filled up with None.
+    """
+    num_rounds = math.ceil(len(batches) / num_ranks)
+    filled = [*batches, *[None] * (num_rounds * num_ranks - len(batches))]
+    return [filled[rank::num_ranks] for rank in range(num_ranks)]
+
+
+def require_agreement(reports: Sequence[UpdateReport]) -> None:
+    """Weights that came apart would be trained on without a sign of it."""
+    told = [f"loss {r.loss!r}, norm {r.grad_norm!r}, applied {r.applied}" for r in reports]
+    if len(set(told)) == 1:
+        return
+    lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(told))
+    raise TrainingHaltedError(
+        f"step {reports[0].step}: the ranks do not agree about the update, so their weights may "
+        f"have come apart:\n{lines}\nWhat was saved before is sound: the same command goes on from "
+        "there. If it happens again, look for a faulty device."
+    )

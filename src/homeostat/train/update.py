@@ -1,0 +1,120 @@
+"""What an update did, from the device to the report.
+
+    Accumulated ... (device) -> UpdateShare (host, one copy) -> merged over ranks -> UpdateReport
+
+Shares are merged in rank order, so that every rank makes the same report of the same shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homeostat.algorithms.terms import LossTerms
+from homeostat.train.forward import TokenScores
+from homeostat.train.losses import reduce_stats
+from homeostat.types import FloatArray, IntArray, TrainBatch, UpdateReport
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """What is remembered of a micro-batch until its update is applied."""
+
+    terms: LossTerms
+    logp_M: Tensor
+    row_ids_B: IntArray
+    num_trained_B: IntArray
+
+    @classmethod
+    def of(cls, batch: TrainBatch, scores: TokenScores, terms: LossTerms) -> Accumulated:
+        starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
+        return cls(
+            terms=replace(terms, loss=terms.loss.detach()),
+            logp_M=scores.logp_M.detach(),
+            row_ids_B=batch.row_ids_B,
+            num_trained_B=np.add.reduceat(batch.weights_N != 0, starts_B, dtype=np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateShare:
+    """What one rank did for an update. `grad_norm` is over the gradients that it holds."""
+
+    loss: float
+    grad_norm: float
+    num_micro_batches: int
+    row_ids_B: IntArray
+    row_losses_B: FloatArray
+    row_logp: tuple[FloatArray, ...]
+    sums: Mapping[str, float]
+    maxima: Mapping[str, float]
+
+
+def to_host(done: Sequence[Accumulated], grad_norm: Tensor) -> UpdateShare:
+    """By the one device-to-host copy of the whole update."""
+    sums, maxima = reduce_stats([part.terms for part in done]) if done else ({}, {})
+    loss = total_loss(done) if done else torch.zeros_like(grad_norm)
+    scalars = torch.stack([loss, grad_norm, *sums.values(), *maxima.values()])
+    row_losses = [part.terms.row_losses_B for part in done]
+    parts = [scalars, *row_losses, *(part.logp_M for part in done)]
+    host = torch.cat([part.float() for part in parts]).cpu().numpy()
+    num_rows = sum(len(losses_B) for losses_B in row_losses)
+    scalars_host, row_losses_B, logp_host = np.split(host, [len(scalars), len(scalars) + num_rows])
+    loss_host, norm_host, *stats = scalars_host.tolist()
+    no_rows_B = np.zeros(0, dtype=np.int64)
+    num_trained_B = np.concatenate([no_rows_B, *(part.num_trained_B for part in done)])
+    return UpdateShare(
+        loss=loss_host,
+        grad_norm=norm_host,
+        num_micro_batches=len(done),
+        row_ids_B=np.concatenate([no_rows_B, *(part.row_ids_B for part in done)]),
+        row_losses_B=row_losses_B,
+        row_logp=tuple(np.split(logp_host, np.cumsum(num_trained_B)))[:-1],
+        sums=dict(zip(sums, stats, strict=False)),
+        maxima=dict(zip(maxima, stats[len(sums) :], strict=True)),
+    )
+
+
+def total_loss(done: Sequence[Accumulated]) -> Tensor:
+    return torch.stack([part.terms.loss for part in done]).sum()
+
+
+def merge(shares: Sequence[UpdateShare], *, grad_norm: float) -> UpdateShare:
+    """All ranks' shares as one. A rank that had no rows measured nothing."""
+    busy = [share for share in shares if share.num_micro_batches]
+    assert busy, "apply needs at least one accumulate before it"
+    return UpdateShare(
+        loss=sum(share.loss for share in busy),
+        grad_norm=grad_norm,
+        num_micro_batches=sum(share.num_micro_batches for share in busy),
+        row_ids_B=np.concatenate([share.row_ids_B for share in busy]),
+        row_losses_B=np.concatenate([share.row_losses_B for share in busy]),
+        row_logp=tuple(logp for share in busy for logp in share.row_logp),
+        sums={name: sum(share.sums[name] for share in busy) for name in busy[0].sums},
+        maxima={name: _largest([share.maxima[name] for share in busy]) for name in busy[0].maxima},
+    )
+
+
+def make_report(share: UpdateShare, *, step: int, learning_rate: float) -> UpdateReport:
+    return UpdateReport(
+        step=step,
+        applied=math.isfinite(share.loss) and math.isfinite(share.grad_norm),
+        loss=share.loss,
+        grad_norm=share.grad_norm,
+        learning_rate=learning_rate,
+        num_micro_batches=share.num_micro_batches,
+        row_ids_B=share.row_ids_B,
+        row_losses_B=share.row_losses_B,
+        stats={**share.sums, **share.maxima},
+        row_logp=share.row_logp,
+    )
+
+
+def _largest(values: Sequence[float]) -> float:
+    """As torch's amax: NaN where one of them is."""
+    return float(np.max(values))

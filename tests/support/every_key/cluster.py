@@ -1,0 +1,90 @@
+"""Cases of the keys that spread the trainer over ranks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.support.every_key.workshop import (
+    Case,
+    Run,
+    Workshop,
+    all_of,
+    assert_same,
+    metric,
+    refuses,
+    shows,
+)
+
+from homeostat.train import sharded
+
+ALONE = ("cluster={type: torchrun, processes: 1}", "trainer.backend={type: fsdp}")
+TWO_RANKS = (*ALONE, "cluster.processes=2")
+HYBRID = "trainer.backend={type: fsdp, shard: hybrid, replicas: 2}"
+PROBE = "tests.support.every_key.rank_probe:make_trainer"
+
+
+def shards(run: Run) -> list[str]:
+    """Files that the model's weights are in."""
+    newest = run.checkpoints.path(run.checkpoints.steps()[-1])
+    return sorted(file.name for file in newest.glob("model.*"))
+
+
+def of(num_shards: int) -> list[str]:
+    return [f"model.{rank}of{num_shards}.safetensors" for rank in range(num_shards)]
+
+
+WHOLE = ["model.safetensors"]
+
+
+def gathers(run: Run) -> list[int]:
+    """All-gathers of each update's forward and backward pass, which the probe counts."""
+    log = (run.dir / "workers.log").read_text()
+    return [int(count) for count in re.findall(r"\[trainer 0\] all-gathers: (\d+)", log)]
+
+
+def layers_are_gathered_again_for_the_backward_pass(workshop: Workshop) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sharded, "FACTORY", PROBE)
+        again = workshop.again(*TWO_RANKS)
+        kept = workshop.again(*TWO_RANKS, "trainer.backend.reshard_after_forward=false")
+    # Two layers and the rest of the model; the layers once more.
+    assert gathers(kept) == [3] * 3
+    assert gathers(again) == [5] * 3
+
+
+def sharded_run_is_the_local_one(workshop: Workshop) -> None:
+    one, two = workshop.run(), workshop.run(*TWO_RANKS)
+    assert (shards(one), shards(two)) == (WHOLE, of(2))
+    assert_same(one, two, "losses")
+
+
+CASES: dict[str, Case] = {
+    "cluster.type (in_process)": all_of(
+        shows("cluster={type: in_process}", shards, was=WHOLE, now=WHOLE, same="bits"),
+        refuses("trainer.backend={type: fsdp}", "cluster.type is in_process"),
+    ),
+    "cluster.type (torchrun)": refuses(ALONE[0], "the ranks would have nothing to do"),
+    "cluster.processes (torchrun)": all_of(
+        shows("cluster.processes=2", shards, was=of(1), now=of(2), base=ALONE),
+        shows("cluster.processes=2", metric("data/micro_batches"), was=[1] * 3, now=[2] * 3,
+              base=ALONE),
+    ),
+    "cluster.start_timeout_s (torchrun)": refuses(
+        "cluster.start_timeout_s=0.05", r"within 0\.05 s", base=ALONE
+    ),
+    # No update is that fast; a busy machine may not even let the ranks meet in that time.
+    "cluster.timeout_s (torchrun)": refuses(
+        "cluster.timeout_s=0.005", r"within 0\.005 s|timed out after 5ms", base=ALONE
+    ),
+    "trainer.backend.type (local)": shows(
+        "trainer.backend={type: local}", shards, was=WHOLE, now=WHOLE, same="bits"
+    ),
+    "trainer.backend.type (fsdp)": sharded_run_is_the_local_one,
+    "trainer.backend.shard (fsdp)": shows(HYBRID, shards, was=of(2), now=of(1), base=TWO_RANKS),
+    "trainer.backend.replicas (fsdp)": all_of(
+        refuses("trainer.backend.replicas=2", "it has no replicas", base=TWO_RANKS),
+        refuses("trainer.backend.replicas=3", "cannot form 3 equal", base=(*TWO_RANKS, HYBRID)),
+    ),
+    "trainer.backend.reshard_after_forward (fsdp)": layers_are_gathered_again_for_the_backward_pass,
+}  # fmt: skip

@@ -1,0 +1,128 @@
+"""Cases of the keys of an engine in its own process, and of the way that weights take to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.support.every_key.rl_sampling import tokens_per_forward
+from tests.support.every_key.workshop import (
+    Case,
+    Run,
+    Workshop,
+    all_of,
+    assert_same,
+    refuses,
+    shows,
+)
+from tests.support.kills import killed_at
+
+from homeostat.errors import EngineError
+from homeostat.rollout.remote import RemoteEngine
+
+OWN = ("engine.own_process=true",)
+# A bucket holds less than the smallest matrix, so that every tensor travels alone.
+SMALL = "bucket_bytes: 64"
+
+
+def published(run: Run) -> list[int]:
+    return [event["version"] for event in run.events("weights_published")]
+
+
+def transports(run: Run) -> set[str]:
+    return {event["transport"] for event in run.events("weights_published")}
+
+
+@contextmanager
+def patched(**verbs: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, verb in verbs.items():
+            patch.setattr(RemoteEngine, name, verb)
+        yield
+
+
+def a_dead_engine_is_not_started_anew(workshop: Workshop) -> None:
+    dying = patched(poll=killed_at("poll", call=1, within_s=0.0))
+    run = workshop.attempt(*OWN, "engine.max_restarts=0", watch=dying)
+    assert isinstance(run.error, EngineError)
+    assert "SIGKILL" in str(run.error)
+    assert "engine.max_restarts" in str(run.error)
+    assert run.events("engine_restarted") == []
+
+
+def what_is_published_is_scored(workshop: Workshop) -> None:
+    """By the trainer too: fixed rows of 16 tokens, three for each of two publications."""
+    num_probes = []
+    for more in ((), ("sync.verify=false",)):
+        with tokens_per_forward() as sizes:
+            run = workshop.again(*OWN, *more)
+        num_probes.append(sizes[:3] == [16, 16, 16])
+        assert published(run) == [0, 1]
+    assert num_probes == [True, False]
+
+
+def weights_travel_by(transport: str, *more: str) -> Case:
+    """Their way is told, each tensor is a parcel of its own, and what is learned is the same."""
+
+    def case(workshop: Workshop) -> None:
+        parcels: list[int] = []
+        plain = RemoteEngine.apply
+
+        def apply(self: RemoteEngine, parcel: Any) -> None:
+            parcels.append(len(parcel.entries))
+            plain(self, parcel)
+
+        way = f"sync.transport={{type: {transport}, {', '.join((SMALL, *more))}}}"
+        run = workshop.again(*OWN, way, watch=patched(apply=apply))
+        assert transports(run) == {transport}
+        assert set(parcels) == {1}
+        assert len(parcels) > 2
+        assert_same(workshop.run(), run)
+
+    # One run shows all keys of a transport.
+    return cache(case)
+
+
+@cache
+def files_lie_where_they_are_told_to(workshop: Workshop) -> None:
+    folder = workshop.folder / "on_their_way"
+    weights_travel_by("disk", "folder: on_their_way")(workshop)
+    assert folder.is_dir()
+    assert list(folder.iterdir()) == []
+
+
+BY_SHARED_MEMORY = weights_travel_by("shared_memory")
+BY_COLLECTIVE = weights_travel_by("collective")
+NEEDS_A_GPU = refuses("sync.transport={type: cuda_ipc, bucket_bytes: 64}", "cuda_ipc", base=OWN)
+
+CASES: dict[str, Case] = {
+    "engine.own_process (native)": shows(
+        "engine.own_process=true", published, was=[], now=[0, 1], same="bits"
+    ),
+    "engine.start_timeout_s (native)": refuses(
+        "engine.start_timeout_s=0.001", "engine", base=OWN
+    ),
+    "engine.max_restarts (native)": a_dead_engine_is_not_started_anew,
+    "sync.interval": shows(
+        "sync.interval=2", published, was=[0, 1, 2], now=[0, 2],
+        base=(*OWN, "trainer.max_steps=2"),
+    ),
+    "sync.verify": what_is_published_is_scored,
+    "sync.timeout_s": refuses("sync.timeout_s=1e-9", r"sync\.timeout_s", base=OWN),
+    "sync.transport.type (in_process)": all_of(
+        shows("sync.transport={type: in_process}", transports, was=set(), now=set(), same="bits"),
+        refuses("sync.transport={type: in_process}", r"sync\.transport\.type", base=OWN),
+    ),
+    "sync.transport.type (shared_memory)": BY_SHARED_MEMORY,
+    "sync.transport.bucket_bytes (shared_memory)": BY_SHARED_MEMORY,
+    "sync.transport.type (disk)": files_lie_where_they_are_told_to,
+    "sync.transport.bucket_bytes (disk)": files_lie_where_they_are_told_to,
+    "sync.transport.folder (disk)": files_lie_where_they_are_told_to,
+    "sync.transport.type (collective)": BY_COLLECTIVE,
+    "sync.transport.bucket_bytes (collective)": BY_COLLECTIVE,
+    "sync.transport.type (cuda_ipc)": NEEDS_A_GPU,
+    "sync.transport.bucket_bytes (cuda_ipc)": NEEDS_A_GPU,
+}  # fmt: skip

@@ -1,0 +1,98 @@
+"""One worker process for many engines: real calls to a real process, without a start for each."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from homeostat.errors import WorkerError
+from homeostat.rollout.native.host import build_engine
+from homeostat.rollout.remote import EngineServer, RemoteEngine
+from homeostat.workers.context import WorkerContext
+from homeostat.workers.group import Pending, WorkerGroup
+from homeostat.workers.processes import start_processes
+
+TIMEOUT_S = 60.0
+
+
+def make_workshop(context: WorkerContext) -> Workshop:
+    return Workshop(context)
+
+
+class Workshop:
+    """In the worker: serves the engine that was built last."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._server: EngineServer | None = None
+
+    def rebuild(self, kwargs: dict[str, Any]) -> None:
+        self._server = EngineServer(build_engine(self._context, **kwargs))
+
+    def drop(self) -> None:
+        assert self._server is not None, "rebuild comes first"
+        self._server.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+
+class Lease:
+    """The process as the group of one engine: to close it closes the engine."""
+
+    name = "engine"
+    size = 1
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
+        self._is_closed = False
+
+    def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Pending[Any]:
+        if self._is_closed:
+            raise WorkerError(f"engine: the group is closed, {method!r} cannot be called.")
+        return self._group.call(rank, method, *args, **kwargs)
+
+    def health(self) -> str | None:
+        return self._group.health()
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._group.call(0, "drop").result(timeout_s=TIMEOUT_S)
+
+
+class OwnProcess:
+    """Builds engines in one process, which is started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._group: WorkerGroup | None = None
+
+    def engine(self, kwargs: dict[str, Any], *, vocabulary: int) -> RemoteEngine:
+        """`kwargs` are those of `build_engine`."""
+
+        def start() -> Any:
+            if self._group is None:
+                self._group = start_processes(
+                    "tests.support.own_process:make_workshop",
+                    {},
+                    name="engine",
+                    log_file=Path(mkdtemp(prefix="own-process-")) / "engine.log",
+                )
+            self._group.call(0, "rebuild", kwargs).result(timeout_s=TIMEOUT_S)
+            return Lease(self._group)
+
+        return RemoteEngine(
+            start,
+            vocabulary=vocabulary,
+            can_decode=True,
+            timeout_s=TIMEOUT_S,
+            update_timeout_s=TIMEOUT_S,
+        )
+
+    def close(self) -> None:
+        if self._group is not None:
+            with suppress(WorkerError):
+                self._group.close()
+            self._group = None
