@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Model:
 
 def load(family: str, seed: int = 0) -> Model:
     theirs = random_model({**FAMILIES[family], **SIZES, **HEADS.get(family, {})}, seed=seed)
-    folder = save(theirs, Path(mkdtemp(prefix="engine-contract-")))
+    folder = save(theirs, Path(mkdtemp(dir=_folders().name)))
     loaded = load_model(
         ModelConfig(path=str(folder)),
         None,
@@ -72,6 +72,12 @@ def load(family: str, seed: int = 0) -> Model:
     )
     assert isinstance(loaded.module, Decoder)
     return Model(theirs, loaded.module, family, folder)
+
+
+@cache
+def _folders() -> TemporaryDirectory[str]:
+    """Gone with the process: engines may be loaded from them at any time."""
+    return TemporaryDirectory(prefix="engine-contract-")
 
 
 @cache

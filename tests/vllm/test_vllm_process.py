@@ -31,8 +31,8 @@ from homeostat.errors import EngineDiedError, EngineError
 from homeostat.models.lora import merged_state
 from homeostat.rollout.engine import Quiesce, Request, Sampling
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.rollout.vllm.engine import Served
 from homeostat.rollout.vllm.host import FACTORY
+from homeostat.rollout.vllm.served import Served
 from homeostat.sync.parcel import Packer, Parcel
 from homeostat.sync.publish import Publisher
 from homeostat.sync.transports import open_transport

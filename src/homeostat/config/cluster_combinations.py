@@ -24,7 +24,7 @@ def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "trainer.backend.type",
             "fsdp spreads the model over the ranks of a cluster, and cluster.type is in_process.",
-            "Set cluster.type=torchrun (cluster.processes may be 1), or trainer.backend.type=local.",
+            "Set cluster.type=torchrun, of 1 process or more, or trainer.backend.type=local.",
         )
         return
     yield from _shard(backend, config.num_ranks)

@@ -13,9 +13,9 @@ from homeostat.models.decoder import Decoder
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.rollout.vllm.engine import Served
 from homeostat.rollout.vllm.host import FACTORY as VLLM
 from homeostat.rollout.vllm.options import require_installed
+from homeostat.rollout.vllm.served import Served
 from homeostat.run.session import Session
 from homeostat.train.local import LocalTrainer
 from homeostat.train.trainer import Trainer

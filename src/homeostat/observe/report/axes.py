@@ -8,13 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Maps values to pixels. `start` and `end` are the pixels of `low` and `high`."""
+    """Maps values to pixels. `start` and `end` are the pixels of `low` and `high`.
+
+    `zero_below`: a logarithmic axis whose lower edge stands for 0, apart from the values above it,
+    of which this is the least.
+    """
 
     low: float
     high: float
     start: float
     end: float
     is_log: bool = False
+    zero_below: float | None = None
 
     def pixel(self, value: float) -> float:
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
@@ -23,7 +28,11 @@ class Axis:
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[float]:
-        return log_ticks(self.low, self.high) if self.is_log else ticks(self.low, self.high, count)
+        if not self.is_log:
+            return ticks(self.low, self.high, count)
+        if self.zero_below is not None:
+            return [0.0, *log_ticks(self.zero_below, self.high)]
+        return log_ticks(self.low, self.high)
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -62,6 +71,11 @@ def padded(low: float, high: float, *, floor_at_zero: bool = False) -> tuple[flo
 
 def padded_log(low: float, high: float) -> tuple[float, float]:
     return low / 1.15, max(high * 1.15, low * 2)
+
+
+def room_for_zero(low: float, high: float) -> float:
+    """Where a logarithmic axis begins that shows 0 on its lower edge, clear of the least value."""
+    return max(low / max(3.0, (high / low) ** 0.15), 1e-323)
 
 
 def tick_label(value: float, step: float) -> str:

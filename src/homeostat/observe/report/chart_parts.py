@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ _MARKERS: dict[str, Literal["trouble", "break", "notch"]] = {
     "step_skipped": "trouble",
     "oom_retry": "trouble",
     "checkpoint_failed": "trouble",
+    "engine_restarted": "trouble",
+    "logprobs_off": "trouble",
     "run_failed": "trouble",
     "run_resumed": "break",
     "config_changed": "break",
@@ -56,6 +59,20 @@ def many(
         for number, (name, label) in enumerate(names.items())
         if name in columns
     ]
+
+
+def unless_zero(
+    columns: dict[str, Series], names: Mapping[str, str], *, factor: float = 1.0
+) -> list[Line]:
+    """A line of zeros says nothing."""
+    used = {name: series for name, series in columns.items() if series.finite.any()}
+    return many(used, names, factor=factor)
+
+
+def labelled(columns: dict[str, Series], pattern: str) -> dict[str, str]:
+    """Names that match, with what the pattern's group found in them."""
+    found = ((name, re.fullmatch(pattern, name)) for name in columns)
+    return {name: match.group(1) for name, match in found if match}
 
 
 def rate_plot(columns: dict[str, Series], markers: list[Marker]) -> Plot:

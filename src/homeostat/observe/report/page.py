@@ -26,6 +26,7 @@ from homeostat.observe.report.tables import (
     worst_rows_table,
 )
 from homeostat.observe.report.tiles import make_tiles
+from homeostat.observe.report.worst_tokens import worst_tokens_table
 
 
 def write_report(run_dir: Path) -> Path:
@@ -44,6 +45,7 @@ def render_page(facts: RunFacts) -> str:
         _failure_notice(facts),
         f'<div class="tiles">{"".join(make_tiles(facts))}</div>',
         sections or "<p>No metrics were recorded.</p>",
+        worst_tokens_table(facts),
         samples_table(facts),
         troubles_table(facts),
         events_table(facts),
@@ -62,16 +64,18 @@ def render_page(facts: RunFacts) -> str:
 
 
 def _section(section: Section) -> str:
-    """Its plots; nothing when none of them has a value."""
+    """Its text and plots; nothing when there is no text and none of the plots has a value."""
     plots = [plot for plot in section.plots if has_values(plot)]
-    if not plots:
+    if not plots and not section.text:
         return ""
     halves = [number for number, plot in enumerate(plots) if plot.size == "half"]
     if len(halves) % 2:
         # One of an odd number stands alone: it may as well fill its row.
         plots[halves[0]] = replace(plots[halves[0]], size="wide")
     head = heading(section.title, section.note) if section.title else ""
-    return f'{head}<div class="plots">{"".join(map(render_plot, plots))}</div>'
+    told = f'<p class="told">{escape(section.text)}</p>' if section.text else ""
+    drawn = f'<div class="plots">{"".join(map(render_plot, plots))}</div>' if plots else ""
+    return head + told + drawn
 
 
 def _header(facts: RunFacts) -> str:

@@ -71,7 +71,8 @@ class Marker:
 class Plot:
     """What a plot shows. `best` is a point that is ringed; `limit` a horizontal line.
 
-    `allow_log`: a logarithmic axis where values span decades; `prefer_log`: wherever it can be.
+    `allow_log`: a logarithmic axis where values span decades; `prefer_log`: wherever it can be,
+    with values of 0 on its lower edge.
     """
 
     title: str
@@ -90,11 +91,12 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Plots under one heading; without a title, under none."""
+    """Plots under one heading; without a title, under none. `text` is what they come to."""
 
     title: str
     plots: list[Plot]
     note: str = ""
+    text: str = ""
 
 
 def render_plot(plot: Plot) -> str:
@@ -149,20 +151,24 @@ def _axes(
     low, high = _range(values, edges[np.isfinite(edges)])
     positive = values[values > 0]
     is_log = plot.allow_log and not bands and spans_decades([line.series for line in lines])
+    zero_below = None
     if plot.prefer_log and positive.size:
-        # Values of 0 lie on the lower edge.
         is_log, low = True, float(positive.min())
+        zero_below = low if positive.size < values.size else None
     if plot.limit is not None and _is_near(plot.limit[0], low, high):
         low, high = min(low, plot.limit[0]), max(high, plot.limit[0])
     if is_log:
         low, high = axes.padded_log(low, high)
+        if zero_below is not None:
+            zero_below, low = low, axes.room_for_zero(low, high)
     else:
         low, high = axes.padded(low, high, floor_at_zero=plot.from_zero)
     first, last = float(steps.min()), float(steps.max())
     if first == last:
         first, last = first - 1, last + 1
     x_axis = Axis(first, last, _LEFT, width - _RIGHT)
-    return x_axis, Axis(low, high, height - _BOTTOM, _TOP, is_log=is_log)
+    y_axis = Axis(low, high, height - _BOTTOM, _TOP, is_log=is_log, zero_below=zero_below)
+    return x_axis, y_axis
 
 
 def _range(values: Array, edges: Array) -> tuple[float, float]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from homeostat.observe.report import chart_parts as parts
+from homeostat.observe.report.engine_charts import engine_section
 from homeostat.observe.report.facts import RunFacts
 from homeostat.observe.report.plots import NUM_COLOURS, Band, Line, Marker, Plot, Section
 from homeostat.observe.report.series import Array, Series, on_steps_of, smooth
@@ -24,8 +23,7 @@ def make_rl_sections(facts: RunFacts, markers: list[Marker]) -> list[Section]:
         Section("Rewards", _reward_plots(columns, markers), "what was earned, and by whom"),
         Section("Completions", _completion_plots(columns, markers), "as they were sampled"),
         Section("Policy", _policy_plots(columns, markers), "how the model moved"),
-        Section("Engine against trainer", _engine_plots(columns, markers),
-                "the same tokens under the same weights, computed twice"),
+        engine_section(facts, markers),
         Section("Optimisation and cost", [
             Plot("Loss", "as normalised", parts.one(columns, "train/loss"), markers=markers,
                  about=parts.about("train/loss")),
@@ -65,21 +63,21 @@ def _reward_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
              parts.many(columns, {"frac_reward_zero_std": "groups"}, factor=100.0),
              from_zero=True, markers=markers, about=parts.about("frac_reward_zero_std")),
         Plot("Samples not trained", "percent",
-             _unless_zero(columns, {"rollout/untrained_share": "samples"}, factor=100.0),
+             parts.unless_zero(columns, {"rollout/untrained_share": "samples"}, factor=100.0),
              from_zero=True, markers=markers, about=parts.about("rollout/untrained_share")),
         Plot("Groups passed over", "groups per record",
-             _unless_zero(columns, {"rollout/groups_passed_over": "groups"}), from_zero=True,
+             parts.unless_zero(columns, {"rollout/groups_passed_over": "groups"}), from_zero=True,
              markers=markers, about=parts.about("rollout/groups_passed_over")),
         Plot("Rewards without a value", "samples per record",
-             _unless_zero(columns, _labelled(columns, r"rewards/([^/]+)/failed")), from_zero=True,
+             parts.unless_zero(columns, parts.labelled(columns, r"rewards/([^/]+)/failed")), from_zero=True,
              markers=markers, about="Samples for which a reward function gave no value."),
         *(Plot(label, "logged by the reward", [Line(label, columns[name])], markers=markers)
-          for name, label in _labelled(columns, r"rewards/([^/]+/logged/[^/]+)").items()),
+          for name, label in parts.labelled(columns, r"rewards/([^/]+/logged/[^/]+)").items()),
     ]  # fmt: skip
 
 
 def _pass_lines(columns: Columns) -> list[Line]:
-    sizes = sorted(map(int, _labelled(columns, r"eval/pass@(\d+)").values()))
+    sizes = sorted(map(int, parts.labelled(columns, r"eval/pass@(\d+)").values()))
     if len(sizes) > 5:
         sizes = sorted({sizes[round(place)] for place in np.linspace(0, len(sizes) - 1, 5)})
     names = {f"eval/pass@{k}": f"pass@{k}" for k in sizes}
@@ -89,9 +87,9 @@ def _pass_lines(columns: Columns) -> list[Line]:
 
 def _functions_plot(columns: Columns, markers: list[Marker]) -> Plot:
     """One line per reward function, faint dots where it was evaluated."""
-    names = _labelled(columns, r"rewards/([^/]+)/mean")
+    names = parts.labelled(columns, r"rewards/([^/]+)/mean")
     lines = parts.many(columns, names)
-    held_out = _labelled(columns, r"eval/rewards/([^/]+)/mean")
+    held_out = parts.labelled(columns, r"eval/rewards/([^/]+)/mean")
     for name, label in held_out.items():
         colour = list(names.values()).index(label) if label in names.values() else 0
         lines.append(Line(f"{label}, held-out", columns[name], colour % NUM_COLOURS + 1, "dots"))
@@ -117,7 +115,7 @@ def _completion_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
              about=parts.about("completions/mean_length")),
         Plot("Cut", "percent of the completions", parts.many(columns, cut, factor=100.0),
              from_zero=True, markers=markers, about=parts.about("completions/clipped_ratio")),
-        Plot("Penalty for length", "reward", _unless_zero(
+        Plot("Penalty for length", "reward", parts.unless_zero(
             columns, {"rollout/overlong_penalty": "penalty"}), markers=markers,
              about=parts.about("rollout/overlong_penalty")),
     ]  # fmt: skip
@@ -134,7 +132,7 @@ def _policy_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
              markers=markers, about=parts.about("completions/distinct_share")),
         Plot("KL from the reference", "nats per token", parts.one(columns, "kl"), allow_log=True,
              markers=markers, about=parts.about("kl")),
-        Plot("Weight of the KL penalty", "", _unless_zero(columns, {"kl_coefficient": "weight"}),
+        Plot("Weight of the KL penalty", "", parts.unless_zero(columns, {"kl_coefficient": "weight"}),
              from_zero=True, markers=markers, about=parts.about("kl_coefficient")),
         Plot("KL of the update", "nats per token", parts.one(columns, "policy/update_kl"),
              allow_log=True, markers=markers, about=parts.about("policy/update_kl")),
@@ -143,25 +141,6 @@ def _policy_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
         Plot("Ratio of new to old policy", "smallest, mean, largest", parts.many(columns, {
             f"{ratio}max": "largest", f"{ratio}mean": "mean", f"{ratio}min": "smallest"}),
              prefer_log=True, markers=markers, about=parts.about("policy/ratio_mean")),
-    ]  # fmt: skip
-
-
-def _engine_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
-    difference = {
-        "sampling/sampling_logp_difference/max": "largest",
-        "sampling/sampling_logp_difference/mean": "mean",
-    }
-    ratio = "sampling/importance_sampling_ratio/"
-    return [
-        Plot("Difference", "nats, of log-probs",
-             parts.many(columns, difference), prefer_log=True, markers=markers,
-             about=parts.about("sampling/sampling_logp_difference/mean")),
-        Plot("Ratio", "smallest, mean, largest", parts.many(columns, {
-            f"{ratio}max": "largest", f"{ratio}mean": "mean", f"{ratio}min": "smallest"}),
-             markers=markers, about=parts.about("sampling/importance_sampling_ratio/mean")),
-        Plot("Replayed against then", "nats, of log-probs", parts.many(columns, {
-            "replay/logp_difference/max": "largest", "replay/logp_difference/mean": "mean"}),
-             prefer_log=True, markers=markers, about=parts.about("replay/logp_difference/mean")),
     ]  # fmt: skip
 
 
@@ -197,15 +176,3 @@ def _between(columns: Columns, middle: str, low: str, high: str, label: str) -> 
     steps = columns[middle]
     top = on_steps_of(steps, columns[high])
     return [Band(label, Series(steps.x, top), on_steps_of(steps, columns[low]), top)]
-
-
-def _labelled(columns: Columns, pattern: str) -> dict[str, str]:
-    """Names that match, with what the pattern's group found in them."""
-    found = ((name, re.fullmatch(pattern, name)) for name in columns)
-    return {name: match.group(1) for name, match in found if match}
-
-
-def _unless_zero(columns: Columns, names: dict[str, str], *, factor: float = 1.0) -> list[Line]:
-    """A line of zeros says nothing."""
-    used = {name: series for name, series in columns.items() if series.finite.any()}
-    return parts.many(used, names, factor=factor)

@@ -21,7 +21,6 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,17 +32,9 @@ from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.flight import Flight
 from homeostat.rollout.vllm.core import MIN_TEMPERATURE, Core, Emitted
+from homeostat.rollout.vllm.served import Served, require_served
 from homeostat.sync.parcel import Parcel, TensorEntry, Transport, entries_checksum
 from homeostat.types import Completion, FloatArray, StopReason, TokenRow
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What the trainer has, and vLLM must serve."""
-
-    model_type: str
-    vocabulary: int
-    dtype: str
 
 
 def capabilities(max_tokens: int) -> Capabilities:
@@ -80,7 +71,7 @@ class VllmEngine:
         self.capabilities = capabilities(max_tokens)
         dtype = served.dtype if config.dtype == "auto" else config.dtype
         self.core = Core(folder, config, dtype=dtype, max_tokens=max_tokens)
-        _require_served(self.core, served, folder)
+        require_served(self.core, served, folder)
         self._version = policy_version
         self._flying: dict[str, Flight] = {}
         # What vLLM knows a flight, or a row to be scored, by: a new name each time it is given one.
@@ -389,16 +380,3 @@ def _stream(seed: int, request_id: str, num_begun: int) -> int:
     """What seeds vLLM's generator: 63 bits of a hash that is the same everywhere."""
     digest = hashlib.blake2b(f"{seed}/{request_id}/{num_begun}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def _require_served(core: Core, served: Served, folder: Path) -> None:
-    for what, found, wanted in (
-        ("a model of type", core.model_type, served.model_type),
-        ("a vocabulary of", core.vocabulary, served.vocabulary),
-    ):
-        if found != wanted:
-            core.close()
-            raise EngineError(
-                f"vLLM serves {what} {found} from {folder}, and the trainer has {wanted}. "
-                "Is model.path the checkpoint that is trained?"
-            )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from homeostat.config.model import ModelConfig
 from homeostat.config.vllm import VllmEngineConfig
-from homeostat.rollout.vllm.engine import Served, VllmEngine
+from homeostat.rollout.vllm.engine import VllmEngine
 from homeostat.rollout.vllm.environment import prepare_environment
+from homeostat.rollout.vllm.served import Served
 
 if TYPE_CHECKING:
     from homeostat.workers.context import WorkerContext
