@@ -43,6 +43,10 @@ RUN_FOLDER = {
     "traceback.txt": "The traceback of a run that failed.",
     "checkpoints/step_N/": "Weights and optimizer state (`.safetensors`), `state.json` (step, data "
     "order), `manifest.json` (size and SHA-256 of every file).",
+    "checkpoints/step_N/*.<rank>of<size>.safetensors": "The same over several ranks: of each "
+    "tensor the rows that a rank holds.",
+    "checkpoints/step_N/published.safetensors": "The weights that the engine had, where they were "
+    "older than the trainer's (`sync.interval`).",
     "checkpoints/step_N/hf/": "HF-format weights, or a peft adapter (`checkpoint.export`).",
     "checkpoints/latest": "Name of the newest checkpoint.",
     "checkpoints/best": "Name of the one with the lowest `eval/loss`, in RL with the highest "
@@ -55,6 +59,12 @@ RUN_FOLDER = {
     "completions/step_N.parquet": "Prompts, completions, rewards and advantages of a step, to be "
     "read (`observe.completions`, `homeostat inspect`).",
     "rewards.log": "What reward functions print.",
+    "engine.log": "What an engine in a process of its own prints.",
+    "engine_model/": "The model in HF format that vLLM is started on, where `model.path` is no "
+    "such folder.",
+    "workers.log": "What the ranks of a trainer print, each line with its rank, and torchrun.",
+    "homeostat-*/": "Weights on their way to the engine (`sync.transport.type: disk`).",
+    "collective-*/": "Where trainer and engine meet (`sync.transport.type: collective`).",
     "offending_rows/step_N.jsonl": "Rows of a step whose loss or gradient was not finite: id, "
     "origin, text, tokens, weights.",
     "trace/": "Profiler traces (`observe.profiler`), and `oom_step_N.json`: who held which memory "

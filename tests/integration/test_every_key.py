@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 from tests.support.every_key import (
     cluster,
+    engine_vllm,
     inputs,
     outputs,
     rl_algorithm,
@@ -32,7 +33,8 @@ SFT_PARTS = (inputs, trainer, cluster, outputs)
 RL_PARTS = (rl_algorithm, rl_correction, rl_sampling, rl_rewards, rl_sources, rl_sync)
 SFT_CASES = {name: case for part in SFT_PARTS for name, case in part.CASES.items()}
 RL_CASES = {name: case for part in RL_PARTS for name, case in part.CASES.items()}
-CASES = {**SFT_CASES, **RL_CASES}
+# Real runs with vLLM, where it is installed: tests/vllm/test_vllm_keys.py.
+CASES = {**SFT_CASES, **RL_CASES, **engine_vllm.CASES}
 
 
 def all_keys() -> list[str]:
@@ -56,7 +58,7 @@ def rl_workshop(tmp_path_factory: pytest.TempPathFactory) -> RlWorkshop:
 def test_every_key_has_a_case() -> None:
     assert sorted(set(all_keys()) - CASES.keys()) == [], "keys that nothing shows to work"
     assert sorted(CASES.keys() - set(all_keys())) == [], "cases of keys that do not exist"
-    assert len(CASES) == sum(len(part.CASES) for part in (*SFT_PARTS, *RL_PARTS))
+    assert len(CASES) == sum(len(part.CASES) for part in (*SFT_PARTS, *RL_PARTS, engine_vllm))
 
 
 def test_two_runs_of_one_recipe_are_equal_to_the_bit(workshop: Workshop) -> None:

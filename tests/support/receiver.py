@@ -28,7 +28,7 @@ Arrived = tuple[str, torch.dtype, tuple[int, ...], bytes]
 
 def table_logp(table_VV: Tensor, rows: Sequence[TokenRow], temperature: float) -> list[FloatArray]:
     logp_VV = torch.log_softmax(table_VV.float() / temperature, -1)
-    return [logp_VV[row.tokens_T[:-1], row.tokens_T[1:]].numpy() for row in rows]
+    return [logp_VV[row.tokens_T[:-1], row.tokens_T[1:]].cpu().numpy() for row in rows]
 
 
 def raw(tensor: Tensor) -> bytes:

@@ -212,7 +212,7 @@ def test_the_panel_of_rewards_fits_its_terminal(size: tuple[int, int]) -> None:
         assert text.count("●") >= 6
     if size[1] >= 40:
         for part in ("sampling 12/64", "held-out 0.450", "pass@8 90 %", "best 0.4500 at step 90",
-                     "clipped 1.2 %", "engine diff 1.4e-07", "kl 0.0021", "generate 0.9 s",
+                     "clipped 1.2 %", "engine   diff 1.4e-07", "kl 0.0021", "generate 0.9 s",
                      "tokens/s 4.12k", "0.67  90+2= → 92", "checkpoint saved"):  # fmt: skip
             assert part in text, part
         assert "eval done" not in text

@@ -36,7 +36,8 @@ def _sft(config: RunConfig) -> Iterator[Problem]:
             )
     for owner, path in ((config.trainer, "trainer.updates_per_step"),
                         (config.eval, "eval.sampling"),
-                        (config.observe, "observe.completions")):  # fmt: skip
+                        (config.observe, "observe.completions"),
+                        (config.observe, "observe.verify_logprobs")):  # fmt: skip
         if path.partition(".")[2] in owner.model_fields_set:
             yield Problem(
                 path, "it belongs to RL, and this is supervised fine-tuning.", "Remove it."
@@ -126,6 +127,12 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             "lora.dropout",
             "the policy that is trained would not be the one that sampled.",
             "Set lora.dropout=0.",
+        )
+    if config.observe.verify_logprobs is not None and config.model.implementation != "native":
+        yield Problem(
+            "observe.verify_logprobs",
+            "the float64 reference knows the native decoder's families only.",
+            "Remove it, or set model.implementation=native.",
         )
 
 

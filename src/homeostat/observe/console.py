@@ -83,7 +83,9 @@ class PlainView(QuietView):
             self._print(line)
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
-        self._print(self._transcript.event(kind, step, fields))
+        line = self._transcript.event(kind, step, fields)
+        if line is not None:
+            self._print(line)
 
     def status(self, text: str, done: int, total: int) -> None:
         line = self._transcript.status(text, done, total)

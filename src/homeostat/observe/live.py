@@ -18,10 +18,10 @@ from homeostat.observe import panel
 from homeostat.observe.events import mood_of
 from homeostat.observe.panel import Item, Room, SampleBoard
 from homeostat.observe.progress import Progress, event_line
-from homeostat.observe.transcript import RunLabel, Transcript
+from homeostat.observe.transcript import QUIET_EVENTS, RunLabel, Transcript
 
 _MOOD_STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red"}
-NUM_EVENTS_SHOWN = 4
+NUM_EVENTS_KEPT, NUM_EVENTS_SHOWN = 12, 4
 # Of RL fewer are shown: its picture needs the lines, and these say what it shows already.
 NUM_EVENTS_SHOWN_IN_RL = 2
 _SAID_BY_THE_PICTURE = ("eval_done", "new_best", "checkpoint_pruned")
@@ -40,7 +40,7 @@ class LiveView:
         self._console = console
         self._progress = progress
         self._transcript = Transcript(progress)
-        self._events: deque[tuple[str, int, dict[str, Any]]] = deque(maxlen=NUM_EVENTS_SHOWN)
+        self._events: deque[Event] = deque(maxlen=NUM_EVENTS_KEPT)
         self._status: tuple[str, int, int] | None = None
         self._board = SampleBoard()
         self._live = Live(
@@ -55,7 +55,8 @@ class LiveView:
         self._transcript.record(step, metrics)
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
-        self._events.append((kind, step, dict(fields)))
+        if kind not in QUIET_EVENTS:
+            self._events.append((kind, step, dict(fields)))
         self._transcript.event(kind, step, fields)
 
     def status(self, text: str, done: int, total: int) -> None:
@@ -123,14 +124,13 @@ class LiveView:
         shown = list(self._events)
         if self._progress.is_rl:
             shown = [event for event in shown if event[0] not in _SAID_BY_THE_PICTURE]
-        shown = shown[-count:]
+        shown = _to_show(shown, count)
         width = len(str(self._label.total_steps))
         items = []
         for number, (kind, step, fields) in enumerate(shown):
             text = event_line(kind, fields, max_length=max(20, room.width - width - 2))
             line = Text.assemble((f"{step:>{width}}  ", "dim"), (text, _MOOD_STYLES[mood_of(kind)]))
-            is_trouble = mood_of(kind) in ("warn", "bad")
-            items.append(Item(line, rank=1 if is_trouble else 8 - number))
+            items.append(Item(line, rank=1 if _is_trouble(kind) else 8 - number))
         return items
 
     def _progress_row(self, room: Room) -> RenderableType:
@@ -160,6 +160,24 @@ class LiveView:
             row.add_column(no_wrap=True, overflow="crop")
         row.add_row(steps, bar, times)
         return row
+
+
+Event = tuple[str, int, dict[str, Any]]
+
+
+def _to_show(events: Sequence[Event], count: int) -> list[Event]:
+    """The newest; before others that are older, troubles."""
+    newest = len(events) - 1
+
+    def weight(place: int) -> tuple[bool, bool, int]:
+        return place == newest, _is_trouble(events[place][0]), place
+
+    chosen = sorted(range(len(events)), key=weight, reverse=True)[:count]
+    return [events[place] for place in sorted(chosen)]
+
+
+def _is_trouble(kind: str) -> bool:
+    return mood_of(kind) in ("warn", "bad")
 
 
 def _apart(items: list[Item]) -> list[Item]:

@@ -21,7 +21,7 @@ from homeostat.observe import curves
 from homeostat.observe import format as fmt
 from homeostat.observe.progress import Progress
 from homeostat.observe.samples import Row, best_and_worst_prompts
-from homeostat.observe.transcript import passes, status_text
+from homeostat.observe.transcript import off_policy_signs, passes, status_text
 
 MIN_CURVE_LINES, MAX_CURVE_LINES = 4, 8
 NUM_SAMPLES = 2  # of the best, and as many of the worst
@@ -91,11 +91,18 @@ def sft_items(progress: Progress, room: Room) -> list[Item]:
 
 
 def rl_items(progress: Progress, room: Room) -> list[Item]:
-    groups = {
-        "policy": (_POLICY, 3), "length": (_LENGTH, 4), "train": (_TRAIN, 7), "time": (_TIME, 5),
-        "speed": (_SPEED, 7),
-    }  # fmt: skip
-    return _rows(progress, room, groups)
+    groups = {"policy": (_POLICY, 3), "length": (_LENGTH, 4)}
+    others = {"train": (_TRAIN, 7), "time": (_TIME, 5), "speed": (_SPEED, 7)}
+    engine = _engine_items(progress, room)
+    return [*_rows(progress, room, groups), *engine, *_rows(progress, room, others)]
+
+
+def _engine_items(progress: Progress, room: Room) -> list[Item]:
+    """Signs of an engine that is behind come before what is sent, where there is little room."""
+    cells = _cells(_ENGINE, progress, room)
+    cells += [_pair(*sign, style="yellow") for sign in off_policy_signs(progress.latest)]
+    cells += _cells(_SENT, progress, room)
+    return [Item(_labelled("engine", cells, room), rank=6)] if cells else []
 
 
 def reward_headline(progress: Progress, room: Room, *, spark: bool) -> Text:
@@ -238,12 +245,20 @@ def _short(value: float) -> str:
     return f"{value:.3g}"
 
 
+def _brief(value: float) -> str:
+    return f"{value:.2g}"
+
+
 _POLICY = (
     Cell("entropy", "entropy", _short, spark=True),
     Cell("kl", "kl", _short),
     Cell("clip_ratio/region_mean", "clipped", fmt.percent),
-    Cell("sampling/sampling_logp_difference/mean", "engine diff", _short),
 )
+_ENGINE = (
+    Cell("sampling/sampling_logp_difference/mean", "diff", _brief),
+    Cell("sampling/sampling_logp_difference/max", "largest", _brief),
+)
+_SENT = (Cell("sync/seconds", "weights sent in", lambda value: f"{value:.2g} s"),)
 _LENGTH = (
     Cell("completions/mean_length", "mean", lambda value: f"{value:.4g}", spark=True),
     Cell("completions/max_length", "max", lambda value: f"{value:.0f}"),

@@ -15,6 +15,8 @@ from homeostat.observe.progress import Progress, event_line, is_rl
 
 # Lines come at most this often, but for the first, the last and evaluations.
 MIN_SECONDS_BETWEEN_LINES = 2.0
+# Told by metrics all the same, and in some runs at every step: events.jsonl alone keeps these.
+QUIET_EVENTS = frozenset({"weights_published"})
 # A step that takes longer than this tells how far it is.
 SECONDS_UNTIL_STATUS = 60.0
 
@@ -52,7 +54,10 @@ class Transcript:
         self._log.info(line)
         return line
 
-    def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> str:
+    def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> str | None:
+        """The event as a line, or None when it is one of the quiet ones."""
+        if kind in QUIET_EVENTS:
+            return None
         line = f"{_step_text(step, self.progress)}  {event_line(kind, fields)}"
         self._log.info(line)
         return line
@@ -79,6 +84,8 @@ def record_line(step: int, metrics: Mapping[str, float], progress: Progress, *, 
     for name, label, width, show in _RL_COLUMNS if is_rl(metrics) else _COLUMNS:
         if name in metrics:
             cells.append(f"{label} {show(metrics[name]):>{width}}".strip())
+    # Behind the columns, which so line up whether or not these are there.
+    cells += [f"{label} {value}" for label, value in off_policy_signs(metrics)]
     remaining = progress.remaining_s(now)
     if remaining is not None and step < progress.total_steps:
         cells.append(f"eta {fmt.duration(remaining)}")
@@ -90,6 +97,20 @@ def record_line(step: int, metrics: Mapping[str, float], progress: Progress, *, 
         cells.append(f"eval {fmt.loss(metrics['eval/reward'])}{mark}")
     cells += [f"{name[5:]} {fmt.percent(metrics[name])}" for name in passes(metrics)]
     return "  ".join(cells)
+
+
+def off_policy_signs(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """How old the step's tokens were and how many a correction acted on, where any were."""
+    signs: list[tuple[str, str]] = []
+    # Later updates of a step are behind its beginning in every run: only older weights count.
+    if metrics.get("stale/steps/max", 0) > 0 and "stale/updates/max" in metrics:
+        signs.append(("stale", f"{metrics['stale/updates/max']:.0f} upd"))
+    shares = [value for name, value in metrics.items() if name.startswith("correction/tokens/")]
+    # Parts may act on the same tokens: the largest is what is sure.
+    share = max((value for value in shares if value > 0), default=0.0)
+    if share > 0:
+        signs.append(("corr", fmt.percent(share)))
+    return signs
 
 
 def passes(metrics: Mapping[str, float]) -> list[str]:

@@ -117,7 +117,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     prompts = open_prompts(config, tokenizer, session)
     total_steps = _total_steps(config, prompts)
     with ExitStack() as stack:
-        trainer = stack.enter_context(contextlib.closing(open_trainer(config, runtime, session)))
+        trainer = stack.enter_context(open_trainer(config, runtime, session))
         origin = _origin(config, prompts.train.prompts, trainer)
         _require_known_tokens(config, prompts, trainer)
         if found is not None:

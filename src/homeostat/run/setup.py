@@ -90,7 +90,7 @@ def set_up(config: RunConfig, session: Session) -> Iterator[Parts]:
     if problems := find_length_conflicts(config, total_steps=total_steps):
         raise ConfigError(problems)
     with ExitStack() as stack:
-        trainer = stack.enter_context(closing(open_trainer(config, runtime, session)))
+        trainer = stack.enter_context(open_trainer(config, runtime, session))
         for rows in (train_rows, eval_rows):
             if rows is not None:
                 require_vocabulary(rows.store, trainer.sheet)
@@ -167,15 +167,17 @@ def _prepare(config: RunConfig, tokenizer: ChatTokenizer, session: Session, whic
     return store
 
 
-def open_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Trainer:
-    """Close it: it may have started processes."""
+@contextmanager
+def open_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Iterator[Trainer]:
+    """The trainer, and an end to the processes that it may have started."""
     if config.trainer.backend.type == "fsdp":
         log_file = session.run_dir.path / "workers.log"
         trainer = start_sharded(config, runtime, log_file=log_file)
     else:
         trainer = local_trainer(config, runtime)
-    session.event("model_loaded", session.start_step, **trainer.sheet.facts)
-    return trainer
+    with closing(trainer):
+        session.event("model_loaded", session.start_step, **trainer.sheet.facts)
+        yield trainer
 
 
 def require_vocabulary(rows: RowStore | PromptSet, sheet: ModelSheet) -> None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from homeostat.config.run import RunConfig
-from homeostat.models.families import decoder_config
+from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.float64 import reference_logprobs
 from homeostat.rollout.engine import Engine
 from homeostat.run.host_weights import host_weights
@@ -85,9 +86,15 @@ class LogprobVerifier:
         self.trainer = trainer
         self.engine = engine
         self.emit = emit
-        self.shape = decoder_config(trainer.sheet.source_config)
-        dtype = trainer.runtime.dtype
-        self.tolerance = Probe(self.shape.vocab_size, self.shape.num_layers, dtype).tolerance
+
+    @cached_property
+    def shape(self) -> DecoderConfig:
+        return decoder_config(self.trainer.sheet.source_config)
+
+    @cached_property
+    def tolerance(self) -> float:
+        dtype = self.trainer.runtime.dtype
+        return Probe(self.shape.vocab_size, self.shape.num_layers, dtype).tolerance
 
     def verify(self, groups: Sequence[RolloutGroup], *, step: int) -> dict[str, float]:
         """Metrics of the comparison; the verdict goes to the events and the log."""

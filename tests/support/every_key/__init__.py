@@ -13,10 +13,12 @@ pytest.register_assert_rewrite(
             "outputs",
             "rl_workshop",
             "rl_algorithm",
+            "rl_correction",
             "rl_sampling",
             "rl_rewards",
             "rl_sources",
             "rl_sync",
+            "engine_vllm",
         )
     )
 )

@@ -272,7 +272,10 @@ CASES: dict[str, Case] = {
         "rollout.keep_journal=true", journal_steps, was=[], now=[1, 2], base=TWO_STEPS, same="bits"
     ),
     "rollout.deadline_s": a_round_has_a_deadline,
-    "engine.type (native)": refuses("engine.type=vllm", r"engine\.type"),
+    "engine.type (native)": all_of(
+        shows("engine={type: native}", transports, was=set(), now=set(), same="bits"),
+        refuses("engine={type: another}", r"engine\.type"),
+    ),
     "engine.max_concurrency (native)": shows(
         "engine.max_concurrency=3", metric("engine/max_running"), was=[16], now=[3], same="losses"
     ),

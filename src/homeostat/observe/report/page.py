@@ -64,9 +64,9 @@ def render_page(facts: RunFacts) -> str:
 
 
 def _section(section: Section) -> str:
-    """Its text and plots; nothing when there is no text and none of the plots has a value."""
+    """Its texts and plots; nothing when there is no text and none of the plots has a value."""
     plots = [plot for plot in section.plots if has_values(plot)]
-    if not plots and not section.text:
+    if not (plots or section.text or section.alarm):
         return ""
     halves = [number for number, plot in enumerate(plots) if plot.size == "half"]
     if len(halves) % 2:
@@ -74,6 +74,7 @@ def _section(section: Section) -> str:
         plots[halves[0]] = replace(plots[halves[0]], size="wide")
     head = heading(section.title, section.note) if section.title else ""
     told = f'<p class="told">{escape(section.text)}</p>' if section.text else ""
+    told += f'<div class="notice">{escape(section.alarm)}</div>' if section.alarm else ""
     drawn = f'<div class="plots">{"".join(map(render_plot, plots))}</div>' if plots else ""
     return head + told + drawn
 

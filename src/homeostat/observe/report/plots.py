@@ -91,12 +91,14 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Plots under one heading; without a title, under none. `text` is what they come to."""
+    """Plots under one heading; without a title, under none. `text` is what they come to, `alarm`
+    what nobody may overlook."""
 
     title: str
     plots: list[Plot]
     note: str = ""
     text: str = ""
+    alarm: str = ""
 
 
 def render_plot(plot: Plot) -> str:

@@ -69,8 +69,9 @@ def _reward_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
              parts.unless_zero(columns, {"rollout/groups_passed_over": "groups"}), from_zero=True,
              markers=markers, about=parts.about("rollout/groups_passed_over")),
         Plot("Rewards without a value", "samples per record",
-             parts.unless_zero(columns, parts.labelled(columns, r"rewards/([^/]+)/failed")), from_zero=True,
-             markers=markers, about="Samples for which a reward function gave no value."),
+             parts.unless_zero(columns, parts.labelled(columns, r"rewards/([^/]+)/failed")),
+             from_zero=True, markers=markers,
+             about="Samples for which a reward function gave no value."),
         *(Plot(label, "logged by the reward", [Line(label, columns[name])], markers=markers)
           for name, label in parts.labelled(columns, r"rewards/([^/]+/logged/[^/]+)").items()),
     ]  # fmt: skip
@@ -132,8 +133,9 @@ def _policy_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
              markers=markers, about=parts.about("completions/distinct_share")),
         Plot("KL from the reference", "nats per token", parts.one(columns, "kl"), allow_log=True,
              markers=markers, about=parts.about("kl")),
-        Plot("Weight of the KL penalty", "", parts.unless_zero(columns, {"kl_coefficient": "weight"}),
-             from_zero=True, markers=markers, about=parts.about("kl_coefficient")),
+        Plot("Weight of the KL penalty", "",
+             parts.unless_zero(columns, {"kl_coefficient": "weight"}), from_zero=True,
+             markers=markers, about=parts.about("kl_coefficient")),
         Plot("KL of the update", "nats per token", parts.one(columns, "policy/update_kl"),
              allow_log=True, markers=markers, about=parts.about("policy/update_kl")),
         Plot("Clipped", "percent of the tokens", parts.many(columns, clipped, factor=100.0),

@@ -17,6 +17,8 @@ Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MAX_POINTS = 700
+# Beyond these an axis would overflow: larger is infinite, smaller is 0.
+LEAST, LARGEST = 1e-300, 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,9 @@ def read_columns(records: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
 
 def _series(values: Mapping[int, float]) -> Series:
     steps = sorted(values)
-    return Series(np.array(steps, dtype=np.float64), np.array([values[step] for step in steps]))
+    y = np.array([values[step] for step in steps], dtype=np.float64)
+    y = np.where(np.abs(y) > LARGEST, np.copysign(np.inf, y), np.where(np.abs(y) < LEAST, 0.0, y))
+    return Series(np.array(steps, dtype=np.float64), y)
 
 
 def smooth(series: Series, *, half_life_share: float = 0.008) -> Series:

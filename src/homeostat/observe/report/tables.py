@@ -145,8 +145,9 @@ def _trouble_row(name: str, kind: str, events: list[dict[str, Any]]) -> str:
 
 
 def events_table(facts: RunFacts) -> str:
-    # Troubles of rewards have a table of their own.
-    events = [event for event in facts.events if event["kind"] != "reward_trouble"]
+    # Troubles of rewards have a table of their own; weights may be sent at every step.
+    hushed = ("reward_trouble", "weights_published")
+    events = [event for event in facts.events if event["kind"] not in hushed]
     if not events:
         return ""
     hidden = max(0, len(events) - MAX_EVENT_ROWS)

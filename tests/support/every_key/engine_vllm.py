@@ -1,0 +1,181 @@
+"""Cases of the vLLM engine's keys. They need vLLM: tests/vllm runs them.
+
+Two runs show most keys, each by what vLLM itself says it was told, and by what the run measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support import tiny_rl
+from tests.support.every_key.rl_sync import patched, published
+from tests.support.every_key.rl_workshop import RlWorkshop, only, texts
+from tests.support.every_key.vllm_host import VllmHost
+from tests.support.every_key.workshop import Run
+from tests.support.kills import killed_at
+
+from homeostat.errors import EngineError, HomeostatError
+from homeostat.rollout.native.memory import free_bytes
+
+NEEDS_VLLM = "needs vLLM: make test-vllm"
+# vLLM has no heads narrower than 32 on a CPU; two of keys and values, so that two ranks have one.
+HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+VLLM = ("engine={type: vllm, enforce_eager: true}",)
+BLOCK = 32
+# Keys and values of two layers and two heads, in float32.
+BLOCK_BYTES = BLOCK * 2 * 2 * 2 * 32 * 4
+DIFFERENCE = "sampling/sampling_logp_difference/max"
+
+
+class VllmWorkshop(RlWorkshop):
+    """A model that vLLM can serve, and the runs that more than one case looks at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.host = VllmHost()
+        super().__init__(folder)
+
+    def fill(self) -> None:
+        tiny_rl.write_model(self.folder / "model", **HEADS)
+        tiny_rl.recipe(self.folder)
+
+    def close(self) -> None:
+        self.host.close()
+
+    def told(self, *overrides: str, host: VllmHost | None = None) -> tuple[Run, dict[str, Any]]:
+        """A run, and vLLM's own settings in it."""
+        host = host or self.host
+        run = self.again(*VLLM, *overrides, watch=host.serving())
+        return run, host.settings
+
+    @cached_property
+    def plain(self) -> tuple[Run, dict[str, Any]]:
+        return self.told()
+
+    @cached_property
+    def narrow(self) -> tuple[Run, dict[str, Any]]:
+        """Room for five blocks; one of them is vLLM's own."""
+        share = 5.5 * BLOCK_BYTES / free_bytes(torch.device("cpu"))
+        return self.told(
+            "engine.max_concurrency=7",
+            "engine.max_batched_tokens=77",
+            f"engine.memory_share={share}",
+            "engine.sleep=false",
+            f"engine.options={{block_size: {BLOCK}}}",
+        )
+
+    @cached_property
+    def half(self) -> tuple[Run, dict[str, Any]]:
+        return self.told("engine.dtype=bfloat16", "engine.enforce_eager=false")
+
+    def refuses(self, change: str, why: str) -> None:
+        with pytest.raises(HomeostatError, match=why):
+            self.told(change)
+
+
+VllmCase = Callable[[VllmWorkshop], None]
+
+
+def it_samples_with_vllm(workshop: VllmWorkshop) -> None:
+    run, settings = workshop.plain
+    assert published(run) == [0, 1]
+    assert settings["dtype"] == "torch.float32"
+    assert only(DIFFERENCE, run) < 1e-5
+
+
+def told_of(name: str, *, was: Any, now: Any, by: str = "narrow") -> VllmCase:
+    def case(workshop: VllmWorkshop) -> None:
+        _, before = workshop.plain
+        _, after = getattr(workshop, by)
+        assert (before[name], after[name]) == (was, now)
+
+    return case
+
+
+def few_run_at_one_time(workshop: VllmWorkshop) -> None:
+    told_of("max_num_seqs", was=256, now=7)(workshop)
+    assert only("engine/max_running", workshop.plain[0]) == 16
+
+
+def memory_bounds_what_runs(workshop: VllmWorkshop) -> None:
+    run, settings = workshop.narrow
+    assert 4 * BLOCK_BYTES <= settings["cache_bytes"] <= 7 * BLOCK_BYTES
+    # A request of up to 22 tokens takes a block of its own.
+    assert only("engine/max_running", run) < 7
+    workshop.refuses("engine.memory_share=1e-12", r"engine\.memory_share")
+
+
+def passes_are_smaller(workshop: VllmWorkshop) -> None:
+    _, before = workshop.plain
+    _, after = workshop.narrow
+    assert before["max_num_batched_tokens"] > 77 == after["max_num_batched_tokens"]
+    # On a CPU a prompt is computed whole.
+    workshop.refuses("engine.max_batched_tokens=3", "max_num_batched_tokens")
+
+
+def half_precision_differs_from_the_trainers(workshop: VllmWorkshop) -> None:
+    told_of("dtype", was="torch.float32", now="torch.bfloat16", by="half")(workshop)
+    assert only(DIFFERENCE, workshop.plain[0]) < 1e-5
+    assert only(DIFFERENCE, workshop.half[0]) > 1e-4
+
+
+def the_cache_is_kept(workshop: VllmWorkshop) -> None:
+    asleep, awake = (only("engine/cache_bytes", run) for run, _ in (workshop.plain, workshop.narrow))
+    assert asleep == 0 < awake
+
+
+def two_ranks_sample_what_one_does(workshop: VllmWorkshop) -> None:
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("two ranks need two cores")
+    host = VllmHost()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+            run, settings = workshop.told("engine.tensor_parallel_size=2", host=host)
+    finally:
+        host.close()
+    one, before = workshop.plain
+    assert (before["ranks"], settings["ranks"]) == (1, 2)
+    assert texts(run) == texts(one)
+    assert only(DIFFERENCE, run) < 1e-5
+
+
+def a_start_has_a_deadline(workshop: VllmWorkshop) -> None:
+    """In a process that is started for the run, as it always is outside these cases."""
+    with pytest.raises(HomeostatError, match=r"engine\.start_timeout_s"):
+        workshop.again(*VLLM, "engine.start_timeout_s=0.001")
+
+
+def an_engine_that_is_silent_is_given_up(workshop: VllmWorkshop) -> None:
+    workshop.refuses("engine.stall_s=1e-9", r"engine\.stall_s")
+
+
+def a_dead_engine_is_not_started_anew(workshop: VllmWorkshop) -> None:
+    with workshop.host.serving():
+        dying = patched(poll=killed_at("poll", call=1, within_s=0.0))
+        run = workshop.attempt(*VLLM, "engine.max_restarts=0", watch=dying)
+    assert isinstance(run.error, EngineError)
+    assert "SIGKILL" in str(run.error)
+    assert "engine.max_restarts" in str(run.error)
+    assert run.events("engine_restarted") == []
+
+
+CASES: dict[str, VllmCase] = {
+    "engine.type (vllm)": it_samples_with_vllm,
+    "engine.max_concurrency (vllm)": few_run_at_one_time,
+    "engine.memory_share (vllm)": memory_bounds_what_runs,
+    "engine.max_batched_tokens (vllm)": passes_are_smaller,
+    "engine.dtype (vllm)": half_precision_differs_from_the_trainers,
+    "engine.enforce_eager (vllm)": told_of("enforce_eager", was=True, now=False, by="half"),
+    "engine.tensor_parallel_size (vllm)": two_ranks_sample_what_one_does,
+    "engine.start_timeout_s (vllm)": a_start_has_a_deadline,
+    "engine.stall_s (vllm)": an_engine_that_is_silent_is_given_up,
+    "engine.sleep (vllm)": the_cache_is_kept,
+    "engine.max_restarts (vllm)": a_dead_engine_is_not_started_anew,
+    "engine.options (vllm)": told_of("block_size", was=128, now=BLOCK),
+}

@@ -1,0 +1,95 @@
+"""One process that serves one vLLM after another, and tells what vLLM was told.
+
+To import vLLM takes longer than to start it. `start` stands in for `start_processes` where a run
+starts its engine: real calls to a real process, without an import for each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from tests.support.own_process import Lease
+
+from homeostat.errors import WorkerError
+from homeostat.rollout.remote import EngineServer, serve_engine
+from homeostat.run import engines
+from homeostat.workers.context import WorkerContext
+from homeostat.workers.group import WorkerGroup
+from homeostat.workers.processes import start_processes
+
+TIMEOUT_S = 240.0
+
+
+def make_host(context: WorkerContext) -> Host:
+    return Host(context)
+
+
+class Host:
+    """In the worker: serves the engine that was built last."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._server: EngineServer | None = None
+
+    def rebuild(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns vLLM's own settings, as it took them."""
+        self._server = serve_engine(self._context, **kwargs)
+        return _settings(self._server.engine)
+
+    def drop(self) -> None:
+        assert self._server is not None, "rebuild comes first"
+        self._server.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+
+def _settings(engine: Any) -> dict[str, Any]:
+    config = engine.core._llm.vllm_config
+    return {
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "cache_bytes": config.cache_config.kv_cache_memory_bytes,
+        "block_size": config.cache_config.block_size,
+        "dtype": str(config.model_config.dtype),
+        "enforce_eager": config.model_config.enforce_eager,
+        "ranks": len(engine.core.call("homeostat_cache_bytes")),
+    }
+
+
+class VllmHost:
+    """The process, which begins when it is first needed, and what the last vLLM was told."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self._group: WorkerGroup | None = None
+        self._folder = TemporaryDirectory(prefix="vllm-host-")
+
+    def start(self, factory: str, kwargs: dict[str, Any], **named: Any) -> Lease:
+        assert factory == engines.SERVER, factory
+        if self._group is None or self._group.health() is not None:
+            log_file = Path(self._folder.name) / "engine.log"
+            self._group = start_processes(
+                f"{__name__}:make_host", {}, name="engine", log_file=log_file
+            )
+        self.settings = self._group.call(0, "rebuild", kwargs).result(timeout_s=TIMEOUT_S)
+        return Lease(self._group)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Runs have their engine here."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engines, "start_processes", self.start)
+            yield
+
+    def close(self) -> None:
+        if self._group is not None:
+            with suppress(WorkerError):
+                self._group.close()
+            self._group = None
+        self._folder.cleanup()
