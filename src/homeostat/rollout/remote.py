@@ -144,8 +144,7 @@ class RemoteEngine:
         self._late: Pending[Reply] | None = None
         self._held: list[Completion] = []
         self._is_updating = self._is_closed = False
-        self._group = start()
-        self._known = self._introduced()
+        self._group, self._known = self._begun()
         self.capabilities: Capabilities = self._known.value
 
     @property
@@ -243,18 +242,28 @@ class RemoteEngine:
         self._group.close()
         self._late, self._is_updating = None, False
         self._queue.clear()
-        self._group = self._start()
-        self._known = self._introduced()
+        self._group, self._known = self._begun()
         given = give_weights()
         self._queue = [(request, time.monotonic()) for request in self._round.values()]
         return given
 
-    def _introduced(self) -> Reply:
+    def _begun(self) -> tuple[WorkerGroup, Reply]:
+        """A process, and how its engine stands."""
         try:
-            return self._group.call(0, "about").result(timeout_s=self.timeout_s)
+            group = self._start()
         except WorkerError as error:
-            self._group.close()
-            raise EngineError(f"the engine's process did not start: {error}") from None
+            raise EngineError(
+                f"the engine's process did not start: {error}\n"
+                "Where it needs longer, raise engine.start_timeout_s."
+            ) from None
+        try:
+            return group, group.call(0, "about").result(timeout_s=self.timeout_s)
+        except WorkerError as error:
+            group.close()
+            raise EngineError(
+                f"the engine's process started, and does not answer: {error}\n"
+                "Where it needs longer, raise engine.stall_s."
+            ) from None
 
     def _exchange(self, timeout_s: float) -> None:
         """One poll of the worker, or the rest of one that was late."""

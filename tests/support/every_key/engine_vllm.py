@@ -6,7 +6,9 @@ Two runs show most keys, each by what vLLM itself says it was told, and by what 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.support.kills import killed_at
 
 from homeostat.errors import EngineError, HomeostatError
 from homeostat.rollout.native.memory import free_bytes
+from homeostat.rollout.remote import RemoteEngine
 
 NEEDS_VLLM = "needs vLLM: make test-vllm"
 # vLLM has no heads narrower than 32 on a CPU; two of keys and values, so that two ranks have one.
@@ -31,6 +34,15 @@ BLOCK = 32
 # Keys and values of two layers and two heads, in float32.
 BLOCK_BYTES = BLOCK * 2 * 2 * 2 * 32 * 4
 DIFFERENCE = "sampling/sampling_logp_difference/max"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run, vLLM's own settings in it, and how much cache it had whenever it was put to sleep."""
+
+    run: Run
+    settings: dict[str, Any]
+    asleep_bytes: list[int]
 
 
 class VllmWorkshop(RlWorkshop):
@@ -47,18 +59,26 @@ class VllmWorkshop(RlWorkshop):
     def close(self) -> None:
         self.host.close()
 
-    def told(self, *overrides: str, host: VllmHost | None = None) -> tuple[Run, dict[str, Any]]:
-        """A run, and vLLM's own settings in it."""
+    def told(self, *overrides: str, host: VllmHost | None = None) -> Seen:
+        """A run, with vLLM's own settings in it."""
         host = host or self.host
-        run = self.again(*VLLM, *overrides, watch=host.serving())
-        return run, host.settings
+        asleep: list[int] = []
+        plain = RemoteEngine.sleep
+
+        def sleep(engine: RemoteEngine) -> None:
+            plain(engine)
+            asleep.append(engine.stats().cache_bytes)
+
+        with host.serving():
+            run = self.again(*VLLM, *overrides, watch=patched(sleep=sleep))
+        return Seen(run, host.settings, asleep)
 
     @cached_property
-    def plain(self) -> tuple[Run, dict[str, Any]]:
+    def plain(self) -> Seen:
         return self.told()
 
     @cached_property
-    def narrow(self) -> tuple[Run, dict[str, Any]]:
+    def narrow(self) -> Seen:
         """Room for five blocks; one of them is vLLM's own."""
         share = 5.5 * BLOCK_BYTES / free_bytes(torch.device("cpu"))
         return self.told(
@@ -69,10 +89,6 @@ class VllmWorkshop(RlWorkshop):
             f"engine.options={{block_size: {BLOCK}}}",
         )
 
-    @cached_property
-    def half(self) -> tuple[Run, dict[str, Any]]:
-        return self.told("engine.dtype=bfloat16", "engine.enforce_eager=false")
-
     def refuses(self, change: str, why: str) -> None:
         with pytest.raises(HomeostatError, match=why):
             self.told(change)
@@ -82,67 +98,90 @@ VllmCase = Callable[[VllmWorkshop], None]
 
 
 def it_samples_with_vllm(workshop: VllmWorkshop) -> None:
-    run, settings = workshop.plain
-    assert published(run) == [0, 1]
-    assert settings["dtype"] == "torch.float32"
-    assert only(DIFFERENCE, run) < 1e-5
+    seen = workshop.plain
+    assert published(seen.run) == [0, 1]
+    assert seen.settings["dtype"] == "torch.float32"
+    assert only(DIFFERENCE, seen.run) < 1e-5
 
 
-def told_of(name: str, *, was: Any, now: Any, by: str = "narrow") -> VllmCase:
+def told_of(name: str, *, was: Any, now: Any) -> VllmCase:
     def case(workshop: VllmWorkshop) -> None:
-        _, before = workshop.plain
-        _, after = getattr(workshop, by)
-        assert (before[name], after[name]) == (was, now)
+        before, after = workshop.plain, workshop.narrow
+        assert (before.settings[name], after.settings[name]) == (was, now)
 
     return case
 
 
 def few_run_at_one_time(workshop: VllmWorkshop) -> None:
     told_of("max_num_seqs", was=256, now=7)(workshop)
-    assert only("engine/max_running", workshop.plain[0]) == 16
+    assert only("engine/max_running", workshop.plain.run) == 16
+    assert only("engine/max_running", workshop.narrow.run) <= 7
 
 
 def memory_bounds_what_runs(workshop: VllmWorkshop) -> None:
-    run, settings = workshop.narrow
-    assert 4 * BLOCK_BYTES <= settings["cache_bytes"] <= 7 * BLOCK_BYTES
+    seen = workshop.narrow
+    # What is free changes between two looks.
+    assert 4 * BLOCK_BYTES <= seen.settings["cache_bytes"] <= 7 * BLOCK_BYTES
     # A request of up to 22 tokens takes a block of its own.
-    assert only("engine/max_running", run) < 7
+    assert only("engine/max_running", seen.run) < 7
     workshop.refuses("engine.memory_share=1e-12", r"engine\.memory_share")
 
 
 def passes_are_smaller(workshop: VllmWorkshop) -> None:
-    _, before = workshop.plain
-    _, after = workshop.narrow
-    assert before["max_num_batched_tokens"] > 77 == after["max_num_batched_tokens"]
+    before, after = (
+        seen.settings["max_num_batched_tokens"] for seen in (workshop.plain, workshop.narrow)
+    )
+    assert before > 77 == after
     # On a CPU a prompt is computed whole.
     workshop.refuses("engine.max_batched_tokens=3", "max_num_batched_tokens")
 
 
 def half_precision_differs_from_the_trainers(workshop: VllmWorkshop) -> None:
-    told_of("dtype", was="torch.float32", now="torch.bfloat16", by="half")(workshop)
-    assert only(DIFFERENCE, workshop.plain[0]) < 1e-5
-    assert only(DIFFERENCE, workshop.half[0]) > 1e-4
+    whole, half = workshop.plain, workshop.told("engine.dtype=bfloat16")
+    found = [seen.settings["dtype"] for seen in (whole, half)]
+    assert found == ["torch.float32", "torch.bfloat16"]
+    assert only(DIFFERENCE, whole.run) < 1e-5
+    assert only(DIFFERENCE, half.run) > 1e-4
 
 
 def the_cache_is_kept(workshop: VllmWorkshop) -> None:
-    asleep, awake = (only("engine/cache_bytes", run) for run, _ in (workshop.plain, workshop.narrow))
-    assert asleep == 0 < awake
+    """Once in the step, while the trainer works, there is none; or nobody sleeps."""
+    assert workshop.plain.asleep_bytes == [0]
+    assert workshop.narrow.asleep_bytes == []
+    assert only("engine/cache_bytes", workshop.narrow.run) > 0
+
+
+def seen_in_a_process_of_its_own(workshop: VllmWorkshop, change: str) -> Seen:
+    host = VllmHost()
+    try:
+        return workshop.told(change, host=host)
+    finally:
+        host.close()
+
+
+def compiled_code_samples_the_same(workshop: VllmWorkshop) -> None:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("vLLM compiles with a C++ compiler, and there is none")
+    with pytest.MonkeyPatch.context() as patch:
+        # What an engine in the process of the tests may have left behind.
+        patch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+        compiled = seen_in_a_process_of_its_own(workshop, "engine.enforce_eager=false")
+    found = [seen.settings["enforce_eager"] for seen in (workshop.plain, compiled)]
+    assert found == [True, False]
+    assert texts(compiled.run) == texts(workshop.plain.run)
+    assert only(DIFFERENCE, compiled.run) < 1e-5
 
 
 def two_ranks_sample_what_one_does(workshop: VllmWorkshop) -> None:
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("two ranks need two cores")
-    host = VllmHost()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-            run, settings = workshop.told("engine.tensor_parallel_size=2", host=host)
-    finally:
-        host.close()
-    one, before = workshop.plain
-    assert (before["ranks"], settings["ranks"]) == (1, 2)
-    assert texts(run) == texts(one)
-    assert only(DIFFERENCE, run) < 1e-5
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("vLLM gives each rank a core of its own, and there is one")
+    cores = sorted(os.sched_getaffinity(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[1]}")
+        two = seen_in_a_process_of_its_own(workshop, "engine.tensor_parallel_size=2")
+    assert [seen.settings["ranks"] for seen in (workshop.plain, two)] == [1, 2]
+    assert texts(two.run) == texts(workshop.plain.run)
+    assert only(DIFFERENCE, two.run) < 1e-5
 
 
 def a_start_has_a_deadline(workshop: VllmWorkshop) -> None:
@@ -171,7 +210,7 @@ CASES: dict[str, VllmCase] = {
     "engine.memory_share (vllm)": memory_bounds_what_runs,
     "engine.max_batched_tokens (vllm)": passes_are_smaller,
     "engine.dtype (vllm)": half_precision_differs_from_the_trainers,
-    "engine.enforce_eager (vllm)": told_of("enforce_eager", was=True, now=False, by="half"),
+    "engine.enforce_eager (vllm)": compiled_code_samples_the_same,
     "engine.tensor_parallel_size (vllm)": two_ranks_sample_what_one_does,
     "engine.start_timeout_s (vllm)": a_start_has_a_deadline,
     "engine.stall_s (vllm)": an_engine_that_is_silent_is_given_up,

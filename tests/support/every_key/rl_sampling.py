@@ -18,6 +18,7 @@ from tests.support.every_key.rl_workshop import (
     only,
     samples,
     texts,
+    transports,
 )
 from tests.support.every_key.workshop import (
     Case,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.every_key.rl_sampling import tokens_per_forward
+from tests.support.every_key.rl_workshop import transports
 from tests.support.every_key.workshop import (
     Case,
     Run,
@@ -30,10 +31,6 @@ SMALL = "bucket_bytes: 64"
 
 def published(run: Run) -> list[int]:
     return [event["version"] for event in run.events("weights_published")]
-
-
-def transports(run: Run) -> set[str]:
-    return {event["transport"] for event in run.events("weights_published")}
 
 
 @contextmanager

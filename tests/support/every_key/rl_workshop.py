@@ -141,6 +141,11 @@ def only(name: str, run: Run) -> float:
     return value
 
 
+def transports(run: Run) -> set[str]:
+    """Ways that weights took to the engine."""
+    return {event["transport"] for event in run.events("weights_published")}
+
+
 def evaluated(run: Run) -> dict[str, float]:
     """All that was measured on held-out prompts, last."""
     last = list(read_metrics(run.dir / "metrics.jsonl"))[-1]

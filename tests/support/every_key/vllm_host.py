@@ -62,6 +62,14 @@ def _settings(engine: Any) -> dict[str, Any]:
     }
 
 
+class Seat(Lease):
+    """The process as the group of one engine; it may have been killed meanwhile."""
+
+    def close(self) -> None:
+        if self.health() is None:
+            super().close()
+
+
 class VllmHost:
     """The process, which begins when it is first needed, and what the last vLLM was told."""
 
@@ -70,7 +78,7 @@ class VllmHost:
         self._group: WorkerGroup | None = None
         self._folder = TemporaryDirectory(prefix="vllm-host-")
 
-    def start(self, factory: str, kwargs: dict[str, Any], **named: Any) -> Lease:
+    def start(self, factory: str, kwargs: dict[str, Any], **named: Any) -> Seat:
         assert factory == engines.SERVER, factory
         if self._group is None or self._group.health() is not None:
             log_file = Path(self._folder.name) / "engine.log"
@@ -78,7 +86,7 @@ class VllmHost:
                 f"{__name__}:make_host", {}, name="engine", log_file=log_file
             )
         self.settings = self._group.call(0, "rebuild", kwargs).result(timeout_s=TIMEOUT_S)
-        return Lease(self._group)
+        return Seat(self._group)
 
     @contextmanager
     def serving(self) -> Iterator[None]:

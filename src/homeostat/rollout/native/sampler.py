@@ -106,7 +106,8 @@ def _trainer_logp(
 def _noise(sequences: list[Sequence]) -> np.ndarray:
     keys_B = np.array([sequence.noise_key for sequence in sequences], dtype=np.uint64)
     positions_B = np.array([sequence.num_new for sequence in sequences], dtype=np.uint64)
-    # One ulp further from 1 than it may be: a product with it is always less than the factor.
+    # The largest number below 1 times a total may round up to the total, which no entry is above;
+    # the one before it never does.
     return np.minimum(uniforms(keys_B, positions_B), 1.0 - 2.0**-52)
 
 

@@ -188,10 +188,14 @@ def _counter_class(base: type) -> type:
             self.num_preempted = self.most_running = 0
 
         def record(self, scheduler_stats, iteration_stats, *_: object, **__: object) -> None:
+            running = 0
             if scheduler_stats is not None:
-                self.most_running = max(self.most_running, scheduler_stats.num_running_reqs)
+                running += scheduler_stats.num_running_reqs
             if iteration_stats is not None:
+                # They ran in this step, and are not among the running after it.
+                running += len(iteration_stats.finished_requests)
                 self.num_preempted += iteration_stats.num_preempted_reqs
+            self.most_running = max(self.most_running, running)
 
         def log_engine_initialized(self) -> None:
             pass
