@@ -52,8 +52,9 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_STAMP)
 
+# By file: the tests of one file share engines, which take seconds to start.
 test-vllm: setup-vllm
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
 
 # docs/reference/ is made from the code; a test fails while it is stale.
 docs: setup

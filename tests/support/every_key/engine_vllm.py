@@ -20,7 +20,7 @@ from tests.support.every_key.rl_sync import patched, published
 from tests.support.every_key.rl_workshop import RlWorkshop, only, texts
 from tests.support.every_key.vllm_host import VllmHost
 from tests.support.every_key.workshop import Run
-from tests.support.kills import killed_at
+from tests.support.kills import kill_engine
 
 from homeostat.errors import EngineError, HomeostatError
 from homeostat.rollout.native.memory import free_bytes
@@ -195,10 +195,15 @@ def an_engine_that_is_silent_is_given_up(workshop: VllmWorkshop) -> None:
 
 
 def a_dead_engine_is_not_started_anew(workshop: VllmWorkshop) -> None:
+    plain = RemoteEngine.poll
+
+    def dying(engine: RemoteEngine, **named: Any) -> Any:
+        kill_engine()
+        return plain(engine, **named)
+
     with workshop.host.serving():
-        dying = patched(poll=killed_at("poll", call=1, within_s=0.0))
-        run = workshop.attempt(*VLLM, "engine.max_restarts=0", watch=dying)
-    assert isinstance(run.error, EngineError)
+        run = workshop.attempt(*VLLM, "engine.max_restarts=0", watch=patched(poll=dying))
+    assert isinstance(run.error, EngineError), run.error
     assert "SIGKILL" in str(run.error)
     assert "engine.max_restarts" in str(run.error)
     assert run.events("engine_restarted") == []
