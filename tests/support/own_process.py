@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from homeostat.errors import WorkerError
@@ -68,17 +68,19 @@ class OwnProcess:
 
     def __init__(self) -> None:
         self._group: WorkerGroup | None = None
+        self._folder: TemporaryDirectory[str] | None = None
 
     def engine(self, kwargs: dict[str, Any], *, vocabulary: int) -> RemoteEngine:
         """`kwargs` are those of `build_engine`."""
 
         def start() -> Any:
             if self._group is None:
+                self._folder = TemporaryDirectory(prefix="own-process-")
                 self._group = start_processes(
                     "tests.support.own_process:make_workshop",
                     {},
                     name="engine",
-                    log_file=Path(mkdtemp(prefix="own-process-")) / "engine.log",
+                    log_file=Path(self._folder.name) / "engine.log",
                 )
             self._group.call(0, "rebuild", kwargs).result(timeout_s=TIMEOUT_S)
             return Lease(self._group)
@@ -96,3 +98,6 @@ class OwnProcess:
             with suppress(WorkerError):
                 self._group.close()
             self._group = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

@@ -34,6 +34,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "wandb": ("wandb", "the W&B sink"),
     "trackio": ("trackio", "the trackio sink"),
     "gpu": ("pynvml", "GPU memory and utilisation"),
+    "vllm": ("vllm", "the vLLM engine"),
 }
 
 

@@ -71,7 +71,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "sampling/sampling_logp_difference/mean",
         "nats",
         _MEAN,
-        "Mean distance of the engine's log-probs from the trainer's, same weights.",
+        "Mean distance of the engine's log-probs, as sampled, from the trainer's.",
     ),
     MetricInfo(
         "sampling/sampling_logp_difference/max", "nats", _MAX, "Largest such distance of a token."

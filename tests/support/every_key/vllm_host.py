@@ -6,6 +6,7 @@ starts its engine: real calls to a real process, without an import for each run.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,6 +45,9 @@ class Host:
     def drop(self) -> None:
         assert self._server is not None, "rebuild comes first"
         self._server.close()
+        # A vLLM that is collected takes down what all of a process share: now, not under the next.
+        self._server = None
+        gc.collect()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
@@ -66,7 +70,7 @@ class Seat(Lease):
     """The process as the group of one engine; it may have been killed meanwhile."""
 
     def close(self) -> None:
-        if self.health() is None:
+        with suppress(WorkerError):
             super().close()
 
 
@@ -80,7 +84,10 @@ class VllmHost:
 
     def start(self, factory: str, kwargs: dict[str, Any], **named: Any) -> Seat:
         assert factory == engines.SERVER, factory
-        if self._group is None or self._group.health() is not None:
+        if self._group is not None and self._group.health() is not None:
+            self._group.close()
+            self._group = None
+        if self._group is None:
             log_file = Path(self._folder.name) / "engine.log"
             self._group = start_processes(
                 f"{__name__}:make_host", {}, name="engine", log_file=log_file
