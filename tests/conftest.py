@@ -7,6 +7,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# A machine that does other work too is slow, not wrong; every test has a time limit besides.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

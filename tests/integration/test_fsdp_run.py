@@ -48,13 +48,13 @@ def own_processes() -> set[int]:
 
 
 def test_a_run_goes_on_over_any_number_of_ranks(folder: Path, local: list[float]) -> None:
-    """4 -> 2, 2 -> 1, 1 -> 2, 2 -> local, every two steps."""
+    """2 -> 1 -> local, every two steps. More ways: bench/resume_ranks.py, parity/test_fsdp.py."""
     before = own_processes()
-    layouts = [ranks.over(4), ranks.over(2), ranks.over(1), ranks.over(2), ()]
+    layouts = [ranks.over(2), ranks.over(1), ()]
     for leg, layout in enumerate(layouts, 1):
         config = config_of(folder, *layout, name="wandering", max_steps=2 * leg)
         assert runs.train(config).step == 2 * leg
-    assert runs.losses(config) == pytest.approx(local, rel=1e-5)
+    assert runs.losses(config) == pytest.approx(local[:6], rel=1e-5)
     assert {event["path"] for event in runs.events(config, "config_changed")} == {
         "trainer.max_steps"
     }
@@ -106,7 +106,8 @@ def test_a_rank_out_of_memory_halts_the_run_with_what_would_help(
 
     def starve() -> None:
         pid = ranks.rank_pids(os.getpid())[1]
-        limit = ranks.address_space(pid) + 2**20
+        # Room for small things: what is asked for next is larger.
+        limit = ranks.address_space(pid) + 20 * 2**20
         resource.prlimit(pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
     monkeypatch.setattr(ShardedTrainer, "accumulate", during(1, "accumulate", starve))

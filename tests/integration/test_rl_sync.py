@@ -178,7 +178,7 @@ def test_an_engine_that_is_killed_is_started_anew_and_changes_nothing(
 ) -> None:
     config = tiny_rl.config(folder, "name=killed", *OWN, "trainer.max_steps=8")
     with monkeypatch.context() as patch:
-        for verb, call in (("poll", 4), ("apply", 5), ("score", 8)):
+        for verb, call in (("poll", 4), ("apply", 5), ("score", 6)):
             patch.setattr(RemoteEngine, verb, killed_at(verb, call=call, within_s=0.01))
         runs.train(config)
     assert_equal(config, shared)
