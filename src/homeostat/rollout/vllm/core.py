@@ -10,7 +10,7 @@ Log-probs are vLLM's `processed_logprobs`: after the temperature, and renormalis
 and top-p keep. Greedy requests have theirs at temperature 1.
 
 Verified on vLLM 0.32's CPU build (model runner V1). Written to vLLM's documentation, and not run
-yet: CUDA, sleep levels, CUDA graphs, tensor parallelism, model runner V2.
+yet: CUDA, sleep levels, CUDA graphs, tensor parallelism over NCCL, model runner V2.
 """
 
 from __future__ import annotations
