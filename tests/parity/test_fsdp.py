@@ -22,11 +22,18 @@ from tests.support import fsdp_ranks, tiny, tiny_rl
 from tests.support.fsdp_ranks import CHECKS, SAVED_AFTER, STEPS, Place
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 NEEDS_FOUR = {"hybrid"}
 CROSSING = "going_on_from_another_number_of_ranks"
 # Enough on one number of ranks.
-ON_TWO = {"bf16", "policy_loss_and_its_measurements", "weights_stay_gathered_on_request"}
+ON_TWO = {
+    "bf16",
+    "checkpointed_activations",
+    "checkpoints_of_other_models_are_refused",
+    "policy_loss_and_its_measurements",
+    "references",
+    "weights_stay_gathered_on_request",
+}
 
 
 def names_for(size: int) -> list[str]:

@@ -21,12 +21,15 @@ def children_of(pid: int) -> list[int]:
 
 
 def engine_process() -> int | None:
-    """The engine's worker: the child of a child of ours that runs workers/child.py."""
+    """The engine's worker: the child of a child of ours that runs workers/child.py, the one that
+    was started last, for other tests may keep theirs."""
+    found: dict[int, int] = {}
     for child in children_of(os.getpid()):
         command = Path(f"/proc/{child}/cmdline").read_bytes()
         if b"homeostat.workers.child" in command and (workers := children_of(child)):
-            return workers[0]
-    return None
+            started = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[19]
+            found[int(started)] = workers[0]
+    return found[max(found)] if found else None
 
 
 def kill_engine() -> None:

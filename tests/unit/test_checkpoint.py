@@ -240,3 +240,28 @@ def test_a_damaged_manifest_never_gets_into_a_message(tmp_path: Path, text: str)
     broken = why_broken(tmp_path)
     assert broken is not None
     assert broken.isprintable()
+
+
+def test_saving_a_step_again_never_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end comes between moving the old one away and putting the new one in its place."""
+    store = saved(tmp_path, 5)
+    rename = os.rename
+
+    def ends(source: Path, target: Path) -> None:
+        if ".building_" in str(source):
+            raise SystemExit
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", ends)
+        with pytest.raises(SystemExit):
+            save(store, 5, tensors(7), {"n": 7})
+    assert store.steps() == []
+    found = CheckpointStore(tmp_path).newest_valid()
+    assert found is not None
+    assert (found.step, found.state) == (5, {"n": 5})
+    save(store, 5, tensors(7), {"n": 7})
+    assert store.at_step(5).state == {"n": 7}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000005"]

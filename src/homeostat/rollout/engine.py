@@ -187,8 +187,10 @@ def generate(
         finished = engine.poll(timeout_s=timeout_s)
         if not finished:
             waiting = [request.id for request in requests if request.id not in found]
-            trouble = engine.health() or f"waited {time.monotonic() - started:.0f} s"
-            engine.abort()
+            sick = engine.health()
+            trouble = sick or f"waited {time.monotonic() - started:.0f} s"
+            if sick is None:
+                engine.abort()
             raise EngineError(
                 f"the {engine.capabilities.name} engine finished none of {len(waiting)} requests "
                 f"({waiting[0]} and others): {trouble}."

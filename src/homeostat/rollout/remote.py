@@ -244,6 +244,9 @@ class RemoteEngine:
         self._queue.clear()
         self._group, self._known = self._begun()
         given = give_weights()
+        if not self._flying:
+            # The round was over: nobody waits for any of it.
+            self._round.clear()
         self._queue = [(request, time.monotonic()) for request in self._round.values()]
         return given
 
@@ -336,7 +339,9 @@ class RemoteEngine:
     def _learned(self, reply: Reply) -> Reply:
         self._known = reply
         if reply.refused:
-            self._flying -= {id for id, _ in reply.refused}
+            for id, _ in reply.refused:
+                self._flying.discard(id)
+                self._round.pop(id, None)
             # What came with the refusal is kept for the next poll.
             if isinstance(reply.value, list):
                 self._held += self._handed_out(reply.value)

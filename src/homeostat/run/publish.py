@@ -31,6 +31,7 @@ from homeostat.config.sync import SharedMemoryConfig
 from homeostat.errors import CheckpointError, EngineDiedError, EngineError, SyncError
 from homeostat.rollout.engine import Engine, Quiesce
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.run.engines import most_tokens
 from homeostat.run.host_weights import host_weights
 from homeostat.run.session import Session
 from homeostat.sync.parcel import Manifest, Packer, Parcel
@@ -361,4 +362,5 @@ def probe_of(config: RunConfig, trainer: Trainer) -> Probe:
         vocabulary=trainer.sheet.vocab_size,
         num_layers=int(trainer.sheet.source_config["num_hidden_layers"]),
         dtype=dtype,
+        row_tokens=min(16, most_tokens(config)),
     )

@@ -21,8 +21,8 @@ from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.float64 import reference_logprobs
 from homeostat.rollout.engine import Engine
 from homeostat.run.host_weights import host_weights
+from homeostat.run.publish import probe_of
 from homeostat.run.updates import step_rows
-from homeostat.sync.verify import Probe
 from homeostat.train.events import EmitEvent
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
@@ -93,8 +93,7 @@ class LogprobVerifier:
 
     @cached_property
     def tolerance(self) -> float:
-        dtype = self.trainer.runtime.dtype
-        return Probe(self.shape.vocab_size, self.shape.num_layers, dtype).tolerance
+        return probe_of(self.config, self.trainer).tolerance
 
     def verify(self, groups: Sequence[RolloutGroup], *, step: int) -> dict[str, float]:
         """Metrics of the comparison; the verdict goes to the events and the log."""

@@ -28,7 +28,7 @@ from homeostat.errors import SyncError
 from homeostat.sync.parcel import Manifest
 from homeostat.types import FloatArray, TokenRow
 
-_NUM_ROWS, _ROW_TOKENS = 3, 16
+_NUM_ROWS = 3
 _ROUNDINGS_PER_LAYER = 10
 _SUM_LENGTH = 4096
 
@@ -41,11 +41,13 @@ class Probe:
     num_layers: int
     dtype: torch.dtype
     temperature: float = 1.0
+    # No more than the engine can serve.
+    row_tokens: int = 16
 
     def rows(self) -> list[TokenRow]:
         rng = np.random.default_rng(self.vocabulary)
-        tokens_BT = rng.integers(0, self.vocabulary, (_NUM_ROWS, _ROW_TOKENS), dtype=np.int64)
-        weights_T = np.ones(_ROW_TOKENS, dtype=np.float32)
+        tokens_BT = rng.integers(0, self.vocabulary, (_NUM_ROWS, self.row_tokens), dtype=np.int64)
+        weights_T = np.ones(self.row_tokens, dtype=np.float32)
         weights_T[0] = 0
         return [TokenRow(index, tokens_T, weights_T) for index, tokens_T in enumerate(tokens_BT)]
 

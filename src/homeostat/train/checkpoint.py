@@ -19,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ Write = Callable[[Path], None]
 
 _NAME = re.compile(r"step_(\d{8})")
 _MANIFEST = "manifest.json"
+_REPLACED = ".replaced_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class CheckpointStore:
         building = self.folder / f".building_{final.name}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._put_back()
             self._remove_leftovers()
             self._require_space(num_bytes)
             building.mkdir()
@@ -124,6 +126,7 @@ class CheckpointStore:
 
     def newest_valid(self) -> Found | None:
         """The newest checkpoint that is whole; broken ones are passed over and reported."""
+        self._put_back()
         passed_over: list[tuple[str, str]] = []
         for step in reversed(self.steps()):
             broken = why_broken(self.path(step))
@@ -139,6 +142,7 @@ class CheckpointStore:
         return None
 
     def at_step(self, step: int) -> Found:
+        self._put_back()
         path = self.path(step)
         if not path.is_dir():
             known = ", ".join(map(str, self.steps())) or "none"
@@ -207,10 +211,21 @@ class CheckpointStore:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _put_in_place(self, building: Path, final: Path) -> None:
+        """A step that is saved again takes the old one's place only when it is whole itself."""
+        old = self.folder / f"{_REPLACED}{final.name}"
         if final.exists():
-            self._remove(int(final.name.removeprefix("step_")))
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(final, old)
         os.rename(building, final)
         sync_folder(self.folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _put_back(self) -> None:
+        """What was to be replaced, where the end came before anything was in its place."""
+        for old in self.folder.glob(f"{_REPLACED}step_*"):
+            place = self.folder / old.name.removeprefix(_REPLACED)
+            if not place.exists():
+                os.rename(old, place)
 
     def _remove(self, step: int) -> None:
         """Rename first: a removal that is interrupted must not leave half a checkpoint."""
@@ -257,8 +272,9 @@ def write_tensors(folder: Path, files: TensorFiles) -> None:
         save_file(whole, folder / f"{stem}.safetensors")
 
 
-def read_tensors(folder: Path) -> TensorFiles:
-    return {stem: TensorReader(folder, stem).whole() for stem in stems(folder)}
+def read_tensors(folder: Path, *, only: Collection[str] | None = None) -> TensorFiles:
+    wanted = (stem for stem in stems(folder) if only is None or stem in only)
+    return {stem: TensorReader(folder, stem).whole() for stem in wanted}
 
 
 def copy_tensors(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], *, what: str) -> None:

@@ -164,7 +164,8 @@ class LocalTrainer:
         write_tensors(folder, self.state())
 
     def load(self, folder: Path) -> None:
-        self.load_state(read_tensors(folder))
+        # Not all that is there: a checkpoint may hold an engine's weights, too.
+        self.load_state(read_tensors(folder, only=("model", "optimizer", "reference", "frozen")))
 
     def memory_report(self) -> MemoryReport:
         return peak_memory(self.runtime.device)

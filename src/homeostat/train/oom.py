@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from homeostat.config.run import RunConfig
-from homeostat.errors import OutOfMemoryHaltError
+from homeostat.errors import HomeostatError, OutOfMemoryHaltError
 from homeostat.observe.run_dir import RunDir
 from homeostat.ops.memory import is_out_of_memory
 from homeostat.train.events import EmitEvent
@@ -89,8 +89,8 @@ class MemoryGuard:
     ) -> Result | None:
         try:
             return work()
-        except OutOfMemoryHaltError:
-            # From other processes, which cannot begin again.
+        except HomeostatError:
+            # From other processes, which cannot begin again, whatever their last words were.
             raise
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

@@ -83,7 +83,7 @@ class OwnWeightsEngine(NativeEngine):
 
     @property
     def received_checksum(self) -> str | None:
-        return entries_checksum(self._received)
+        return entries_checksum(self._received) if self._received else None
 
     def connect(self, transport: Transport) -> None:
         if self._receiver is not None:

@@ -51,8 +51,10 @@ class ShardedReplay:
         return self._bad_anywhere((name, local_part(param)) for name, param in named)
 
     def bad_gradients(self) -> list[str]:
-        masters = self.trainer.optimizer.masters
-        return self._bad_anywhere((name, master.grad) for name, master in masters.items())
+        grads = ((name, param.grad) for name, param in self.trainer.trained.items())
+        return self._bad_anywhere(
+            (name, None if grad is None else local_part(grad)) for name, grad in grads
+        )
 
     def bad_operation(self, batch: TrainBatch, plan: StepPlan) -> str:
         return ""

@@ -27,7 +27,7 @@ from homeostat.config.cluster import FsdpBackend, TorchrunCluster
 from homeostat.config.rollout import AdapterOffReference, CheckpointReference
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.errors import CheckpointWriteError, OutOfMemoryHaltError
+from homeostat.errors import CheckpointWriteError, OutOfMemoryHaltError, TrainingHaltedError
 from homeostat.models.build import LoadedModel, ModelSheet
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import adapter_state, merged_state, save_adapter
@@ -165,8 +165,9 @@ class FsdpTrainer:
             grad = None if param.grad is None else local_part(param.grad)
             self.optimizer.params[name].grad = grad
         shares = self.ranks.gather(to_host(self._pending, self.optimizer.grad_norm()))
-        # Replicas hold the same gradients: those of the first one are counted.
-        norms = [share.grad_norm for share in shares[: self.ranks.num_shards]]
+        norms = _same_in_all_replicas(
+            [share.grad_norm for share in shares], num_shards=self.ranks.num_shards
+        )
         return merge(shares, grad_norm=math.sqrt(math.fsum(norm * norm for norm in norms)))
 
     @torch.no_grad()
@@ -330,6 +331,21 @@ class FsdpTrainer:
                 raise
             why = str(error).splitlines()[0]
             raise OutOfMemoryHaltError(f"rank {self.ranks.rank}: out of memory: {why}") from None
+
+
+def _same_in_all_replicas(norms: list[float], *, num_shards: int) -> list[float]:
+    """Of each shard, the norm of its gradient, which all replicas must have alike."""
+    first = norms[:num_shards]
+    for start in range(num_shards, len(norms), num_shards):
+        for shard, norm in enumerate(norms[start : start + num_shards]):
+            alike = math.isclose(norm, first[shard], rel_tol=1e-6)
+            if not alike and (math.isfinite(norm) or math.isfinite(first[shard])):
+                raise TrainingHaltedError(
+                    f"replicas came apart: ranks {shard} and {start + shard} hold the same part of "
+                    f"the model, and its gradient has the norm {first[shard]:.9g} there and "
+                    f"{norm:.9g} here. Nothing was applied; go back to a checkpoint."
+                )
+    return first
 
 
 def make_trainer(
