@@ -100,15 +100,17 @@ def engine_of(
 
 def _vllm(path: Path, loaded: LoadedModel, max_tokens: int, arguments: argparse.Namespace) -> Any:
     from homeostat.config.vllm import VllmEngineConfig
-    from homeostat.rollout.vllm.engine import Served, VllmEngine
+    from homeostat.rollout.vllm.engine import VllmEngine
     from homeostat.rollout.vllm.environment import prepare_environment
+    from homeostat.rollout.vllm.served import Served
 
-    prepare_environment()
+    config = VllmEngineConfig(type="vllm", enforce_eager=True, memory_share=0.1)
+    prepare_environment(config)
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[arguments.dtype]
     kind = str(loaded.sheet.source_config["model_type"])
     return VllmEngine(
         path,
-        VllmEngineConfig(type="vllm", enforce_eager=True, memory_share=0.1),
+        config,
         served=Served(kind, loaded.sheet.vocab_size, dtype),
         max_tokens=max_tokens,
         decode=None,
