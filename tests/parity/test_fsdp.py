@@ -27,10 +27,16 @@ NEEDS_FOUR = {"hybrid"}
 CROSSING = "going_on_from_another_number_of_ranks"
 # Enough on one number of ranks.
 ON_TWO = {
+    "a_rank_without_memory_is_named",
     "bf16",
     "checkpointed_activations",
     "checkpoints_of_other_models_are_refused",
+    "clipping_is_by_the_norm_of_all_ranks",
+    "discard_undoes_what_was_begun",
+    "export_is_what_a_local_trainer_writes",
+    "parcels_hold_all_weights",
     "policy_loss_and_its_measurements",
+    "random_start",
     "references",
     "weights_stay_gathered_on_request",
 }
