@@ -7,7 +7,7 @@ STAMP := $(VENV)/.current
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.current
 
-.PHONY: setup demo test lint types layers unit setup-vllm test-vllm docs bench-setup clean
+.PHONY: setup demo test lint types layers unit test-ranks setup-vllm test-vllm docs bench-setup clean
 
 setup: $(STAMP)
 
@@ -39,7 +39,11 @@ layers: setup
 
 # One process per core: on small models two processes beat two threads by far.
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not ranks' --numprocesses 2 --dist worksteal
+
+# Runs and checks over several trainer ranks: each start is some processes that import torch.
+test-ranks: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks --numprocesses 2 --dist loadfile tests/parity/test_fsdp.py tests/integration/test_fsdp_run.py
 
 # vLLM pins what it needs, so its tests have an environment of their own, with its CPU build. The
 # torchvision and its kin that it asks for do not fit the CPU build of torch, and nothing here uses

@@ -19,6 +19,8 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.sharded import ShardedTrainer
 
+pytestmark = pytest.mark.ranks
+
 STEADY = {"max_steps": 10, "schedule": {"type": "constant", "warmup_steps": 0}}
 
 

@@ -21,6 +21,7 @@ from tests.parity import tiny_models
 from tests.support import fsdp_ranks, tiny, tiny_rl
 from tests.support.fsdp_ranks import CHECKS, SAVED_AFTER, STEPS, Place
 
+pytestmark = pytest.mark.ranks
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
 NEEDS_FOUR = {"hybrid"}
