@@ -57,6 +57,7 @@ def flat_sample(sample: Sample) -> tuple[Any, ...]:
         sample.text,
         {name: bits(value) for name, value in sample.rewards.items()},
         bits(sample.reward),
+        repr(dict(sample.extras)),
     )
 
 
@@ -84,6 +85,18 @@ def distinct(groups: list[RolloutGroup]) -> list[RolloutGroup]:
 
 def some_groups(seed: int = 0, num_groups: int = 5) -> list[RolloutGroup]:
     return distinct(random_groups(np.random.default_rng(seed), num_groups))
+
+
+def test_what_rewards_told_of_a_sample_comes_back(tmp_path: Path) -> None:
+    told = {"parsed": "\ud800 7", "tries": 3, "share": 0.1, "nan": float("nan"), "cut": None}
+    (group, *rest) = some_groups()
+    first = replace(group.samples[0], extras=told)
+    groups = [replace(group, samples=(first, *group.samples[1:])), *rest]
+    journal = Journal(tmp_path)
+    journal.write(1, 0, groups, FACTS)
+    found = journal.read(1, 0, among(groups))
+    assert found is not None
+    assert flat(found[0]) == flat(groups)
 
 
 @settings(deadline=None, max_examples=60)

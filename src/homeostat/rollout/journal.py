@@ -171,6 +171,7 @@ def _sample_arrays(samples: Sequence[Sample], names: Sequence[str]) -> Arrays:
         "sample/segments": _ints([len(completion.segments) for completion in completions]),
         "sample/stop_reasons": _ints([_STOPS.index(c.stop_reason) for c in completions]),
         **_text_arrays("sample/texts", [sample.text for sample in samples]),
+        **_text_arrays("sample/extras", [json.dumps(dict(sample.extras)) for sample in samples]),
         **_text_arrays("sample/request_ids", [c.request_id for c in completions]),
         **_number_arrays("sample/reward", [[sample.reward] for sample in samples], width=1),
         **_number_arrays("sample/rewards", table, width=len(names)),
@@ -274,11 +275,15 @@ def _samples(header: dict[str, Any], arrays: Arrays) -> Iterator[Sample]:
     rewards = _numbers(arrays, "sample/rewards", header["rewards"])
     totals = _numbers(arrays, "sample/reward", ["reward"])
     texts, ids = _texts(arrays, "sample/texts"), _texts(arrays, "sample/request_ids")
+    # Journals of earlier versions have none.
+    has_extras = "sample/extras" in arrays
+    extras = _texts(arrays, "sample/extras") if has_extras else ["{}"] * len(texts)
     counts = arrays["sample/segments"].tolist()
     for place, (count, stop) in enumerate(zip(counts, stops, strict=True)):
         own = tuple(itertools.islice(segments, count))
         completion = Completion(ids[place], own, stop)
-        yield Sample(completion, texts[place], rewards[place], totals[place]["reward"])
+        reward = totals[place]["reward"]
+        yield Sample(completion, texts[place], rewards[place], reward, json.loads(extras[place]))
 
 
 def _segments(header: dict[str, Any], arrays: Arrays) -> Iterator[Segment]:
