@@ -188,7 +188,10 @@ def generate(
         if not finished:
             waiting = [request.id for request in requests if request.id not in found]
             sick = engine.health()
-            trouble = sick or f"waited {time.monotonic() - started:.0f} s"
+            trouble = sick or (
+                f"waited {time.monotonic() - started:.0f} s; where it needs longer, "
+                "raise engine.stall_s"
+            )
             if sick is None:
                 engine.abort()
             raise EngineError(
