@@ -1,0 +1,1 @@
+"""Fault injection: real runs made ill on purpose, to see whether the doctor notices."""

@@ -1,0 +1,131 @@
+"""From a view to a diagnosis: every rule asked, findings in the order of their likelihood.
+
+Three outcomes: a rule fired, is clear, or could not be evaluated, and why. A finding that another
+one explains is folded into it as evidence: the illness comes first, not its symptoms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
+from homeostat.health.rule import Rule
+from homeostat.health.view import Kind, RunView
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is known of a run's health."""
+
+    findings: tuple[Finding, ...]
+    not_evaluated: tuple[NotEvaluated, ...]
+    num_clear: int
+
+    @property
+    def is_healthy(self) -> bool:
+        return all(finding.level is Level.INFO for finding in self.findings)
+
+
+def diagnose(
+    view: RunView,
+    rules: Sequence[Rule],
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Diagnosis:
+    """Ask every rule. `options`: code -> option -> value, where they differ from the defaults."""
+    findings: list[Finding] = []
+    unknown: list[NotEvaluated] = []
+    num_clear = 0
+    for rule in rules:
+        if rule.kinds and view.kind is not Kind.UNKNOWN and view.kind not in rule.kinds:
+            continue
+        found = judge(rule, view, options=(options or {}).get(rule.code, {}))
+        if isinstance(found, NotEvaluated):
+            unknown.append(found)
+        elif found:
+            findings += found
+        else:
+            num_clear += 1
+    explains = {rule.code: rule.explains for rule in rules}
+    return Diagnosis(tuple(in_order(folded(findings, explains))), tuple(unknown), num_clear)
+
+
+def judge(
+    rule: Rule, view: RunView, *, options: Mapping[str, Any] | None = None
+) -> list[Finding] | NotEvaluated:
+    """One rule's findings, [] when it is clear."""
+    missing = what_is_missing(rule, view)
+    if missing:
+        return NotEvaluated(rule.code, rule.name, missing)
+    found: list[Finding] = []
+    for sighting in rule.check(view, rule.options(**(options or {}))):
+        if isinstance(sighting, Unknown):
+            return found or NotEvaluated(rule.code, rule.name, sighting.why)
+        found.append(named(rule, sighting))
+    return found
+
+
+def named(rule: Rule, sighting: Sighting) -> Finding:
+    fields = {f.name: getattr(sighting, f.name) for f in dataclasses.fields(sighting)}
+    fields["level"] = sighting.level or rule.level
+    fields["confidence"] = sighting.confidence or rule.confidence
+    return Finding(code=rule.code, name=rule.name, family=rule.family, **fields)
+
+
+def what_is_missing(rule: Rule, view: RunView) -> str:
+    """The first thing that the rule needs and the view has not; "" when all is there."""
+    for need in rule.needs:
+        if need.startswith("setting:"):
+            key = need.removeprefix("setting:")
+            if not any(view.settings.get(name) is not None for name in key.split("|")):
+                return f"the setting {key} is not known"
+        elif need.startswith("fact:"):
+            if need.removeprefix("fact:") not in view.facts:
+                return f"nothing probed {need.removeprefix('fact:')}"
+        elif need in ("log", "events", "samples"):
+            if not getattr(view, need):
+                return f"there is no {need.removesuffix('s')} to read"
+        elif view.series(*need.split("|")) is None:
+            return f"the metric {need.replace('|', ' or ')} was not logged"
+    return ""
+
+
+def folded(findings: Sequence[Finding], explains: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """Without what another finding explains; that one shows it as evidence."""
+    present = {finding.code for finding in findings}
+    by: dict[str, str] = {}
+    for code in present:
+        for symptom in explains.get(code, ()):
+            # Two that explain each other stay.
+            if symptom in present and code not in explains.get(symptom, ()):
+                by.setdefault(symptom, code)
+    kept = []
+    for finding in findings:
+        if finding.code in by:
+            continue
+        symptoms = [other for other in findings if _root(other.code, by) == finding.code]
+        lines = tuple(f"{other.code} {other.name}: {other.message}" for other in symptoms)
+        kept.append(dataclasses.replace(finding, evidence=finding.evidence + lines))
+    return kept
+
+
+def _root(code: str, by: Mapping[str, str]) -> str | None:
+    """The finding that a symptom ends up in; None for one that stands alone."""
+    seen, found = {code}, by.get(code)
+    while found is not None and found in by and found not in seen:
+        seen.add(found)
+        found = by[found]
+    return found
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """The most likely illness first: how bad, how sure, how early."""
+
+    def key(finding: Finding) -> tuple[int, int, float]:
+        step = finding.first_step if finding.first_step is not None else float("inf")
+        return -finding.level.rank, -finding.confidence.rank, step
+
+    return sorted(findings, key=key)

@@ -1,0 +1,1 @@
+"""Rules, one file each; a package per family lists its own."""

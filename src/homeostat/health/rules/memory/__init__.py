@@ -1,0 +1,7 @@
+"""Rules of the family memory."""
+
+from __future__ import annotations
+
+from homeostat.health.rule import Rule
+
+RULES: tuple[Rule, ...] = ()

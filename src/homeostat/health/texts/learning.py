@@ -1,0 +1,7 @@
+"""Error texts of the family learning."""
+
+from __future__ import annotations
+
+from homeostat.health.texts.trouble import Trouble
+
+TROUBLES: tuple[Trouble, ...] = ()

@@ -1,0 +1,111 @@
+"""A trouble that is recognised by its words.
+
+The same words may have several causes: "CUDA out of memory" in the log-prob function is not the
+one in the engine's wake-up. So a trouble is words *and* context; the one with more context names
+the plainer one in `explains`, and wins where both match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.log import LogLine
+from homeostat.health.rule import Rule
+from homeostat.health.view import RunView
+
+# Characters of a line that are quoted.
+MAX_QUOTE = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Patterns are those of log.py.
+
+    texts       its own words: any of them
+    context     further words, one of which must stand at most `within` lines away (0: anywhere)
+    unless      words anywhere in the log that speak against it
+    when        asked last, where settings or metrics decide: a pure function of the view
+    what        one sentence for the user: what happened
+    why         why it happens: two or three sentences
+    causes      in order; the first is usually `name` itself
+    """
+
+    code: str
+    name: str
+    family: Family
+    texts: tuple[str, ...]
+    what: str
+    why: str
+    fixes: tuple[Fix, ...]
+    causes: tuple[Cause, ...] = ()
+    context: tuple[str, ...] = ()
+    within: int = 80
+    unless: tuple[str, ...] = ()
+    when: Callable[[RunView], bool] | None = None
+    level: Level = Level.ERROR
+    confidence: Confidence = Confidence.MEASURED
+    explains: tuple[str, ...] = ()
+
+
+def rule_of(trouble: Trouble) -> Rule:
+    """The rule that sees a trouble."""
+
+    def check(view: RunView, _: object) -> Iterator[Sighting]:
+        found = _match(trouble, view)
+        if found is None:
+            return
+        line, beside = found
+        quotes = [line] + ([beside] if beside is not None and beside != line else [])
+        yield Sighting(
+            message=trouble.what,
+            evidence=tuple(f"line {q.number}: {q.text.strip()[:MAX_QUOTE]}" for q in quotes),
+            causes=trouble.causes or (Cause(trouble.name, trouble.why),),
+            fixes=trouble.fixes,
+            first_step=line.step,
+            last_step=line.step,
+        )
+
+    return Rule(
+        code=trouble.code,
+        name=trouble.name,
+        family=trouble.family,
+        level=trouble.level,
+        confidence=trouble.confidence,
+        check=check,
+        needs=("log",),
+        explains=trouble.explains,
+        doc=_page(trouble),
+    )
+
+
+def _match(trouble: Trouble, view: RunView) -> tuple[LogLine, LogLine | None] | None:
+    """The line with the trouble's words, and the one with its context."""
+    if trouble.unless and view.log.has(*trouble.unless):
+        return None
+    if trouble.when is not None and not trouble.when(view):
+        return None
+    for pattern in trouble.texts:
+        for line in view.log.find(pattern):
+            if not trouble.context:
+                return line, None
+            lines = trouble.within or len(view.log.lines) + line.number
+            beside = view.log.near(line, *trouble.context, lines=lines)
+            if beside is not None:
+                return line, beside
+    return None
+
+
+def _page(trouble: Trouble) -> str:
+    texts = "\n".join(f"- `{text}`" for text in trouble.texts)
+    fixes = "\n".join(f"- {fix.why}" for fix in trouble.fixes)
+    causes = "\n".join(f"- {cause.name}: {cause.why}" for cause in trouble.causes)
+    near = ", ".join(f"`{text}`" for text in trouble.context)
+    context = f"\n\nTogether with one of: {near}." if near else ""
+    return (
+        f"{trouble.what}\n\n## What it sees\nOne of these texts (`*` stands for anything):\n"
+        f"{texts}{context}\n\n## Why it matters\n{trouble.why}\n\n"
+        f"## Likely causes\n{causes or f'- {trouble.name}'}\n\n## What to do\n{fixes}\n\n"
+        "## Known false alarms\nA log that quotes the text without having met it.\n"
+    )

@@ -1,0 +1,164 @@
+"""What a rule may look at: one run, read-only, whichever framework wrote it.
+
+metrics    canonical name -> Series, strictly growing steps
+settings   our key -> value, whatever the framework calls it; `raw` has its own names
+events     ours (events.jsonl), or what a reader recognised in a log
+log        console text that is not metrics, with the step at each line
+samples    completions that were kept or printed
+facts      what probes found out: preflight's and the run's invariants
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from homeostat.health.frameworks import HOMEOSTAT, Framework
+from homeostat.health.log import Log
+from homeostat.types import FloatArray64, IntArray
+
+
+class Kind(StrEnum):
+    """What the run does."""
+
+    SFT = "sft"
+    RL = "rl"
+    PREFERENCE = "preference"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A metric over the steps at which it was logged. NaN and infinities are kept."""
+
+    steps: IntArray
+    values: FloatArray64
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def first(self) -> float:
+        return float(self.values[0])
+
+    @property
+    def latest(self) -> float:
+        return float(self.values[-1])
+
+    def tail(self, count: int) -> Series:
+        """The newest values."""
+        return Series(self.steps[-count:], self.values[-count:])
+
+    def head(self, count: int) -> Series:
+        return Series(self.steps[:count], self.values[:count])
+
+    def since(self, step: int) -> Series:
+        start = int(np.searchsorted(self.steps, step))
+        return Series(self.steps[start:], self.values[start:])
+
+    def before(self, step: int) -> Series:
+        """What was logged at steps below `step`."""
+        end = int(np.searchsorted(self.steps, step))
+        return Series(self.steps[:end], self.values[:end])
+
+    def finite(self) -> Series:
+        keep = np.isfinite(self.values)
+        return Series(self.steps[keep], self.values[keep])
+
+    def on(self, other: Series) -> tuple[Series, Series]:
+        """Both at the steps that they share."""
+        _, mine, theirs = np.intersect1d(
+            self.steps, other.steps, assume_unique=True, return_indices=True
+        )
+        return (
+            Series(self.steps[mine], self.values[mine]),
+            Series(other.steps[theirs], other.values[theirs]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened: an event of our catalogue, or its like in another's log."""
+
+    kind: str
+    step: int | None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleText:
+    """A completion to be read. `stop_reason` is a StopReason of ours, or "" where not known."""
+
+    step: int | None
+    text: str
+    prompt: str = ""
+    reward: float | None = None
+    stop_reason: str = ""
+    num_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run as a rule sees it."""
+
+    metrics: Mapping[str, Series] = field(default_factory=dict)
+    framework: Framework = HOMEOSTAT
+    kind: Kind = Kind.UNKNOWN
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    raw_settings: Mapping[str, Any] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    log: Log = field(default_factory=Log)
+    samples: tuple[SampleText, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    total_steps: int | None = None
+    # Values were printed with few decimals: 0.000 may be any small number.
+    decimals: Mapping[str, int] = field(default_factory=dict)
+
+    def series(self, *names: str) -> Series | None:
+        """The first of the names that was logged at all."""
+        for name in names:
+            found = self.metrics.get(name)
+            if found is not None and len(found):
+                return found
+        return None
+
+    def latest(self, *names: str) -> float | None:
+        found = self.series(*names)
+        return found.latest if found is not None else None
+
+    def matching(self, prefix: str, suffix: str = "") -> dict[str, Series]:
+        """Metrics by their hole: "rewards/", "/mean" -> reward name -> series."""
+        return {
+            name[len(prefix) : len(name) - len(suffix)]: series
+            for name, series in self.metrics.items()
+            if name.startswith(prefix) and name.endswith(suffix) and len(series)
+        }
+
+    def events_of(self, *kinds: str) -> list[Event]:
+        return [event for event in self.events if event.kind in kinds]
+
+    def setting(self, *keys: str, default: Any = None) -> Any:
+        """The first of the keys that has a value, under our names."""
+        for key in keys:
+            if self.settings.get(key) is not None:
+                return self.settings[key]
+        return default
+
+    def number(self, *keys: str) -> float | None:
+        """A setting that is a number."""
+        found = self.setting(*keys)
+        if isinstance(found, bool) or not isinstance(found, int | float | str):
+            return None
+        try:
+            return float(found)
+        except ValueError:
+            return None
+
+    @property
+    def last_step(self) -> int | None:
+        steps = [int(series.steps[-1]) for series in self.metrics.values() if len(series)]
+        return max(steps) if steps else None

@@ -1,0 +1,86 @@
+"""Every rule against its Markdown cases, and the catalogue against its own laws."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.health.markdown import KINDS, Case, read_cases
+
+from homeostat.health.diagnose import judge
+from homeostat.health.finding import Finding, Level, NotEvaluated
+from homeostat.health.names import FOREIGN
+from homeostat.health.registry import BY_CODE, RULES, TROUBLES
+from homeostat.health.rule import HEADINGS, Rule
+from homeostat.health.vocabulary import FAMILY_OF
+from homeostat.observe.names import describe
+
+FOLDER = Path(__file__).parent
+FILES = sorted(FOLDER.glob("*.md"))
+CASES = [case for file in FILES for case in read_cases(file)]
+BY_WORDS = {trouble.code for trouble in TROUBLES}
+WITH_FILES = [rule for rule in RULES if rule.code not in BY_WORDS]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}: {case.title}")
+def test_a_rule_judges_its_cases(case: Case) -> None:
+    found = judge(BY_CODE[case.code], case.view(), options=case.about.get("options", {}))
+    expected = case.expected
+    if "not_evaluated" in expected:
+        assert isinstance(found, NotEvaluated)
+        assert expected["not_evaluated"] in found.why
+    elif expected.get("clear"):
+        assert found == []
+    else:
+        assert isinstance(found, list), found
+        assert found, "the rule is clear"
+        _require(found[0], expected)
+
+
+def _require(finding: Finding, expected: dict) -> None:
+    for name in ("first_step", "level", "confidence", "subject"):
+        if name in expected:
+            assert getattr(finding, name) == expected[name], finding
+    causes = [cause.name for cause in finding.causes]
+    wanted = expected.get("causes", [])
+    assert causes[: len(wanted)] == wanted, finding
+    assert expected.get("contains", "") in finding.message
+
+
+@pytest.mark.parametrize("rule", WITH_FILES, ids=lambda rule: rule.code)
+def test_a_rule_has_cases_that_fire_nearly_fire_and_are_healthy(rule: Rule) -> None:
+    titles = [case.title for case in CASES if case.code == rule.code]
+    for kind in KINDS[:3]:
+        assert any(title.startswith(kind) for title in titles), f"no case {kind!r}"
+    assert all(title.startswith(KINDS) for title in titles)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_rule_says_all_that_its_page_needs(rule: Rule) -> None:
+    assert re.findall(r"^## (.+)$", rule.text, re.M) == list(HEADINGS)
+    parts = re.split(r"^## .+$", rule.text, flags=re.M)
+    assert all(part.strip() for part in parts), "a heading without text"
+    assert all(meaning for _, meaning in rule.option_fields().values())
+    assert rule.name in FAMILY_OF, "name it in health/vocabulary.py"
+    unknown = [code for code in rule.explains if code not in BY_CODE]
+    assert not unknown
+    if rule.name.startswith("benign-"):
+        assert rule.level is Level.INFO
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_rule_reads_names_that_exist(rule: Rule) -> None:
+    for need in rule.needs:
+        if ":" in need or need in ("log", "events", "samples"):
+            continue
+        for name in need.split("|"):
+            assert describe(name) is not None or name in FOREIGN, name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}: {case.title}")
+def test_causes_are_words_of_the_vocabulary(case: Case) -> None:
+    found = judge(BY_CODE[case.code], case.view(), options=case.about.get("options", {}))
+    for finding in [] if isinstance(found, NotEvaluated) else found:
+        assert [c.name for c in finding.causes if c.name not in FAMILY_OF] == []
+        assert finding.causes, "a finding has at least one cause"
