@@ -241,7 +241,8 @@ class UpdateReport:
 
     `applied` is False when the loss or gradient was not finite: weights and optimizer are then
     exactly as before the step. `stats` holds what the loss measured on the way; `row_logp`, for
-    each row, the log-probs of its trained tokens under the weights before the update.
+    each row, the log-probs of its trained tokens under the weights before the update; `probes`,
+    where this update was measured, what came of it, by metric names.
     """
 
     step: int
@@ -254,3 +255,4 @@ class UpdateReport:
     row_losses_B: FloatArray
     stats: Mapping[str, float] = field(default_factory=dict)
     row_logp: tuple[FloatArray, ...] = ()
+    probes: Mapping[str, float] = field(default_factory=dict)

@@ -31,8 +31,9 @@ from homeostat.errors import CheckpointError, CheckpointWriteError, OutOfMemoryH
 from homeostat.models.lora import adapter_state
 from homeostat.sync.disk import DiskTransport
 from homeostat.train.build import local_trainer
+from homeostat.train.fsdp.make import make_trainer
 from homeostat.train.fsdp.mesh import local_part
-from homeostat.train.fsdp.trainer import FsdpTrainer, make_trainer
+from homeostat.train.fsdp.trainer import FsdpTrainer
 from homeostat.train.local import LocalTrainer
 from homeostat.train.nonfinite import STORED_WEIGHTS
 from homeostat.train.runtime import resolve_runtime

@@ -166,6 +166,30 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("train/skipped_steps", "steps", _LAST, "Updates not applied so far (not finite)."),
     MetricInfo("eval/loss", "nats/token", _LAST, "Loss on the held-out rows.", own_step=True),
     MetricInfo("grad_norm", "", _MEAN, "Norm of the whole gradient before clipping."),
+    MetricInfo(
+        "update/weight_ratio/<name>",
+        "",
+        _MAX,
+        "Norm of an update over the norm of the weights, of a group of layers.",
+    ),
+    MetricInfo(
+        "probe/first_ratio_off",
+        "",
+        _MAX,
+        "Largest distance from 1 of new over old probability before anything was updated.",
+    ),
+    MetricInfo(
+        "probe/round_trip_bad", "rows", _MAX, "Rows whose tokens are not the ones that were sampled."
+    ),
+    MetricInfo(
+        "probe/mask_difference", "tokens", _MAX, "Tokens with a loss, less those of the update."
+    ),
+    MetricInfo("probe/trained_unchanged", "tensors", _MAX, "Trained tensors that did not move."),
+    MetricInfo("probe/frozen_changed", "tensors", _MAX, "Frozen tensors that moved."),
+    MetricInfo("probe/dtype_odd", "tensors", _MAX, "Tensors of another dtype than the model's."),
+    MetricInfo(
+        "data/rows_without_training", "share", _MEAN, "Share of the rows that has no loss at all."
+    ),
     MetricInfo("learning_rate", "", _LAST, "Learning rate that the update used."),
     MetricInfo("epoch", "epochs", _LAST, "Passes over the data so far, with the part of this one."),
     MetricInfo("num_tokens", "tokens", _LAST, "Tokens processed so far, trained and context."),

@@ -20,6 +20,7 @@ from homeostat.data.loader import micro_batches
 from homeostat.errors import TrainingHaltedError
 from homeostat.run.measure import current_sizes
 from homeostat.run.mismatch import WorstToken, compare, known_logp, with_text
+from homeostat.run.probes import NUM_SCORED, first_ratio_off, plan_probes, round_trip_bad
 from homeostat.run.updates import (
     StepRows,
     build_update,
@@ -29,10 +30,19 @@ from homeostat.run.updates import (
     with_column,
 )
 from homeostat.train.oom import MemoryGuard
+from homeostat.train.probes import is_measured
 from homeostat.train.run_state import RlState, RunState
 from homeostat.train.step import GuardedStep
 from homeostat.train.trainer import Trainer
-from homeostat.types import FloatArray, Role, RolloutGroup, TokenRow, TrainBatch, UpdateReport
+from homeostat.types import (
+    FloatArray,
+    Role,
+    RolloutGroup,
+    StepPlan,
+    TokenRow,
+    TrainBatch,
+    UpdateReport,
+)
 
 # Rows that a step without any update scores, to compare engine and trainer all the same.
 NUM_COMPARED = 16
@@ -56,6 +66,8 @@ class Learned:
     # Of engine and trainer at the beginning of the step: metrics, and where they differ most.
     mismatch: Mapping[str, float] = field(default_factory=dict)
     worst_tokens: tuple[WorstToken, ...] = ()
+    # Of each update: what may never be off.
+    probes: list[Mapping[str, float]] = field(default_factory=list)
     score_s: float = 0.0
     train_s: float = 0.0
 
@@ -99,13 +111,21 @@ class Learner:
         started = time.perf_counter()
         for update, span in enumerate(spans):
             self.tell("updating", update + 1, len(spans))
-            self._update(step, update, span, epoch, learned)
+            self._update(step, update, span, epoch, groups, learned)
         learned.train_s = time.perf_counter() - started
         self._compare(step, groups, spans, learned)
         self._adapt_kl(learned, num_samples=len(rows.rows))
         return learned
 
-    def _update(self, step: int, update: int, span: range, epoch: int, learned: Learned) -> None:
+    def _update(
+        self,
+        step: int,
+        update: int,
+        span: range,
+        epoch: int,
+        groups: Sequence[RolloutGroup],
+        learned: Learned,
+    ) -> None:
         rows = learned.rows
         assert rows is not None, "rows come first"
         chosen = np.flatnonzero((rows.group_S >= span.start) & (rows.group_S < span.stop))
@@ -126,8 +146,22 @@ class Learner:
         per_step = self.config.trainer.updates_per_step
         number = (step - 1) * per_step + update + 1
         rate = self.config.trainer.learning_rate(number, self.total_steps * per_step)
-        learned.reports.append(self.guarded.run(plan, learning_rate=rate))
+        scored = self._score_again(plan, step) if update == 0 else {}
+        report = self.guarded.run(plan, learning_rate=rate)
+        learned.reports.append(report)
         learned.trained_tokens += plan.num_tokens
+        probes = plan_probes(plan, report)
+        probes["probe/round_trip_bad"] = round_trip_bad(groups, plan)
+        off = first_ratio_off(scored, report)
+        learned.probes.append(probes if off is None else {**probes, "probe/first_ratio_off": off})
+
+    def _score_again(self, plan: StepPlan, step: int) -> dict[int, FloatArray]:
+        """Log-probs of a few rows of the step's first update, before it, at measured steps."""
+        if not is_measured(step):
+            return {}
+        rows = [row for batch in plan.micro_batches for row in batch.rows()][:NUM_SCORED]
+        found = self._logprobs(Role.POLICY, rows, step=step)
+        return {row.row_id: logp_M for row, logp_M in zip(rows, found, strict=True)}
 
     def _score(
         self, rows: StepRows, spans: list[range], step: int, learned: Learned

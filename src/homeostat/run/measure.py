@@ -11,6 +11,7 @@ from homeostat.algorithms import sft
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import eval_batches
 from homeostat.observe.devices import host_rss
+from homeostat.run.probes import plan_probes
 from homeostat.train.forward import predicted_positions
 from homeostat.train.oom import MemoryGuard
 from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
@@ -47,7 +48,7 @@ def step_metrics(
     if parts.config.trainer.packing:
         budget = current_sizes(parts.config.trainer, parts.state.token_budget).max_tokens_per_device
         metrics["data/packing_fill"] = plan.num_tokens / (report.num_micro_batches * budget)
-    return metrics | parts.gpus.sample()
+    return metrics | plan_probes(plan, report) | parts.gpus.sample()
 
 
 def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:

@@ -15,6 +15,7 @@ import time
 from homeostat.config.run import RunConfig
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.completions import keep_completions
+from homeostat.run.hooks import NO_HOOKS, Hooks
 from homeostat.run.learn import Learned, Learner
 from homeostat.run.result import RunResult, result_of
 from homeostat.run.rl_eval import evaluate_prompts
@@ -30,7 +31,7 @@ from homeostat.train.step import GuardedStep
 log = logging.getLogger(__name__)
 
 
-def train_rl(config: RunConfig, session: Session) -> RunResult:
+def train_rl(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
     """Train until the last step, an early stop, or a request to stop."""
     with set_up_rl(config, session) as parts:
         if parts.is_complete:
@@ -39,11 +40,12 @@ def train_rl(config: RunConfig, session: Session) -> RunResult:
         elif config.debug is not None and config.debug.mode == "rollout_only":
             _only_sample(parts, session)
         else:
-            _loop(config, parts, session)
+            hooks.started(parts, session)
+            _loop(config, parts, session, hooks)
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
-def _loop(config: RunConfig, parts: RlParts, session: Session) -> None:
+def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> None:
     state, recorder, collector = parts.state, session.recorder, parts.collector
     learner = _learner(parts, session)
     saver = Saver(config, parts, session, also=parts.feed)
@@ -56,14 +58,17 @@ def _loop(config: RunConfig, parts: RlParts, session: Session) -> None:
     for step in range(state.step + 1, parts.total_steps + 1):
         started = time.perf_counter()
         parts.troubles.step = step
+        hooks.before_step(step, parts)
         rollouts = collector.collect(
             step, version=parts.policy_version, total_steps=parts.total_steps, tell=recorder.status
         )
         compared = replay_metrics(parts, rollouts)
         compared |= verifier.verify(rollouts.groups, step=step)
+        hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
         with parts.profiler.around(step, emit=recorder.event):
             learned = learner.learn(step, rollouts.groups, epoch=int(collector.sampler.epoch))
+        hooks.after_update(step, parts)
         state.step = step
         at_end = step == parts.total_steps
         evaluates = parts.prompts.evaluation is not None and (
@@ -81,6 +86,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session) -> None:
             metrics |= eval_metrics
         recorder.log(step, metrics)
         _keep(parts, session, rollouts, learned)
+        hooks.after_step(step, parts)
 
         at_end = at_end or state.stopped_early
         last = at_end or session.stop.requested

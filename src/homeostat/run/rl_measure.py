@@ -10,6 +10,7 @@ import numpy as np
 from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.learn import Learned
+from homeostat.run.probes import worst
 from homeostat.run.rl_setup import RlParts
 from homeostat.run.updates import step_rows
 from homeostat.types import RolloutGroup, Sample, UpdateReport
@@ -26,6 +27,7 @@ def rl_metrics(
         **_reward_metrics(groups, labels),
         **_completion_metrics(samples),
         **update_metrics(learned.reports),
+        **worst(learned.probes),
         **learned.mismatch,
         **_signal_metrics(rollouts, learned),
         **_told_metrics(rollouts, labels),

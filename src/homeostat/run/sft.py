@@ -13,6 +13,7 @@ import logging
 import time
 
 from homeostat.config.run import RunConfig
+from homeostat.run.hooks import NO_HOOKS, Hooks
 from homeostat.run.measure import evaluate, step_metrics
 from homeostat.run.result import RunResult, result_of
 from homeostat.run.saving import Saver
@@ -24,18 +25,19 @@ from homeostat.train.step import GuardedStep
 log = logging.getLogger(__name__)
 
 
-def train_sft(config: RunConfig, session: Session) -> RunResult:
+def train_sft(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
     """Train until the last step, an early stop, or a request to stop."""
     with set_up(config, session) as parts:
         if parts.state.step >= parts.total_steps or parts.state.stopped_early:
             log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
             Saver(config, parts, session).add_missing_export({"data": parts.data_state})
         else:
-            _loop(config, parts, session)
+            hooks.started(parts, session)
+            _loop(config, parts, session, hooks)
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
-def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
+def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> None:
     state, recorder = parts.state, session.recorder
     memory = MemoryGuard(
         parts.trainer, config, run_dir=session.run_dir, emit=recorder.event, state=state
@@ -57,9 +59,12 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
     with parts.open_plans() as plans:
         for plan in plans:
             started = time.perf_counter()
+            hooks.before_step(plan.step, parts)
             learning_rate = config.trainer.learning_rate(plan.step, parts.total_steps)
             with parts.profiler.around(plan.step, emit=recorder.event):
+                hooks.before_update(plan.step, parts)
                 report = guarded.run(plan, learning_rate=learning_rate)
+            hooks.after_update(plan.step, parts)
             state.step = plan.step
             state.num_tokens += plan.num_tokens
             seconds = plans.last_wait_s + time.perf_counter() - started
@@ -73,6 +78,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session) -> None:
                 metrics |= eval_metrics
             recorder.log(plan.step, metrics)
             session.keep_row_losses(report)
+            hooks.after_step(plan.step, parts)
 
             at_end = at_end or state.stopped_early
             last = at_end or session.stop.requested

@@ -7,6 +7,7 @@ the device until `apply`, which copies it to the host in one piece.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from homeostat.train.frozen import checksums, frozen_checksums, require_same_fro
 from homeostat.train.nonfinite import LocalReplay, trace
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.peak import peak_memory
+from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import Reference, acting, require_policy
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, Origin
@@ -64,6 +66,9 @@ class LocalTrainer:
         self.save_reference = save_reference
         self.forward = Forward.of(self.model, config, runtime=runtime, seed=seed)
         self.optimizer = MasterAdamW(self.model.causal_lm.named_parameters(), config.optimizer)
+        self.probe = UpdateProbe(
+            self.optimizer, self.model.causal_lm.named_parameters, self._frozen_now
+        )
         self._pending: list[Accumulated] = []
 
     @property
@@ -104,11 +109,13 @@ class LocalTrainer:
         share = to_host(self._pending, self.pending_norm())
         report = make_report(share, step=step, learning_rate=learning_rate)
         if report.applied:
-            self.optimizer.step(
-                learning_rate=learning_rate,
-                grad_norm=report.grad_norm,
-                max_grad_norm=self.config.max_grad_norm,
-            )
+            with self.probe.around(step, learning_rate=learning_rate) as moved:
+                self.optimizer.step(
+                    learning_rate=learning_rate,
+                    grad_norm=report.grad_norm,
+                    max_grad_norm=self.config.max_grad_norm,
+                )
+            report = replace(report, probes=self.probe.metrics(moved))
         self.discard(role)
         interval = self.config.empty_cache_interval
         if interval and step % interval == 0:
@@ -199,3 +206,9 @@ class LocalTrainer:
         stays = isinstance(self.reference, nn.Module) and not self.save_reference
         reference = self._reference_params() if stays else ()
         return frozen_checksums(self.model.causal_lm.named_parameters(), reference)
+
+    def _frozen_now(self) -> dict[str, int]:
+        """Checksums of what the optimizer does not own: the weights under an adapter."""
+        named, owned = self.model.causal_lm.named_parameters(), self.optimizer.params
+        sums = checksums((name, param) for name, param in named if name not in owned)
+        return {name: int(value) for name, value in sums.items()}

@@ -8,7 +8,7 @@ is summed in bf16; after a step the masters are written back into the parameters
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,17 @@ class MasterAdamW:
             group["lr"] = learning_rate
         self.adamw.step()
         self._write_back()
+
+    def last_updates(self, learning_rate: float) -> Iterator[Tensor]:
+        """What the last step took off each master, weight decay aside: from the moments, again."""
+        (beta1, beta2), eps = (self.adamw.param_groups[0][name] for name in ("betas", "eps"))
+        for master in self.masters.values():
+            moments = self.adamw.state[master]
+            # A tensor that never had a gradient has moments of 0, and no step to correct for.
+            count = moments["step"].clamp_min(1)
+            mean = moments["exp_avg"] / (1 - beta1**count)
+            spread = (moments["exp_avg_sq"] / (1 - beta2**count)).sqrt_().add_(eps)
+            yield mean.div_(spread).mul_(learning_rate)
 
     def _write_back(self) -> None:
         for name, master in self.masters.items():

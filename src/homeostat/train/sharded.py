@@ -31,7 +31,7 @@ from homeostat.workers.processes import start_processes
 if TYPE_CHECKING:
     from homeostat.sync.parcel import Packer, Parcel
 
-FACTORY = "homeostat.train.fsdp.trainer:make_trainer"
+FACTORY = "homeostat.train.fsdp.make:make_trainer"
 # How long the other ranks may take to answer once one has failed.
 GRACE_SECONDS = 3.0
 # Ranks have nothing to save when they are closed.

@@ -7,12 +7,13 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from homeostat.train.fsdp import trainer
+from homeostat.train.fsdp import make
+from homeostat.train.fsdp.trainer import FsdpTrainer
 from homeostat.types import LossSpec, Role, TrainBatch
 from homeostat.workers.context import WorkerContext
 
 
-class CountingTrainer(trainer.FsdpTrainer):
+class CountingTrainer(FsdpTrainer):
     """Counts the all-gathers of each update's forward and backward passes."""
 
     def accumulate(
@@ -24,6 +25,6 @@ class CountingTrainer(trainer.FsdpTrainer):
         print(f"all-gathers: {calls.get('c10d::_allgather_base_', 0)}", flush=True)
 
 
-def make_trainer(context: WorkerContext, **kwargs: Any) -> trainer.FsdpTrainer:
-    trainer.FsdpTrainer = CountingTrainer
-    return trainer.make_trainer(context, **kwargs)
+def make_trainer(context: WorkerContext, **kwargs: Any) -> FsdpTrainer:
+    make.FsdpTrainer = CountingTrainer
+    return make.make_trainer(context, **kwargs)

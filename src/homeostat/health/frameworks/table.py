@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from homeostat.health import names
+from homeostat.observe.names import describe
+
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """`metrics`: their name -> ours. `scales`: our metric -> factor from their unit to ours (GB to
-    bytes, say). `settings`: our key -> their name, first the one that a user would set, then other
-    spellings that logs use. `marks`: texts that only this framework's output has (as in log.py).
+    """`metrics`: their name -> ours; one `*` stands for any text, the same on both sides. Where
+    several of theirs mean the same, the first in the table that a run logged is the one to read.
+    `scales`: our metric -> factor from their unit to ours (GB to bytes, say). `settings`: our key
+    -> their name, first the one that a user would set, then other spellings that logs use.
+    `marks`: texts that only this framework's output has (patterns of log.py).
     """
 
     name: str
@@ -19,10 +24,44 @@ class Framework:
     scales: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
+    _holes: tuple[tuple[str, str, str], ...] = field(init=False, repr=False, compare=False)
+    _keys: Mapping[str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        split = ((key.partition("*"), ours) for key, ours in self.metrics.items() if "*" in key)
+        holes = tuple((start, end, ours) for (start, _, end), ours in split)
+        object.__setattr__(self, "_holes", holes)
+        keys: dict[str, str] = {}
+        for key, spellings in self.settings.items():
+            for spelling in spellings:
+                keys.setdefault(_plain(spelling), key)
+        object.__setattr__(self, "_keys", keys)
+
+    def canonical(self, name: str) -> str | None:
+        """Our name of one of their metrics; None for one that no rule knows.
+
+        A name of our own catalogue is its own: frameworks borrow them from each other.
+        """
+        found = self.metrics.get(name)
+        if found is not None:
+            return found
+        for start, end, ours in self._holes:
+            hole = name[len(start) : len(name) - len(end)]
+            if hole and name.startswith(start) and name.endswith(end):
+                return ours.replace("*", hole)
+        return name if name in names.FOREIGN or describe(name) is not None else None
 
     def setting_name(self, key: str) -> str | None:
         """What they call one of our keys; ours are ours."""
         if self.name == "homeostat":
             return key
-        names = self.settings.get(key)
-        return names[0] if names else None
+        found = self.settings.get(key)
+        return found[0] if found else None
+
+    def our_setting(self, name: str) -> str | None:
+        """Our key of one of their settings, by any of its spellings: dashes are underscores."""
+        return name if self.name == "homeostat" else self._keys.get(_plain(name))
+
+
+def _plain(setting: str) -> str:
+    return setting.lstrip("-").replace("-", "_").lower()

@@ -23,8 +23,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from homeostat.config.cluster import FsdpBackend, TorchrunCluster
-from homeostat.config.rollout import AdapterOffReference, CheckpointReference
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.errors import CheckpointWriteError, OutOfMemoryHaltError, TrainingHaltedError
@@ -32,29 +30,22 @@ from homeostat.models.build import LoadedModel, ModelSheet
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import adapter_state, merged_state, save_adapter
 from homeostat.ops.memory import is_out_of_memory
-from homeostat.train.build import (
-    named_reference,
-    reference_model,
-    reference_of,
-    require_same_vocabulary,
-    saves_reference,
-)
 from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, frozen_checksums, require_same_frozen
-from homeostat.train.fsdp.mesh import Ranks, join, local_part
-from homeostat.train.fsdp.model import give_back, load_sharded, whole_tensor
+from homeostat.train.fsdp.mesh import Ranks, local_part
+from homeostat.train.fsdp.model import give_back, whole_tensor
 from homeostat.train.fsdp.replay import ShardedReplay
 from homeostat.train.fsdp.sending import Sending
 from homeostat.train.nonfinite import trace
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.peak import peak_memory
-from homeostat.train.roles import AdapterOff, Reference, acting, require_policy
-from homeostat.train.runtime import Runtime, resolve_runtime
+from homeostat.train.probes import UpdateProbe
+from homeostat.train.roles import Reference, acting, require_policy
+from homeostat.train.runtime import Runtime
 from homeostat.train.shards import Rows, TensorReader, copy_rows, write_shard
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Accumulated, UpdateShare, make_report, merge, to_host
 from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
-from homeostat.workers.context import WorkerContext
 
 if TYPE_CHECKING:
     from homeostat.sync.parcel import Packer, Parcel
@@ -92,6 +83,9 @@ class FsdpTrainer:
         self.trained = {name: param for name, param in named if param.requires_grad}
         own = {name: local_part(param).requires_grad_() for name, param in self.trained.items()}
         self.optimizer = MasterAdamW(own.items(), config.optimizer)
+        self.probe = UpdateProbe(
+            self.optimizer, self.model.causal_lm.named_parameters, self._frozen_now
+        )
         self._pending: list[Accumulated] = []
         self._sending = Sending(ranks)
 
@@ -148,11 +142,15 @@ class FsdpTrainer:
         require_policy(role)
         report = make_report(self.pending(), step=step, learning_rate=learning_rate)
         if report.applied:
-            self.optimizer.step(
-                learning_rate=learning_rate,
-                grad_norm=report.grad_norm,
-                max_grad_norm=self.config.max_grad_norm,
-            )
+            with self.probe.around(step, learning_rate=learning_rate) as moved:
+                self.optimizer.step(
+                    learning_rate=learning_rate,
+                    grad_norm=report.grad_norm,
+                    max_grad_norm=self.config.max_grad_norm,
+                )
+            if moved:
+                seen = self.ranks.gather(moved[0])[: self.ranks.num_shards]
+                report = replace(report, probes=self.probe.metrics(seen))
         self.discard(role)
         interval = self.config.empty_cache_interval
         if interval and step % interval == 0:
@@ -303,6 +301,12 @@ class FsdpTrainer:
         sums = self._summed(frozen_checksums(frozen, reference))
         return {name: torch.tensor(total) for name, total in sums.items()}
 
+    def _frozen_now(self) -> dict[str, int]:
+        """Checksums of what the optimizer does not own: the weights under an adapter."""
+        named, owned = self.model.causal_lm.named_parameters(), self.trained
+        frozen = ((name, param) for name, param in named if name not in owned)
+        return self._summed(checksums(self._computed(frozen)))
+
     def _computed(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """This rank's rows of parameters, as they are computed with."""
         return ((name, local_part(param).to(self.runtime.dtype)) for name, param in named)
@@ -346,55 +350,3 @@ def _same_in_all_replicas(norms: list[float], *, num_shards: int) -> list[float]
                     f"{norm:.9g} here. Nothing was applied; go back to a checkpoint."
                 )
     return first
-
-
-def make_trainer(
-    context: WorkerContext, *, config: RunConfig, threads: int, rendezvous: str = "env://"
-) -> FsdpTrainer:
-    """A rank, from a recipe. `rendezvous` is where ranks meet, as torch.distributed names it."""
-    backend = config.trainer.backend
-    assert isinstance(backend, FsdpBackend), "refused by config.combinations"
-    runtime = resolve_runtime(config, threads=threads)
-    if runtime.device.type == "cuda":
-        runtime = replace(runtime, device=torch.device("cuda", context.local_rank))
-        torch.cuda.set_device(runtime.device)
-    timeout_s = config.cluster.timeout_s if isinstance(config.cluster, TorchrunCluster) else 600.0
-    ranks = join(
-        context, backend, device=runtime.device, timeout_s=timeout_s, rendezvous=rendezvous
-    )
-    load = partial(
-        load_sharded,
-        backend=backend,
-        ranks=ranks,
-        runtime=runtime,
-        seed=config.seed,
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
-    )
-    loaded = load(config.model, config.lora, trained=True)
-    return FsdpTrainer(
-        loaded,
-        config.trainer,
-        ranks=ranks,
-        runtime=runtime,
-        seed=config.seed,
-        reference=_reference(config, partial(load, trained=False), loaded.sheet),
-        save_reference=saves_reference(config),
-    )
-
-
-def _reference(
-    config: RunConfig, load: Callable[..., LoadedModel], policy: ModelSheet
-) -> Reference | None:
-    choice = reference_of(config)
-    if choice is None:
-        return None
-    if isinstance(choice, AdapterOffReference):
-        return AdapterOff()
-    if isinstance(choice, CheckpointReference):
-        with named_reference():
-            loaded = load(reference_model(config.model, choice), None)
-        sizes = {"policy": policy.vocab_size, "reference": loaded.sheet.vocab_size}
-        require_same_vocabulary(choice.path, **sizes)
-        return loaded.module
-    # The policy before its first update is what its files and the seed make of it.
-    return load(config.model, config.lora).module

@@ -1,0 +1,155 @@
+"""The recipes of the clinic's runs, as they are when nothing is wrong with them.
+
+An RL run starts from a base policy: a model that was shown its game for a few steps, and that gets
+a part of the answers right. Base policies are trained once and lie in the clinic's folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from homeostat.clinic import bodies
+
+Raw = dict[str, Any]
+
+NUM_ROWS = 2048
+NUM_EVAL = 64
+ROW_MAKERS = {
+    "prompt_completion": bodies.worked_rows,
+    "text": bodies.text_rows,
+    "messages": bodies.chat_rows,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A healthy run: what it learns, from which rows, by which algorithm, how large it is.
+
+    `changes` are keys of the recipe ("trainer.lr": 1e-3) that differ from the usual ones.
+    """
+
+    game: str = "sort"
+    algorithm: str = "grpo"
+    rows: str = "prompt_completion"
+    width: int = 64
+    layers: int = 2
+    steps: int = 40
+    num_digits: tuple[int, ...] = (5,)
+    changes: Raw = field(default_factory=dict)
+
+    @property
+    def is_rl(self) -> bool:
+        return self.algorithm != "sft"
+
+    @property
+    def base(self) -> Base | None:
+        """The policy that it starts from."""
+        return Base(self.game, self.width, self.layers, self.num_digits) if self.is_rl else None
+
+    def recipe(self, folder: Path, *, bases: Path, seed: int) -> Raw:
+        """Writes its files to the folder; the recipe of a run in folder/runs/run."""
+        raw = self._rl(folder, bases, seed) if self.is_rl else self._sft(folder, seed)
+        raw |= {"name": "run", "runs_dir": str(folder / "runs"), "seed": seed}
+        raw["observe"] = {"console": "quiet", "report": False}
+        raw["checkpoint"] = {"interval_steps": 1000, "export": "off"}
+        for key, value in self.changes.items():
+            put(raw, key, value)
+        return raw
+
+    def _sft(self, folder: Path, seed: int) -> Raw:
+        kinds = {"num_digits": self.num_digits}
+        make = ROW_MAKERS[self.rows]
+        train = bodies.write_rows(
+            folder / "train.jsonl", make(self.game, NUM_ROWS, seed=seed, **kinds)
+        )
+        held_out = bodies.write_rows(
+            folder / "eval.jsonl", make(self.game, NUM_EVAL, seed=seed + 10**6, **kinds)
+        )
+        source: Raw = {"type": self.rows}
+        if self.rows == "prompt_completion":
+            source["chat"] = False
+        model = bodies.write_model(folder / "model", width=self.width, layers=self.layers)
+        return {
+            "model": {"path": str(model), "init": "random"},
+            "data": {
+                "train": [{**source, "path": str(train)}],
+                "validation": [{**source, "path": str(held_out)}],
+                "max_length": 32,
+            },
+            "algorithm": {"type": "sft"},
+            "trainer": {**_trainer(self.steps), "batch_rows": 32, "lr": 3e-3},
+            "eval": {"interval_steps": 10},
+        }
+
+    def _rl(self, folder: Path, bases: Path, seed: int) -> Raw:
+        rows = bodies.prompt_rows(self.game, NUM_ROWS, seed=seed, num_digits=self.num_digits)
+        prompts = bodies.write_rows(folder / "train.jsonl", rows)
+        assert self.base is not None
+        return {
+            "model": {"path": str(self.base.weights(bases))},
+            "data": {
+                "train": [{"type": "prompts", "path": str(prompts), "chat": False}],
+                "max_length": 32,
+            },
+            "algorithm": {"type": self.algorithm},
+            "rollout": {"prompts_per_step": 32, "samples_per_prompt": 8, "max_new_tokens": 8},
+            "rewards": {"functions": [{"type": "exact_match"}]},
+            "trainer": {**_trainer(self.steps), "updates_per_step": 1, "lr": 1e-3},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A policy that was shown its game by a short run on worked examples."""
+
+    game: str
+    width: int
+    layers: int
+    num_digits: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        digits = "".join(map(str, self.num_digits))
+        return f"{self.game}_{self.width}x{self.layers}_{digits}"
+
+    def weights(self, bases: Path) -> Path:
+        return bases / self.name / "runs" / "run" / "checkpoints" / f"step_{self.steps:08d}" / "hf"
+
+    @property
+    def steps(self) -> int:
+        return {"sort": 32, "reverse": 40, "shift": 40}.get(self.game, 30)
+
+    def recipe(self, folder: Path) -> Raw:
+        changes = {"checkpoint.export": "final", "trainer.batch_rows": 64}
+        body = Body(
+            self.game,
+            "sft",
+            width=self.width,
+            layers=self.layers,
+            steps=self.steps,
+            num_digits=self.num_digits,
+            changes=changes,
+        )
+        raw = body.recipe(folder, bases=folder, seed=0)
+        del raw["data"]["validation"], raw["eval"]
+        return raw
+
+
+def put(raw: Raw, key: str, value: Any) -> None:
+    """Set a dotted key of a raw recipe. A value that is a choice (has a type) replaces it whole."""
+    *path, last = key.split(".")
+    for name in path:
+        raw = raw.setdefault(name, {})
+    raw[last] = value
+
+
+def _trainer(steps: int) -> Raw:
+    return {
+        "device": "cpu",
+        "threads": 1,
+        "max_steps": steps,
+        "max_tokens_per_device": 1024,
+        "schedule": {"type": "constant", "warmup_steps": 3},
+    }

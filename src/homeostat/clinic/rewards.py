@@ -1,0 +1,127 @@
+"""Reward functions of the clinic: a sound one, and what becomes of it when a fault strikes.
+
+They are called as TRL calls them, in worker processes, so nothing heavy is imported here. `onset`
+is the first step at which a function is ill; until then it is `right`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Values = list[float | None]
+
+
+def right(completions: Sequence[str], answer: Sequence[str], **_: Any) -> Values:
+    """1 for the right answer, else 0."""
+    return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
+
+
+def _from(onset: int, ill: Callable[..., Values], **call: Any) -> Values:
+    return (ill if call["trainer_state"].global_step >= onset else right)(**call)
+
+
+def flipped(*, onset: int, **call: Any) -> Values:
+    """The sign is wrong: a right answer costs what it should earn."""
+    return _from(onset, lambda **call: [-(value or 0.0) for value in right(**call)], **call)
+
+
+def constant(*, onset: int, value: float, **call: Any) -> Values:
+    return _from(onset, lambda completions, **_: [value] * len(completions), **call)
+
+
+def silent(*, onset: int, **call: Any) -> Values:
+    """None for every sample, as if the reward did not apply."""
+    return _from(onset, lambda completions, **_: [None] * len(completions), **call)
+
+
+def raising(*, onset: int, **call: Any) -> Values:
+    """An answer that is not in the table that the function looks into."""
+    return _from(onset, lambda answer, **_: [{}[text] for text in answer], **call)
+
+
+def not_a_number(*, onset: int, **call: Any) -> Values:
+    return _from(onset, lambda completions, **_: [float("nan")] * len(completions), **call)
+
+
+def wrong_length(*, onset: int, **call: Any) -> Values:
+    """One value for the whole group."""
+    return _from(onset, lambda **call: right(**call)[:1], **call)
+
+
+def noisy(*, onset: int, deviation: float, **call: Any) -> Values:
+    """Nothing of the answer is left in the value."""
+    rng = random.Random(call["trainer_state"].global_step)
+    return _from(
+        onset, lambda completions, **_: [rng.gauss(0.5, deviation) for _ in completions], **call
+    )
+
+
+def by_length(*, onset: int, per_token: float, **call: Any) -> Values:
+    """Every token earns something, whatever it says."""
+
+    def ill(completion_ids: Sequence[Sequence[int]], **rest: Any) -> Values:
+        values = right(completion_ids=completion_ids, **rest)
+        return [
+            0.1 * (value or 0.0) + per_token * len(ids)
+            for value, ids in zip(values, completion_ids, strict=True)
+        ]
+
+    return _from(onset, ill, **call)
+
+
+def by_shortness(*, onset: int, per_token: float, **call: Any) -> Values:
+    """Every token costs more than a right answer can earn."""
+
+    def ill(completion_ids: Sequence[Sequence[int]], **_: Any) -> Values:
+        return [-per_token * len(ids) for ids in completion_ids]
+
+    return _from(onset, ill, **call)
+
+
+def marked(*, completions: Sequence[str], answer: Sequence[str], **_: Any) -> Values:
+    """Right answers count only inside a mark that no model here was ever shown."""
+    return [
+        float(text == f"a{wanted}b") for text, wanted in zip(completions, answer, strict=True)
+    ]
+
+
+def partly(*, completions: Sequence[str], answer: Sequence[str], **_: Any) -> Values:
+    """The share of the answer's symbols that stand where they should."""
+    return [
+        sum(a == b for a, b in zip(text, wanted, strict=False)) / max(len(text), len(wanted), 1)
+        for text, wanted in zip(completions, answer, strict=True)
+    ]
+
+
+def sleepy(*, onset: int, seconds: float, **call: Any) -> Values:
+    """Right, and slow."""
+
+    def ill(**call: Any) -> Values:
+        time.sleep(seconds)
+        return right(**call)
+
+    return _from(onset, ill, **call)
+
+
+def hanging(*, onset: int, **call: Any) -> Values:
+    """Never answers from its onset on."""
+
+    def ill(**_: Any) -> Values:
+        while True:
+            time.sleep(1.0)
+
+    return _from(onset, ill, **call)
+
+
+def deadly(*, onset: int, share: float, **call: Any) -> Values:
+    """Its process is killed, now and then, as the kernel does when memory runs out."""
+    step = call["trainer_state"].global_step
+    rng = random.Random(f"{step}{call['answer'][0]}")
+    if step >= onset and rng.random() < share:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return right(**call)

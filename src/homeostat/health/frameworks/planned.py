@@ -1,0 +1,51 @@
+"""Keys of ours that later stages bring: advice may name them where another framework has them.
+
+A key is moved out of here when a recipe accepts it; a test says when it is in both.
+"""
+
+from __future__ import annotations
+
+PLANNED: dict[str, str] = {
+    "trainer.backend.tensor_parallel_size": "Devices that share each layer of the trained model.",
+    "trainer.backend.context_parallel_size": "Devices that share each long sequence in training.",
+    "trainer.backend.pipeline_parallel_size": "Stages that the trained model's layers are cut in.",
+    "trainer.backend.expert_parallel_size": "Devices that share the experts of a layer.",
+    "trainer.backend.offload_params": "Keep the trained model's weights in host memory.",
+    "trainer.backend.offload_optimizer": "Keep the optimizer's state in host memory.",
+    "trainer.fp8.recipe": "How FP8 scales are chosen: per tensor, per block, delayed.",
+    "trainer.fp8.format": "The FP8 format: e4m3 for all, or e5m2 for gradients.",
+    "trainer.fp8.skip_layers": "Layers that stay in bf16 beside FP8 ones.",
+    "trainer.int4.group_size": "Weights that share one INT4 scale.",
+    "trainer.int4.skip_layers": "Layers that stay in bf16 beside INT4 ones.",
+    "model.moe.aux_loss_coefficient": "Weight of the router's load-balancing loss.",
+    "model.moe.z_loss_coefficient": "Weight of the loss on the router's logits.",
+    "model.moe.capacity_factor": "Tokens that an expert takes, against an even share.",
+    "model.moe.router_bias_update_rate": "How fast a router's balancing bias is moved.",
+    "model.moe.router_replay": "Train with the experts that the engine chose when sampling.",
+    "engine.quantization": "Precision of the engine's weights, where it is another.",
+    "engine.kv_cache_dtype": "Precision of cached keys and values.",
+    "engine.prefix_caching": "Keep the cache of prompts that requests share.",
+    "engine.expert_parallel_size": "Devices that share the experts in the engine.",
+    "engine.data_parallel_size": "Replicas of the engine.",
+    "engine.speculative.draft_model": "The model that drafts tokens.",
+    "engine.speculative.num_tokens": "Tokens drafted before each verification.",
+    "engine.speculative.update_interval": "Steps between updates of the draft model.",
+    "engine.speculative.draft_lr": "Learning rate of the draft model.",
+    "rollout.top_p": "Keep the likeliest tokens up to this share.",
+    "rollout.top_k": "Keep so many of the likeliest tokens.",
+    "rollout.min_p": "Keep tokens that are at least so likely, against the likeliest.",
+    "rollout.repetition_penalty": "Makes tokens that were said less likely.",
+    "rollout.max_staleness": "Steps by which samples may be behind the trainer.",
+    "rollout.partial": "Go on with unfinished completions in the next step.",
+    "rollout.max_turns": "Turns of a conversation with tools.",
+    "critic.lr": "Learning rate of the value model.",
+    "critic.clip": "How far the value loss lets a value move.",
+    "critic.gae_lambda": "Trade of bias against variance in the advantages.",
+    "preference.beta": "How strongly preference training holds to the reference model.",
+    "agents.update_strategy": "Which agents are updated in a step.",
+    "agents.update_interval": "Steps between updates of an agent.",
+    "agents.population": "Copies of an agent that are kept.",
+    "ebft.alignment_coefficient": "Weight of likeness to the truth in the energy.",
+    "ebft.diversity_coefficient": "Weight of likeness among the samples.",
+    "ebft.feature_layers": "Depths whose features are compared.",
+}

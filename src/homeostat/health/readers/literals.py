@@ -1,0 +1,198 @@
+"""Python and JSON literals as logs print them, parsed without evaluating anything.
+
+    {'loss': 0.5, 'reward': np.float64(0.1)}      {"loss": NaN}
+    Namespace(lr=1e-06, name='run')               GRPOConfig(beta=0.0, ...)
+    <IntervalStrategy.STEPS: 'steps'>
+
+A call with keywords is read as a mapping of them; a call around one number as that number. Depth
+and length are bounded, so that no text, however odd, costs more than its length.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from homeostat.health.readers.numbers import number
+
+MAX_CHARS = 1_000_000
+_MAX_DEPTH = 24
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+_WORD = re.compile(r"[^\s,:={}\[\]()'\"<>][^,={}\[\]()'\"<>\n]*|[^\s,={}\[\]()'\"<>]")
+_STRING = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_SPACE = re.compile(r"\s*")
+_ESCAPE = re.compile(r"\\(n|t|r|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_NUMERIC_CALLS = re.compile(r"(?:\w+\.)*(?:float|int|tensor|array)\d*")
+_ENUM = re.compile(r"<[^<>\n]*>")
+_PYTHON_WORDS = (
+    (": nan", ": NaN"),
+    (": inf", ": Infinity"),
+    (": -inf", ": -Infinity"),
+    (": None", ": null"),
+    (": True", ": true"),
+    (": False", ": false"),
+)
+
+
+class _Torn(Exception):
+    """The text ends, or goes on, where a literal cannot."""
+
+
+def mapping_at(text: str, start: int = 0) -> tuple[dict[str, Any], int] | None:
+    """The mapping that begins at a place ("{" or a call), and where it ends. None: no mapping."""
+    if len(text) - start > MAX_CHARS:
+        return None
+    quick = _quick(text, start)
+    if quick is not None:
+        return quick
+    try:
+        value, end = _value(text, start, 0)
+    except _Torn:
+        return None
+    return (value, end) if isinstance(value, dict) else None
+
+
+def plain_value(text: str) -> Any:
+    """A setting's value: true, None, a number, a quoted text, a list; else the text itself."""
+    stripped = text.strip()
+    if len(stripped) <= MAX_CHARS and stripped[:1] in {"[", "(", "{", "'", '"'}:
+        try:
+            value, end = _value(stripped, 0, 0)
+        except _Torn:
+            return stripped
+        return value if end == len(stripped) else stripped
+    return _word_value(stripped)
+
+
+def _quick(text: str, start: int) -> tuple[dict[str, Any], int] | None:
+    """Flat rows by the C parser, which is most of what logs hold."""
+    end = text.rfind("}") + 1
+    body = text[start:end]
+    if not body.startswith("{"):
+        return None
+    if "'" in body:
+        if '"' in body or "\\" in body:
+            return None
+        body = body.replace("'", '"')
+        for theirs, ours in _PYTHON_WORDS:
+            body = body.replace(theirs, ours)
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return (found, end) if isinstance(found, dict) else None
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    at = _skip(text, at)
+    if at >= len(text) or depth > _MAX_DEPTH:
+        raise _Torn
+    head = text[at]
+    if head == "{":
+        return _braces(text, at + 1, depth)
+    if head in "[(":
+        items, _, end = _items(text, at + 1, "]" if head == "[" else ")", depth)
+        return items, end
+    if head in "'\"":
+        return _string(text, at)
+    if head == "<":
+        enum = _ENUM.match(text, at)
+        if not enum:
+            raise _Torn
+        return enum.group(), enum.end()
+    return _word(text, at, depth)
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    found = _STRING.match(text, at)
+    if not found:
+        raise _Torn
+    inner = found[1] if found[1] is not None else found[2]
+    if "\\" in inner:
+        inner = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), inner)
+    return inner, found.end()
+
+
+def _word(text: str, at: int, depth: int) -> tuple[Any, int]:
+    found = _WORD.match(text, at)
+    if not found:
+        raise _Torn
+    word, end = found.group().strip(), found.end()
+    if text[end : end + 1] != "(":
+        return _word_value(word), end
+    items, named, end = _items(text, end + 1, ")", depth)
+    if items and _NUMERIC_CALLS.fullmatch(word):
+        return items[0], end
+    return (named if named or not items else word), end
+
+
+def _word_value(word: str) -> Any:
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    if word.isascii() and word.lstrip("+-").isdigit() and len(word) < 19:
+        return int(word)
+    # A unit behind a number is part of a text: a setting "8b" is no 8.
+    if word[-1:].isdigit() or word[-1:] == "." or word.lower().endswith(("nan", "inf")):
+        value = number(word)
+        return word if value is None else value
+    return word
+
+
+def _braces(text: str, at: int, depth: int) -> tuple[Any, int]:
+    found: dict[str, Any] = {}
+    while True:
+        at = _skip(text, at)
+        if text[at : at + 1] == "}":
+            return found, at + 1
+        key, at = _key(text, at)
+        at = _skip(text, at)
+        if text[at : at + 1] == ":":
+            found[key], at = _value(text, at + 1, depth + 1)
+            at = _skip(text, at)
+        # Otherwise it is a set: its members are keys without values.
+        elif text[at : at + 1] in {",", "}"}:
+            found[key] = None
+        if text[at : at + 1] == ",":
+            at += 1
+        elif text[at : at + 1] != "}":
+            raise _Torn
+
+
+def _key(text: str, at: int) -> tuple[str, int]:
+    if text[at : at + 1] in {"'", '"'}:
+        return _string(text, at)
+    end = at
+    while end < len(text) and text[end] not in ":,{}[]()'\"\n":
+        end += 1
+    if end == at:
+        raise _Torn
+    return text[at:end].strip(), end
+
+
+def _items(text: str, at: int, close: str, depth: int) -> tuple[list[Any], dict[str, Any], int]:
+    """What stands between brackets: values in order, and those with `name=` before them."""
+    items: list[Any] = []
+    named: dict[str, Any] = {}
+    while True:
+        at = _skip(text, at)
+        if text[at : at + 1] == close:
+            return items, named, at + 1
+        value, at = _value(text, at, depth + 1)
+        at = _skip(text, at)
+        if text[at : at + 1] == "=" and isinstance(value, str):
+            named[value], at = _value(text, at + 1, depth + 1)
+            at = _skip(text, at)
+        else:
+            items.append(value)
+        if text[at : at + 1] == ",":
+            at += 1
+        elif text[at : at + 1] != close:
+            raise _Torn

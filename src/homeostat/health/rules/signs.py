@@ -1,0 +1,227 @@
+"""What several rules ask of a run: how a metric moved, whether the task is solved, what kind of
+model it is.
+
+All are pure functions of a view, and answer None where the run does not tell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from homeostat.health.view import RunView, Series
+from homeostat.types import FloatArray64
+
+# Model names of mixture-of-experts families, as they stand in paths.
+_MOE = re.compile(r"moe|mixtral|-a\d+(\.\d+)?b\b|deepseek-?v[23]|gpt-oss|kimi-k2|glm-4\.[5-9]", re.I)
+# Words that a model writes where it goes on into somebody else's turn.
+_NEXT_TURN = ("<|im_start|>", "<|user|>", "<|start_header_id|>", "\nuser:", "\nhuman:", "\nquestion:")
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """First and last stretch of a series, by their means, and what chance does to such a mean."""
+
+    start: float
+    end: float
+    chance: float
+
+    @property
+    def change(self) -> float:
+        return self.end - self.start
+
+    @property
+    def is_real(self) -> bool:
+        """More than the noise of single records explains."""
+        return abs(self.change) > 3.0 * self.chance
+
+    @property
+    def rises(self) -> bool:
+        return self.is_real and self.change > 0.03 * abs(self.start)
+
+    @property
+    def falls(self) -> bool:
+        return self.is_real and -self.change > 0.03 * abs(self.start)
+
+
+def trend(series: Series | None, *, share: float = 0.25) -> Trend | None:
+    """None with fewer than four finite values."""
+    finite = series.finite() if series is not None else None
+    if finite is None or len(finite) < 4:
+        return None
+    values = finite.values
+    num = max(2, int(len(values) * share))
+    # Neighbours differ by noise alone where the metric moves slowly.
+    noise = float(np.median(np.abs(np.diff(values)))) * 1.4826 / math.sqrt(2.0)
+    start, end = float(values[:num].mean()), float(values[-num:].mean())
+    return Trend(start, end, noise * math.sqrt(2.0 / num))
+
+
+def monotony(series: Series) -> float:
+    """Rank correlation with time, from -1 (falls all along) to 1; 0 where nothing moves."""
+    finite = series.finite()
+    if len(finite) < 3 or np.ptp(finite.values) == 0.0:
+        return 0.0
+    ranks = np.argsort(np.argsort(finite.values, kind="stable"), kind="stable")
+    return float(np.corrcoef(np.arange(len(ranks)), ranks)[0, 1])
+
+
+def mean_since(view: RunView, step: int, *names: str) -> float | None:
+    """Mean of a metric from a step on."""
+    found = view.series(*names)
+    later = found.since(step).finite() if found is not None else None
+    return float(later.values.mean()) if later is not None and len(later) else None
+
+
+def newest(view: RunView, *names: str, count: int = 5) -> float | None:
+    """Mean of a metric's newest finite values."""
+    found = view.series(*names)
+    tail = found.finite().tail(count) if found is not None else None
+    return float(tail.values.mean()) if tail is not None and len(tail) else None
+
+
+def smooth(series: Series) -> tuple[Series, int]:
+    """Running medians over a stretch that suits the length, without its ragged start, and how
+    long that stretch is."""
+    finite = series.finite()
+    window = int(np.clip(len(finite) // 6, 3, 15))
+    if len(finite) < window:
+        return Series(finite.steps[:0], finite.values[:0]), window
+    rows = np.lib.stride_tricks.sliding_window_view(finite.values, window)
+    return Series(finite.steps[window - 1 :], np.median(rows, axis=1)), window
+
+
+def is_zero(view: RunView, name: str, values: FloatArray64) -> np.ndarray:
+    """Where a metric is 0 as far as it was printed."""
+    decimals = view.decimals.get(name)
+    return np.abs(values) < (1e-12 if decimals is None else 0.5 * 10.0**-decimals)
+
+
+def reward_functions(view: RunView) -> dict[str, Series]:
+    """Reward function -> its mean."""
+    return {name: s for name, s in view.matching("rewards/", "/mean").items() if "/" not in name}
+
+
+def highest_reward(view: RunView) -> float | None:
+    """The most that an answer can earn, where it can be told."""
+    seen = view.series("reward/max")
+    if seen is not None and len(seen.finite()):
+        return float(seen.finite().values.max())
+    reward, functions = view.series("reward"), reward_functions(view)
+    if reward is None or not len(reward.finite()):
+        return None
+    parts = [s.finite().values for s in functions.values()] or [reward.finite().values]
+    if any(len(part) and (part.min() < 0.0 or part.max() > 1.0 + 1e-9) for part in parts):
+        return None
+    weights = _weights(view, len(functions))
+    top = sum(weights) if weights else float(max(1, len(functions)))
+    return top if float(reward.finite().values.max()) <= top * 1.0001 else None
+
+
+def _weights(view: RunView, num: int) -> list[float] | None:
+    found = view.setting("rewards.functions", default=())
+    if not isinstance(found, list | tuple) or len(found) != num or not num:
+        return None
+    weights = [f.get("weight", 1.0) if isinstance(f, dict) else 1.0 for f in found]
+    return [float(w) for w in weights] if all(isinstance(w, int | float) for w in weights) else None
+
+
+def solved_share(view: RunView, *, since: int | None = None) -> float | None:
+    """Mean reward as a share of the most that can be earned."""
+    top = highest_reward(view)
+    reward = newest(view, "reward") if since is None else mean_since(view, since, "reward")
+    return reward / top if top and reward is not None else None
+
+
+def samples_per_step(view: RunView) -> float | None:
+    prompts = view.number("rollout.prompts_per_step")
+    samples = view.number("rollout.samples_per_prompt")
+    return prompts * samples if prompts and samples else None
+
+
+def updates_per_publication(view: RunView) -> float | None:
+    return view.number("sync.interval")
+
+
+def text_of_settings(view: RunView, *words: str) -> str:
+    """The values of all settings whose name has one of the words, to be searched."""
+    both = [*view.settings.items(), *view.raw_settings.items()]
+    return " ".join(str(v) for k, v in both if any(word in str(k).lower() for word in words))
+
+
+def raw_number(view: RunView, *words: str) -> float | None:
+    """A setting by the last part of its name in whatever framework: top_k, say."""
+    for key, value in [*view.settings.items(), *view.raw_settings.items()]:
+        if str(key).rsplit(".", 1)[-1].lower().lstrip("-").replace("-", "_") in words:
+            number = _as_number(value)
+            if number is not None:
+                return number
+    return None
+
+
+def _as_number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def is_moe(view: RunView) -> bool:
+    """A mixture of experts, by its name or its settings."""
+    experts = any("expert" in str(key).lower() for key in (*view.settings, *view.raw_settings))
+    routed = any(name.startswith(("moe/", "router/")) for name in view.metrics)
+    return experts or routed or bool(_MOE.search(text_of_settings(view, "model", "path")))
+
+
+def has_lora(view: RunView) -> bool:
+    names = [str(key).lower() for key in (*view.settings, *view.raw_settings)]
+    return any("lora" in name or "peft" in name for name in names)
+
+
+def is_sequence_level(view: RunView) -> bool:
+    """Ratios of whole completions (GSPO), whose clip range is a thousand times narrower."""
+    clip = view.number("algorithm.clip_high", "algorithm.clip_low")
+    words = text_of_settings(view, "loss_mode", "loss_type", "importance_sampling_level", "algorithm")
+    return "gspo" in words.lower() or (clip is not None and 0.0 < clip < 0.01)
+
+
+def is_multi_turn(view: RunView) -> bool:
+    turns = newest(view, "rollout/num_turns/mean")
+    if turns is not None:
+        return turns > 1.05
+    both = [*view.settings.items(), *view.raw_settings.items()]
+    return any("multi_turn" in str(k).lower() and str(v).lower() == "true" for k, v in both)
+
+
+def is_nonfinite(view: RunView, *names: str) -> bool:
+    """A metric of these was ever NaN or infinite."""
+    found = [view.metrics[name] for name in names if name in view.metrics]
+    return any(not np.isfinite(series.values).all() for series in found)
+
+
+def runs_on(texts: Iterable[str]) -> bool:
+    """Most of the texts go on into a next turn that is not theirs to write."""
+    lowered = [text.lower() for text in texts if text.strip()]
+    hits = [any(mark in text for mark in _NEXT_TURN) for text in lowered]
+    return len(hits) > 0 and sum(hits) * 2 > len(hits)
+
+
+def repeats_itself(text: str) -> bool:
+    """One character, or a few words, over and over."""
+    body = text.strip()
+    if len(body) < 24:
+        return False
+    if len(set(body.replace(" ", ""))) <= 2:
+        return True
+    words = body.split()
+    if len(words) < 12:
+        return False
+    triples = list(zip(words, words[1:], words[2:], strict=False))
+    return len(set(triples)) * 3 < len(triples)

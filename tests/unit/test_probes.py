@@ -1,0 +1,111 @@
+"""Invariants of updates: what is measured when all is well, and when something was changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.support import tiny
+
+from homeostat.algorithms import sft
+from homeostat.config.algorithm import SftConfig
+from homeostat.run.probes import first_ratio_off, plan_probes
+from homeostat.train.build import local_trainer
+from homeostat.train.local import LocalTrainer
+from homeostat.train.runtime import resolve_runtime
+from homeostat.types import Role, StepPlan, TokenRow, TrainBatch, UpdateReport
+
+
+def make_trainer(folder: Path, **sections: object) -> LocalTrainer:
+    config = tiny.config(folder, **sections)
+    return local_trainer(config, resolve_runtime(config, threads=1))
+
+
+def make_plan(step: int = 1) -> StepPlan:
+    rng = np.random.default_rng(step)
+    rows = [
+        TokenRow(i, rng.integers(3, 20, size=9), (np.arange(9) > 3).astype(np.float32))
+        for i in range(5)
+    ]
+    batches = (TrainBatch.of(rows[:3]), TrainBatch.of(rows[3:]))
+    return StepPlan(step, 0, batches, sft.loss_spec(SftConfig(type="sft"), rows))
+
+
+def update(trainer: LocalTrainer, plan: StepPlan, *, learning_rate: float = 1e-3) -> UpdateReport:
+    trainer.accumulate(Role.POLICY, plan.micro_batches, plan.loss, step=plan.step)
+    return trainer.apply(Role.POLICY, step=plan.step, learning_rate=learning_rate)
+
+
+def test_an_update_is_measured_as_the_weights_say(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, trainer={"optimizer": {"weight_decay": 0.0}, "max_steps": 9})
+    before = {name: p.detach().clone() for name, p in trainer.optimizer.params.items()}
+    probes = update(trainer, make_plan()).probes
+    assert probes["probe/trained_unchanged"] == 0
+    assert probes["probe/frozen_changed"] == 0
+    assert probes["probe/dtype_odd"] == 0
+    after = trainer.optimizer.params
+    layers = [name for name in before if "layers.0." in name]
+    moved = sum((after[n] - before[n]).double().square().sum() for n in layers)
+    size = sum(after[n].double().square().sum() for n in layers)
+    ratio = probes["update/weight_ratio/layers_1of2"]
+    assert ratio == pytest.approx(float((moved / size).detach().sqrt()), rel=1e-3)
+
+
+def test_between_measured_steps_nothing_is_measured(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    assert update(trainer, make_plan(11)).probes == {}
+    assert update(trainer, make_plan(20)).probes
+    assert update(trainer, make_plan(30), learning_rate=0.0).probes == {}
+
+
+def test_tensors_that_were_frozen_behind_the_back_are_counted(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    update(trainer, make_plan(1))
+    frozen = [name for name in trainer.optimizer.params if "layers.0." in name]
+    for name in frozen:
+        trainer.optimizer.params[name].requires_grad_(False)
+    probes = update(trainer, make_plan(2)).probes
+    assert probes["probe/trained_unchanged"] == len(frozen)
+    assert probes["probe/dtype_odd"] == len(frozen)
+
+
+def test_a_base_that_moves_under_its_adapter_is_counted(tmp_path: Path) -> None:
+    random_weights = make_trainer(tmp_path)
+    random_weights.export(tmp_path / "model", tiny.config(tmp_path))
+    model = {"path": str(tmp_path / "model"), "init": "pretrained"}
+    trainer = make_trainer(tmp_path, lora={"rank": 2}, model=model)
+    assert update(trainer, make_plan(1)).probes["probe/frozen_changed"] == 0
+    base = next(p for p in trainer.model.causal_lm.parameters() if not p.requires_grad)
+    with torch.no_grad():
+        base.view(-1)[0] += 0.5
+    assert update(trainer, make_plan(2)).probes["probe/frozen_changed"] == 1
+
+
+def test_the_loss_sees_the_tokens_that_it_was_given(tmp_path: Path) -> None:
+    trainer, plan = make_trainer(tmp_path), make_plan()
+    report = update(trainer, plan)
+    found = plan_probes(plan, report)
+    assert found["probe/mask_difference"] == 0
+    assert found["data/rows_without_training"] == 0
+    short = replace(report, row_logp=(report.row_logp[0][:-2], *report.row_logp[1:]))
+    assert plan_probes(plan, short)["probe/mask_difference"] == 2
+    lost = replace(report, row_logp=report.row_logp[1:], row_ids_B=report.row_ids_B[1:])
+    assert plan_probes(plan, lost)["probe/mask_difference"] == 5
+
+
+def test_the_first_ratio_is_one_only_for_the_same_weights(tmp_path: Path) -> None:
+    trainer, plan = make_trainer(tmp_path), make_plan()
+    batch = TrainBatch.of(plan.micro_batches[0].rows())
+    scores = trainer.score(Role.POLICY, [batch])[0]
+    scored = dict(zip(batch.row_ids_B.tolist(), np.split(scores, 3), strict=True))
+    report = update(trainer, plan)
+    off = first_ratio_off(scored, report)
+    assert off is not None
+    assert off < 1e-5
+    later = first_ratio_off(scored, update(trainer, make_plan(1)))
+    assert later is not None
+    assert later > 1e-4
+    assert first_ratio_off({99: scores}, report) is None
