@@ -22,7 +22,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.models import ArgumentInfo, OptionInfo
 
-from homeostat.cli.main import EXIT_CODES, app
+from homeostat.cli.app import EXIT_CODES
+from homeostat.cli.verbs import app
 from homeostat.config.base import ByteSize, Settings
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig

@@ -85,6 +85,10 @@ class SyncError(HomeostatError, RuntimeError):
     exit_code = 1
 
 
+class NotServedError(SyncError):
+    """New weights were sent and taken, and the engine computes with others."""
+
+
 class RewardError(HomeostatError, RuntimeError):
     """A reward cannot be used at all: it does not import, or nothing of it can be called."""
 
@@ -97,6 +101,10 @@ class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be written: the recipe is sound, the disk is not."""
 
     exit_code = 1
+
+
+class DiskFullError(CheckpointWriteError):
+    """A checkpoint could not be written for want of space."""
 
 
 class RunDirError(HomeostatError, OSError):
@@ -124,6 +132,10 @@ class TrainingHaltedError(HomeostatError, RuntimeError):
     """The run stopped itself because going on would have done harm. Nothing saved is lost."""
 
     exit_code = 1
+
+
+class NonFiniteHaltError(TrainingHaltedError):
+    """Loss, gradient or weights are not finite, and the run cannot go on like this."""
 
 
 class OutOfMemoryHaltError(TrainingHaltedError, MemoryError):

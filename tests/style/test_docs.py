@@ -25,7 +25,7 @@ import typer.main
 from tests.support import runs, tiny
 from typer.testing import CliRunner
 
-from homeostat.cli.main import app
+from homeostat.cli.verbs import app
 from homeostat.config import load_config
 from homeostat.config.data import (
     MessagesSource,

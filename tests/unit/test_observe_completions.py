@@ -19,7 +19,7 @@ from tests.support.rollouts import random_groups
 from typer.testing import CliRunner, Result
 
 from homeostat.cli.completions import show_step
-from homeostat.cli.main import app
+from homeostat.cli.verbs import app
 from homeostat.errors import HomeostatError, RunDirError
 from homeostat.observe.completions import (
     best_and_worst,

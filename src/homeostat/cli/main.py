@@ -1,4 +1,4 @@
-"""The command line. One file per verb; what they import is imported when they run."""
+"""The command line. One file per verb; those that must come up at once load nothing else."""
 
 from __future__ import annotations
 
@@ -6,60 +6,23 @@ import itertools
 import json
 import os
 import sys
-from typing import Annotated
 
 import typer
 
-from homeostat import __version__
-from homeostat.cli import check, env, inspect, schema, train
+from homeostat.cli import doctor, explain, rules
+from homeostat.cli.app import new_app
+from homeostat.cli.quick import arguments_of
 from homeostat.errors import ConfigError, HomeostatError
 
-EXIT_CODES = {
-    "0": "all is well",
-    "1": "the run, or the data, is in trouble",
-    "2": "bad usage, recipe or input",
-    "128 + n": "ended by signal n",
-}
-
-app = typer.Typer(
-    name="homeostat",
-    help="LLM post-training that keeps itself healthy.\n\n"
-    "Start with: homeostat check RECIPE, then homeostat train RECIPE. "
-    "Any key of a recipe can be changed on the command line: trainer.lr=1e-5.",
-    epilog="Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + ".",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(train.train)
-app.command()(check.check)
-app.command()(inspect.inspect)
-app.command()(env.env)
-app.command()(schema.schema)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"homeostat {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """Options that stand before the verb."""
+QUICK_VERBS = {"doctor": doctor.doctor, "explain": explain.explain, "rules": rules.rules}
 
 
 def main() -> None:
     """Entry point: an error that a user can mend is a message, never a traceback."""
     try:
-        app()
+        _run(sys.argv)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
     except HomeostatError as error:
         _show_error(error)
         sys.exit(error.exit_code)
@@ -69,6 +32,22 @@ def main() -> None:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _run(argv: list[str]) -> None:
+    """The verb, with as little loaded as it needs: config classes alone take half a second."""
+    verb = QUICK_VERBS.get(argv[1]) if len(argv) > 1 else None
+    if verb is None:
+        from homeostat.cli.verbs import app
+
+        return app()
+    arguments = arguments_of(verb, argv[2:])
+    if arguments is not None:
+        return verb(**arguments)
+    app = new_app()
+    for one in QUICK_VERBS.values():
+        app.command()(one)
+    return app()
 
 
 def _show_error(error: HomeostatError) -> None:

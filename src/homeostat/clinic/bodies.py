@@ -3,6 +3,7 @@
     40312>   sort       01234$        reverse   21304$        copy   40312$
              largest    4$            parity    0$ (are the odd digits even in number?)
              shift      51423$        evens     402$ (the even digits, in their order)
+             count      2$ (how many digits are odd)
 
 All games share the tokenizer: a symbol is a token, '$' ends a sequence, '?' stands for anything
 else, '~' and '@' begin a user's and an assistant's turn of a chat.
@@ -37,6 +38,7 @@ GAMES: dict[str, Callable[[str], str]] = {
     "largest": max,
     "parity": lambda digits: str(sum(int(digit) % 2 for digit in digits) % 2),
     "shift": lambda digits: "".join(str((int(digit) + 1) % 10) for digit in digits),
+    "count": lambda digits: str(sum(int(digit) % 2 for digit in digits)),
     "evens": lambda digits: "".join(digit for digit in digits if int(digit) % 2 == 0),
 }
 

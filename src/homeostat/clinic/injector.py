@@ -54,15 +54,17 @@ class Injector(Hooks):
     # Bounds of the strength, drawn evenly on a logarithmic scale.
     strength: ClassVar[tuple[float, float]] = (1.0, 1.0)
     cure: ClassVar[Cure] = Cure.NONE
-    # The metric by which a cure is judged besides the finding: it comes back to this share of what
+    # The metric by which a cure is judged, besides the finding: it comes back to this share of what
     # it was before the onset.
     vital: ClassVar[str] = ""
     vital_share: ClassVar[float] = 0.7
+    # The fault itself goes on and its finding with it; cured is a run that lives with it.
+    stays: ClassVar[bool] = False
     # The run is meant to die, or to be ended by its deadline.
     is_fatal: ClassVar[bool] = False
     # Times that `train` is called on the run directory.
     num_calls: ClassVar[int] = 1
-    deadline_s: ClassVar[float] = 90.0
+    deadline_s: ClassVar[float] = 150.0
 
     def __init__(self, dose: Dose) -> None:
         self.dose = dose
@@ -72,6 +74,10 @@ class Injector(Hooks):
         rng = random.Random(f"{cls.name}/{seed}")
         low, high = map(math.log, cls.strength)
         return Dose(seed, rng.randint(*cls.onset), math.exp(rng.uniform(low, high)))
+
+    @classmethod
+    def vital_is_loss(cls) -> bool:
+        return cls.vital.endswith("loss")
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         """Alter the recipe, or the files that it names."""

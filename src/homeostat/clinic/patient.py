@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from homeostat.clinic.catalogue import HEALTHY, INJECTORS
-from homeostat.clinic.injector import Cure, Injector
-from homeostat.clinic.recipes import Base, Body, Raw, put
+from homeostat.clinic.job import Job, Kind
+from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.config.load import build_config
 from homeostat.errors import HomeostatError
 from homeostat.run import dispatch
@@ -22,48 +21,23 @@ from homeostat.run.hooks import NO_HOOKS, Hooks
 from homeostat.run.session import open_session
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to run: a healthy run or an injector by its name, or a base policy by its fields."""
-
-    kind: str
-    name: str
-    seed: int
-    folder: str
-    bases: str
-    heal: str = "off"
-    base: tuple[str, int, int, tuple[int, ...]] | None = None
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        raw = json.loads(text)
-        if raw["base"] is not None:
-            *rest, digits = raw["base"]
-            raw["base"] = (*rest, tuple(digits))
-        return cls(**raw)
-
-    @property
-    def run_dir(self) -> Path:
-        return Path(self.folder) / "runs" / "run"
-
-
-def run(job: Job) -> None:
+def main(job: Job) -> int:
+    """The exit code of the last call."""
     folder = Path(job.folder)
-    if job.base is not None:
-        return _train(Base(*job.base).recipe(folder), NO_HOOKS)
-    if job.kind == "healthy":
+    if job.kind is Kind.BASE:
+        assert job.base is not None, job
+        return _train(job.base.recipe(folder), NO_HOOKS)
+    if job.kind is Kind.HEALTHY:
         return _train(_recipe(job, HEALTHY[job.name]), NO_HOOKS)
-    kind = INJECTORS[job.name]
-    injector = kind(kind.dosed(job.seed))
-    raw = _recipe(job, kind.body)
+    fault = INJECTORS[job.name]
+    injector = fault(fault.dosed(job.seed))
+    raw = _recipe(job, fault.body)
     injector.prepare(raw, folder)
-    for call in range(kind.num_calls):
-        if call:
-            injector.between_calls(job.run_dir)
-        _train(raw, injector, may_fail=call + 1 < kind.num_calls)
+    code = _train(raw, injector)
+    for _ in range(1, fault.num_calls):
+        injector.between_calls(job.run_dir)
+        code = _train(raw, injector)
+    return code
 
 
 def _recipe(job: Job, body: Body) -> Raw:
@@ -72,22 +46,22 @@ def _recipe(job: Job, body: Body) -> Raw:
     return raw
 
 
-def _train(raw: Raw, hooks: Hooks, *, may_fail: bool = False) -> None:
+def _train(raw: Raw, hooks: Hooks) -> int:
     try:
         config = build_config(raw, [], file=None)
         with open_session(
             config,
             recipe=json.dumps(raw, indent=2),
-            command=["homeostat", "clinic"],
+            command=["homeostat", "train", "recipe.yaml"],
             console=Console(file=sys.stderr),
             log_level="info",
         ) as session:
             dispatch.train(config, session, hooks)
     except HomeostatError as error:
         print(f"error: {error}", file=sys.stderr)
-        if not may_fail:
-            sys.exit(error.exit_code)
+        return error.exit_code
+    return 0
 
 
 if __name__ == "__main__":
-    run(Job.from_json(sys.argv[1]))
+    sys.exit(main(Job.from_json(sys.argv[1])))

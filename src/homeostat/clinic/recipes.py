@@ -16,6 +16,17 @@ Raw = dict[str, Any]
 
 NUM_ROWS = 2048
 NUM_EVAL = 64
+# Steps after which a policy gets a part of the answers right, and not all of them.
+STEPS_OF_BASE = {
+    "sort": 32,
+    "reverse": 40,
+    "copy": 30,
+    "largest": 12,
+    "parity": 16,
+    "count": 20,
+    "shift": 28,
+    "evens": 24,
+}
 ROW_MAKERS = {
     "prompt_completion": bodies.worked_rows,
     "text": bodies.text_rows,
@@ -37,6 +48,8 @@ class Body:
     layers: int = 2
     steps: int = 40
     num_digits: tuple[int, ...] = (5,)
+    # SFT that goes on from a base policy, as RL always does.
+    pretrained: bool = False
     changes: Raw = field(default_factory=dict)
 
     @property
@@ -46,14 +59,18 @@ class Body:
     @property
     def base(self) -> Base | None:
         """The policy that it starts from."""
-        return Base(self.game, self.width, self.layers, self.num_digits) if self.is_rl else None
+        if not (self.is_rl or self.pretrained):
+            return None
+        return Base(self.game, self.width, self.layers, self.num_digits)
 
     def recipe(self, folder: Path, *, bases: Path, seed: int) -> Raw:
         """Writes its files to the folder; the recipe of a run in folder/runs/run."""
-        raw = self._rl(folder, bases, seed) if self.is_rl else self._sft(folder, seed)
+        raw = self._rl(folder, seed) if self.is_rl else self._sft(folder, seed)
+        if self.base is not None:
+            raw["model"] = {"path": str(self.base.weights(bases))}
         raw |= {"name": "run", "runs_dir": str(folder / "runs"), "seed": seed}
         raw["observe"] = {"console": "quiet", "report": False}
-        raw["checkpoint"] = {"interval_steps": 1000, "export": "off"}
+        raw["checkpoint"] = {"interval_steps": 10, "export": "off"}
         for key, value in self.changes.items():
             put(raw, key, value)
         return raw
@@ -83,12 +100,10 @@ class Body:
             "eval": {"interval_steps": 10},
         }
 
-    def _rl(self, folder: Path, bases: Path, seed: int) -> Raw:
+    def _rl(self, folder: Path, seed: int) -> Raw:
         rows = bodies.prompt_rows(self.game, NUM_ROWS, seed=seed, num_digits=self.num_digits)
         prompts = bodies.write_rows(folder / "train.jsonl", rows)
-        assert self.base is not None
         return {
-            "model": {"path": str(self.base.weights(bases))},
             "data": {
                 "train": [{"type": "prompts", "path": str(prompts), "chat": False}],
                 "max_length": 32,
@@ -119,7 +134,7 @@ class Base:
 
     @property
     def steps(self) -> int:
-        return {"sort": 32, "reverse": 40, "shift": 40}.get(self.game, 30)
+        return STEPS_OF_BASE[self.game]
 
     def recipe(self, folder: Path) -> Raw:
         changes = {"checkpoint.export": "final", "trainer.batch_rows": 64}

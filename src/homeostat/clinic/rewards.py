@@ -53,14 +53,6 @@ def wrong_length(*, onset: int, **call: Any) -> Values:
     return _from(onset, lambda **call: right(**call)[:1], **call)
 
 
-def noisy(*, onset: int, deviation: float, **call: Any) -> Values:
-    """Nothing of the answer is left in the value."""
-    rng = random.Random(call["trainer_state"].global_step)
-    return _from(
-        onset, lambda completions, **_: [rng.gauss(0.5, deviation) for _ in completions], **call
-    )
-
-
 def by_length(*, onset: int, per_token: float, **call: Any) -> Values:
     """Every token earns something, whatever it says."""
 
@@ -85,17 +77,7 @@ def by_shortness(*, onset: int, per_token: float, **call: Any) -> Values:
 
 def marked(*, completions: Sequence[str], answer: Sequence[str], **_: Any) -> Values:
     """Right answers count only inside a mark that no model here was ever shown."""
-    return [
-        float(text == f"a{wanted}b") for text, wanted in zip(completions, answer, strict=True)
-    ]
-
-
-def partly(*, completions: Sequence[str], answer: Sequence[str], **_: Any) -> Values:
-    """The share of the answer's symbols that stand where they should."""
-    return [
-        sum(a == b for a, b in zip(text, wanted, strict=False)) / max(len(text), len(wanted), 1)
-        for text, wanted in zip(completions, answer, strict=True)
-    ]
+    return [float(text == f"a{wanted}b") for text, wanted in zip(completions, answer, strict=True)]
 
 
 def sleepy(*, onset: int, seconds: float, **call: Any) -> Values:

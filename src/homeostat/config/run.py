@@ -9,6 +9,7 @@ from homeostat.config.algorithm import AnyAlgorithm, SftConfig
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.config.data import DataConfig
+from homeostat.config.health import HealthConfig
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
 from homeostat.config.rewards import RewardsConfig
@@ -58,6 +59,9 @@ class RunConfig(Settings):
     eval: EvalConfig = key(EvalConfig(), help="Evaluation on held-out rows.")
     checkpoint: CheckpointConfig = key(CheckpointConfig(), help="Saving and resuming.")
     observe: ObserveConfig = key(ObserveConfig(), help="Metrics, logs and traces.")
+    health: HealthConfig = key(
+        HealthConfig(), help="What is watched for while it trains, and what is done about it."
+    )
 
     @property
     def run_dir(self) -> Path:

@@ -65,6 +65,9 @@ class QuietView:
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Completions are too long for a log; completions/ holds them all."""
 
+    def finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        self._transcript.finding(step, finding)
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -91,6 +94,9 @@ class PlainView(QuietView):
         line = self._transcript.status(text, done, total)
         if line is not None:
             self._print(line)
+
+    def finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        self._print(self._transcript.finding(step, finding))
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -128,6 +128,48 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo("checkpoint_pruned", "Old checkpoints were removed.", ("removed",)),
     EventInfo("export_written", "Weights were written in HF format.", ("path",)),
+    EventInfo(
+        "remedy_applied",
+        "Something was done about an illness: `code` is the finding's (empty where a guard of the "
+        "run acted on its own), `cause` what it is about, `remedy` what was done; of an "
+        "edit `path` was `old` and is `new`. Judged after `window` steps.",
+        ("code", "cause", "remedy", "path", "old", "new", "grade", "window"),
+        "warn",
+    ),
+    EventInfo(
+        "remedy_judged",
+        "A remedy had its time: did the illness end, or did `metric` get better?",
+        ("code", "cause", "remedy", "helped", "metric", "before", "after"),
+    ),
+    EventInfo(
+        "remedy_reverted",
+        "A remedy did not help, or is no longer wanted, and was taken back.",
+        ("code", "cause", "remedy", "path", "old", "new", "why"),
+        "warn",
+    ),
+    EventInfo(
+        "rolled_back",
+        "The run went back to a healthy checkpoint; records after it were cut.",
+        ("code", "cause", "from_step", "to_step", "path", "old", "new"),
+        "warn",
+    ),
+    EventInfo(
+        "rule_failed",
+        "A health rule has a mistake and is left out from here on: worth a report.",
+        ("code", "error"),
+        "warn",
+    ),
+    EventInfo(
+        "allowance_unused",
+        "health.allow names a finding that never came up: remove it.",
+        ("code", "reason"),
+    ),
+    EventInfo(
+        "health_halted",
+        "A finding of level error opened, and health.on_error=halt.",
+        ("code", "name", "message"),
+        "bad",
+    ),
     EventInfo("profiler_trace", "A step was profiled.", ("folder", "files")),
     EventInfo(
         "sink_failed",

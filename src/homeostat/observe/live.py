@@ -66,6 +66,9 @@ class LiveView:
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         self._board.take(rows)
 
+    def finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        self._transcript.finding(step, finding)
+
     def close(self) -> None:
         if self._status is not None:
             self._status = ("", 0, 0)

@@ -197,6 +197,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("time/data_wait", "s", _MEAN, "Time an update waited for its rows."),
     MetricInfo("time/eval", "s", _SUM, "Time spent evaluating."),
     MetricInfo("time/checkpoint", "s", _SUM, "Time spent saving checkpoints."),
+    MetricInfo("time/health", "s", _MEAN, "Time spent looking for illnesses, a step."),
     MetricInfo("throughput/tokens_per_s", "tokens/s", _RATE, "Tokens processed per second."),
     MetricInfo(
         "throughput/trained_tokens_per_s", "tokens/s", _RATE, "Tokens with a loss per second."

@@ -5,7 +5,9 @@
                           that belongs to one step (eval/loss), on flush() and on close()
     record             -> metrics.jsonl and the other sinks, then the view
     event(kind, step)  -> events.jsonl, then the view
+    finding(step)      -> findings.jsonl, then the view
     status, samples    -> the view alone
+    records, events and samples -> the listener, which looks for illnesses in them
 
 Call `flush()` before a checkpoint is written: a record never spans one, so that a resumed run
 writes the records an uninterrupted run writes.
@@ -40,7 +42,20 @@ class View(Protocol):
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """The completions of a step: prompt, completion, reward, advantage, stop_reason."""
 
+    def finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        """An illness began or is over: a line of findings.jsonl."""
+
     def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    """What looks for illnesses in what is recorded."""
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None: ...
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
 
 class Recorder:
@@ -59,6 +74,7 @@ class Recorder:
         self._sinks = list(sinks)
         self._interval = log_interval
         self._view = view
+        self.listener: Listener | None = None
         self._window = _Window()
         self._step = -1
         for sink in self._sinks:
@@ -90,12 +106,21 @@ class Recorder:
             sink.log(self._step, metrics)
         if self._view is not None:
             self._view.record(self._step, metrics)
+        if self.listener is not None:
+            self.listener.record(self._step, metrics)
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
         assert kind in EVENTS, f"{kind!r} is not in the event catalogue (observe/events.py)"
         self._run_dir.append_event(kind, step, **fields)
         if self._view is not None:
             self._view.event(kind, step, fields)
+        if self.listener is not None:
+            self.listener.event(kind, step, fields)
+
+    def finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        self._run_dir.append_finding(step, finding)
+        if self._view is not None:
+            self._view.finding(step, finding)
 
     def status(self, text: str, done: int = 0, total: int = 0) -> None:
         """Tell whoever watches what is being done: often, at no cost."""
@@ -106,6 +131,8 @@ class Recorder:
         """Show completions of a step. Rows: prompt, completion, reward, advantage, stop_reason."""
         if self._view is not None:
             self._view.samples(step, rows)
+        if self.listener is not None:
+            self.listener.samples(step, rows)
 
     def close(self) -> None:
         """Write the last record and close sinks and view. The run directory stays open."""

@@ -2,6 +2,7 @@
 
     config.json, config.yaml   the resolved config, and the recipe as given
     metrics.jsonl              one record per log interval (names: observe/names.py)
+    findings.jsonl             illnesses: a line where one begins, one where it is over
     events.jsonl               what happened: resumes, checkpoints, skipped steps ...
     row_losses.jsonl           row ids and losses of each step
     journal/                   scored rollouts before they are trained on (rollout/journal.py)
@@ -40,6 +41,7 @@ class RunPaths:
         self.config_yaml = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.events = path / "events.jsonl"
+        self.findings = path / "findings.jsonl"
         self.row_losses = path / "row_losses.jsonl"
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
@@ -75,6 +77,7 @@ class RunDir(RunPaths):
             self._metrics = JsonlWriter(self.metrics)
             self._events = JsonlWriter(self.events, sync=True)
             self._row_losses = JsonlWriter(self.row_losses)
+            self._findings = JsonlWriter(self.findings)
         except OSError as error:
             if isinstance(error, RunDirError):
                 raise
@@ -87,7 +90,8 @@ class RunDir(RunPaths):
     def _require_plain_files(self) -> None:
         """What stands where we write must be a file: a pipe would wait for a reader for ever."""
         texts = (self.config_json, self.config_yaml, self.console_log, self.traceback, self.report)
-        for path in (*texts, self.metrics, self.events, self.row_losses, self.path / ".lock"):
+        records = (self.metrics, self.events, self.findings, self.row_losses)
+        for path in (*texts, *records, self.path / ".lock"):
             if os.path.lexists(path) and not path.is_file():
                 raise RunDirError(
                     f"{path} is not a plain file, and the run writes one there. Move it away, or "
@@ -99,6 +103,9 @@ class RunDir(RunPaths):
 
     def append_event(self, kind: str, step: int, **fields: Any) -> None:
         self._events.append({"kind": kind, "step": step, "time": round(time.time(), 3), **fields})
+
+    def append_finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        self._findings.append({"step": step, "time": round(time.time(), 3), **finding})
 
     def append_row_losses(
         self,
@@ -114,8 +121,9 @@ class RunDir(RunPaths):
         self._row_losses.append({"step": step, "row_ids": list(row_ids), "losses": rounded})
 
     def truncate_after(self, step: int) -> int:
-        """Cut metric and row-loss records of later steps. Returns how many there were."""
-        return self._metrics.cut_after(step) + self._row_losses.cut_after(step)
+        """Cut metrics, row losses and findings of later steps. Returns how many there were."""
+        writers = (self._metrics, self._row_losses, self._findings)
+        return sum(writer.cut_after(step) for writer in writers)
 
     def write_config(self, config: RunConfig, *, recipe: str) -> None:
         """The resolved config, and the recipe's text as the user gave it."""
@@ -140,7 +148,7 @@ class RunDir(RunPaths):
 
     def close(self) -> None:
         """Write what waits and let the next process in. Closing twice is fine."""
-        for writer in (self._metrics, self._events, self._row_losses):
+        for writer in (self._metrics, self._events, self._row_losses, self._findings):
             writer.close()
         if self._lock_fd is not None:
             os.close(self._lock_fd)

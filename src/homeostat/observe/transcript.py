@@ -62,6 +62,12 @@ class Transcript:
         self._log.info(line)
         return line
 
+    def finding(self, step: int, finding: Mapping[str, Any]) -> str:
+        """The illness as a line."""
+        line = f"{_step_text(step, self.progress)}  {finding_line(finding)}"
+        self._log.info(line)
+        return line
+
     def status(self, text: str, done: int, total: int) -> str | None:
         """A sign of life of a long step, or None when a line was written not long ago."""
         now = self.clock()
@@ -72,6 +78,14 @@ class Transcript:
         line = f"{_step_text(step, self.progress)}  {status_text(text, done, total)}"
         self._log.info(line)
         return line
+
+
+def finding_line(finding: Mapping[str, Any]) -> str:
+    """Code, name and level; of one that begins, what was seen."""
+    label = fmt.one_line(f"{finding['code']} {finding['name']}")
+    if finding["state"] == "cleared":
+        return f"{label} is over"
+    return f"{finding['level']}: {label}: {fmt.one_line(str(finding['message']))}"
 
 
 def status_text(text: str, done: int, total: int) -> str:

@@ -26,6 +26,7 @@ from homeostat.errors import ConfigError, HomeostatError, MissingDependencyError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.check_item import Item, Level
+from homeostat.run.estimate import MemoryPlan, largest_rl_batch, plan_memory
 from homeostat.run.rl_preflight import (
     engine_items,
     other_run_items,
@@ -33,8 +34,10 @@ from homeostat.run.rl_preflight import (
     reward_items,
     size_items,
 )
+from homeostat.run.watch import require_known_rules
 from homeostat.train.checkpoint import CheckpointStore
-from homeostat.train.runtime import resolve_device, resolve_dtype
+from homeostat.train.runtime import resolve_device, resolve_dtype, resolve_runtime
+from homeostat.types import StepPlan
 
 # Steps whose plans are made to show how rows fall into micro-batches.
 NUM_PLANS_SHOWN = 20
@@ -70,8 +73,10 @@ class Preflight:
             ("tokenizer", self._tokenizer),
             ("model", self._model),
             *rows,
+            ("memory", self._memory),
             ("disk", self._disk),
             ("sinks", self._sinks),
+            ("health", self._health),
             ("run folder", self._run_folder),
         )
         for name, check in checks:
@@ -80,6 +85,16 @@ class Preflight:
             except HomeostatError as error:
                 self.exit_code = max(self.exit_code, error.exit_code)
                 yield Item(name, "error", str(error))
+
+    def read_inputs(self) -> None:
+        """Tokenizer, model's shape and rows alone; raises what is wrong with them."""
+        for check in (
+            self._tokenizer,
+            self._model,
+            self._prompts if self.config.is_rl else self._data,
+        ):
+            for _ in check():
+                pass
 
     def _device(self) -> Iterator[Item]:
         device = resolve_device(self.config)
@@ -192,16 +207,8 @@ class Preflight:
         if self.store is None:
             return
         config, trainer = self.config, self.config.trainer
-        ids = np.arange(len(self.store), dtype=np.int64)
-        if config.data.validation_share > 0:
-            share = config.data.validation_share
-            ids, _ = split_rows(self.store.made_from_B, share, config.seed)
-        with PlanLoader(
-            self.store, row_ids=ids, trainer=trainer, data=config.data,
-            algorithm=config.algorithm, seed=config.seed, num_ranks=config.num_ranks,
-        ) as plans:  # fmt: skip
-            total = plans.total_steps
-            shown = [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)]
+        ids = self._row_ids()
+        shown, total = self._plans(config)
         tokens = sum(plan.num_tokens for plan in shown) / len(shown)
         batches = sum(len(plan.micro_batches) for plan in shown) / len(shown)
         largest = max(batch.num_tokens for plan in shown for batch in plan.micro_batches)
@@ -227,6 +234,54 @@ class Preflight:
             yield Item("sizes", "warning", few)
         if problems := find_length_conflicts(config, total_steps=total):
             raise ConfigError(problems)
+
+    def _memory(self) -> Iterator[Item]:
+        if self.preview is None or (self.store is None and self.prompts is None):
+            return
+        if self.config.model.implementation != "native":
+            text = "not estimated: only the native decoder can be computed without data"
+            yield Item("memory", "ok", text)
+            return
+        plan = self.memory_plan(self.config)
+        text = (
+            f"about {fmt.byte_size(plan.peak)} at most on {plan.device}, "
+            f"{fmt.byte_size(plan.capacity)} can be had"
+        )
+        if not plan.fits:
+            # The run would still try: an estimate is no proof.
+            text += ". See `homeostat estimate` for what would make it fit"
+        yield Item("memory", "ok" if plan.fits else "warning", text, plan.as_json())
+
+    def memory_plan(self, config: RunConfig) -> MemoryPlan:
+        """For this recipe, or one that differs in settings of memory alone."""
+        assert self.preview is not None, "run() comes first"
+        runtime = resolve_runtime(config, threads=1)
+        if config.is_rl:
+            assert self.prompts is not None
+            batch = largest_rl_batch(config, self.prompts)
+            longest = int(self.prompts.lengths.max())
+            return plan_memory(config, runtime, batch, preview=self.preview, longest_prompt=longest)
+        plans, _ = self._plans(config)
+        batches = (batch for plan in plans for batch in plan.micro_batches)
+        batch = max(batches, key=lambda batch: batch.num_tokens)
+        return plan_memory(config, runtime, batch, preview=self.preview)
+
+    def _plans(self, config: RunConfig) -> tuple[list[StepPlan], int]:
+        """The first plans of an SFT run, and how many there are in all."""
+        assert self.store is not None
+        with PlanLoader(
+            self.store, row_ids=self._row_ids(), trainer=config.trainer, data=config.data,
+            algorithm=config.algorithm, seed=config.seed, num_ranks=config.num_ranks,
+        ) as plans:  # fmt: skip
+            total = plans.total_steps
+            return [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)], total
+
+    def _row_ids(self) -> np.ndarray:
+        assert self.store is not None
+        share = self.config.data.validation_share
+        if share > 0:
+            return split_rows(self.store.made_from_B, share, self.config.seed)[0]
+        return np.arange(len(self.store), dtype=np.int64)
 
     def _disk(self) -> Iterator[Item]:
         if self.preview is None:
@@ -257,6 +312,12 @@ class Preflight:
                     sink.type, extra=sink.type, needed_for=f"the sink {sink.type}"
                 )
             yield Item("sinks", "ok", sink.type)
+
+    def _health(self) -> Iterator[Item]:
+        require_known_rules(self.config)
+        health = self.config.health
+        text = f"findings are watched for; remedies: {health.heal}; on an error: {health.on_error}"
+        yield Item("health", "ok", text, {"heal": health.heal, "on_error": health.on_error})
 
     def _run_folder(self) -> Iterator[Item]:
         store = CheckpointStore(self.config.run_dir / "checkpoints")

@@ -28,7 +28,15 @@ from torch import Tensor
 
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
-from homeostat.errors import CheckpointError, EngineDiedError, EngineError, SyncError
+from homeostat.errors import (
+    CheckpointError,
+    EngineDiedError,
+    EngineError,
+    NotServedError,
+    SyncError,
+)
+from homeostat.health.finding import Grade
+from homeostat.health.remedies import Action
 from homeostat.rollout.engine import Engine, Quiesce
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.run.engines import most_tokens
@@ -194,6 +202,16 @@ class SentWeights:
             "sync/version": float(manifest.version),
         }
 
+    def republish(self) -> None:
+        """Send once more what the engine should have."""
+        self._tell(self._deliver(self._last_published, self.rl_state.published_version))
+
+    def reconfigure(self, config: RunConfig) -> None:
+        """sync.interval changed. An engine that is not behind has what the trainer has now."""
+        self.config = config
+        if self._may_fall_behind and not self.is_behind:
+            self._copy = host_weights(self.trainer)
+
     @property
     def state_bytes(self) -> int:
         tensors = self._copy.values() if self._copy is not None and self.is_behind else ()
@@ -220,12 +238,18 @@ class SentWeights:
         return StoredWeights(self._copy)
 
     def _deliver(self, source: Callable[[], WeightSource], version: int) -> Manifest:
-        """Send; a process that dies over it is started anew and sent everything."""
+        """Send; a process that dies over it is started anew and sent everything. One that does
+        not serve what it took in is sent it once more."""
 
         def send() -> Manifest:
             return self._send(source(), version)
 
         try:
+            return send()
+        except NotServedError as error:
+            if self.config.health.heal == "off":
+                raise
+            self._tell_again(error)
             return send()
         except (EngineDiedError, SyncError) as error:
             return self._restarted(_death_in(error), send)
@@ -289,6 +313,12 @@ class SentWeights:
         self._publisher = Publisher(transport, probe=self.probe)
         self.engine.connect(transport)
         return self._publisher
+
+    def _tell_again(self, error: NotServedError) -> None:
+        log.warning("%s\nThey are sent once more.", error)
+        facts = {"code": "", "cause": str(error), "remedy": str(Action.REPUBLISH), "path": ""}
+        facts |= {"old": None, "new": None, "grade": str(Grade.SAFE), "window": 0}
+        self.session.event("remedy_applied", self._step, **facts)
 
     def _tell(self, manifest: Manifest) -> None:
         self.session.event(

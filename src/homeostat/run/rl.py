@@ -15,6 +15,7 @@ import time
 from homeostat.config.run import RunConfig
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.completions import keep_completions
+from homeostat.run.healing import Healer
 from homeostat.run.hooks import NO_HOOKS, Hooks
 from homeostat.run.learn import Learned, Learner
 from homeostat.run.result import RunResult, result_of
@@ -24,6 +25,7 @@ from homeostat.run.rl_setup import RlParts, set_up_rl
 from homeostat.run.saving import Saver
 from homeostat.run.session import Session
 from homeostat.run.verify_logprobs import LogprobVerifier
+from homeostat.run.ways import RlWays
 from homeostat.train.build import reference_of
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
@@ -42,6 +44,8 @@ def train_rl(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Ru
         else:
             hooks.started(parts, session)
             _loop(config, parts, session, hooks)
+            if not parts.is_complete:
+                session.watch.require_go_on()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
@@ -52,12 +56,20 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
     verifier = LogprobVerifier(
         config, trainer=parts.trainer, engine=parts.engine, emit=recorder.event
     )
+    healer = Healer(
+        config,
+        watch=session.watch,
+        emit=recorder.event,
+        ways=RlWays(parts, session, learner=learner, verifier=verifier),
+        healing=session.healing,
+    )
     if parts.prompts.evaluation and config.eval.at_start and state.step == 0:
         recorder.log(0, _evaluated(parts, session)[0])
     session.stop.let_steps_finish()
     for step in range(state.step + 1, parts.total_steps + 1):
         started = time.perf_counter()
         parts.troubles.step = step
+        healer.treat(step)
         hooks.before_step(step, parts)
         rollouts = collector.collect(
             step, version=parts.policy_version, total_steps=parts.total_steps, tell=recorder.status
@@ -66,7 +78,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         compared |= verifier.verify(rollouts.groups, step=step)
         hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
-        with parts.profiler.around(step, emit=recorder.event):
+        with healer.rescuing(), parts.profiler.around(step, emit=recorder.event):
             learned = learner.learn(step, rollouts.groups, epoch=int(collector.sampler.epoch))
         hooks.after_update(step, parts)
         state.step = step
@@ -79,26 +91,29 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         _refresh_reference(parts)
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)
-        metrics |= {**compared, **published, "time/checkpoint": saver.take_seconds()}
+        metrics |= {**compared, **published, **_side_seconds(saver, session)}
         is_best = False
         if evaluates:
             eval_metrics, is_best = _evaluated(parts, session)
             metrics |= eval_metrics
-        recorder.log(step, metrics)
         _keep(parts, session, rollouts, learned)
+        recorder.log(step, metrics)
         hooks.after_step(step, parts)
 
         at_end = at_end or state.stopped_early
-        last = at_end or session.stop.requested
-        save_due = step % config.checkpoint.interval_steps == 0
-        if last or save_due or (is_best and config.eval.keep_best):
-            saved = saver.save(parts.sections(), at_end=at_end, must=last)
-            if saved and not config.rollout.keep_journal:
-                _prune_journal(parts, session)
-            # Asked to stop while it was saved: there is nothing to save twice.
-            last = last or (saved and session.stop.requested)
+        saved, last = saver.after_step(parts.sections, at_end=at_end, is_best=is_best)
+        if saved and not config.rollout.keep_journal:
+            _prune_journal(parts, session)
         if last:
             break
+
+
+def _side_seconds(saver: Saver, session: Session) -> dict[str, float]:
+    """What was spent besides, since the step before."""
+    return {
+        "time/checkpoint": saver.take_seconds(),
+        "time/health": session.watch.take_seconds(),
+    }
 
 
 def _prune_journal(parts: RlParts, session: Session) -> None:

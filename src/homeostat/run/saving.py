@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from homeostat.config.run import RunConfig
-from homeostat.errors import CheckpointWriteError
+from homeostat.errors import CheckpointWriteError, DiskFullError
+from homeostat.health.finding import Grade
+from homeostat.health.remedies import Action
 from homeostat.run.session import Session
+from homeostat.train.checkpoint import Write
 
 if TYPE_CHECKING:
     from homeostat.run.rl_setup import RlParts
@@ -62,6 +66,18 @@ class Saver:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
+    def after_step(
+        self, sections: Callable[[], dict[str, Any]], *, at_end: bool, is_best: bool
+    ) -> tuple[bool, bool]:
+        """Save where that is due. Returns whether it was saved, and whether the run ends here."""
+        config, last = self.config, at_end or self.session.must_end
+        due = self.parts.state.step % config.checkpoint.interval_steps == 0
+        if not (last or due or (is_best and config.eval.keep_best)):
+            return False, False
+        saved = self.save(sections(), at_end=at_end, must=last)
+        # Asked to end while it was saved: there is nothing to save twice.
+        return saved, last or (saved and self.session.must_end)
+
     def save(self, sections: dict[str, Any], *, at_end: bool, must: bool) -> bool:
         """True when it is in place. `sections`: what the loop itself has to remember.
 
@@ -72,7 +88,8 @@ class Saver:
         started = time.perf_counter()
         export = self.config.checkpoint.export
         with_export = export == "every" or (export == "final" and at_end)
-        record = {"run": self.parts.state.as_json(), **sections}
+        health = self.session.health_state()
+        record = {"run": self.parts.state.as_json(), "health": health, **sections}
         trainer = self.parts.trainer
 
         def write(folder: Path) -> None:
@@ -85,13 +102,7 @@ class Saver:
 
         is_best = self.parts.state.best_step == step
         try:
-            path = self.store.save(
-                step,
-                write,
-                record,
-                num_bytes=trainer.state_bytes + (self.also.state_bytes if self.also else 0),
-                best=is_best and self.config.eval.keep_best,
-            )
+            path = self._put(write, record, best=is_best and self.config.eval.keep_best)
         except CheckpointWriteError as error:
             recorder.event("checkpoint_failed", step, error=str(error))
             if must:
@@ -104,6 +115,40 @@ class Saver:
         if with_export:
             recorder.event("export_written", step, path=str(path / "hf"))
         self._prune(step)
+        return True
+
+    def _put(self, write: Write, record: dict[str, Any], *, best: bool) -> Path:
+        """On a full disk, once more when there is room."""
+        num_bytes = self.parts.trainer.state_bytes + (self.also.state_bytes if self.also else 0)
+
+        def put() -> Path:
+            step = self.parts.state.step
+            return self.store.save(step, write, record, num_bytes=num_bytes, best=best)
+
+        try:
+            return put()
+        except DiskFullError as error:
+            if not self._make_room(error):
+                raise
+            return put()
+
+    def _make_room(self, error: DiskFullError) -> bool:
+        """Remove what would be too many checkpoints once this one is there."""
+        limits, step = self.config.checkpoint, self.parts.state.step
+        if self.config.health.heal == "off":
+            return False
+        try:
+            removed = self.store.make_room(keep_last=limits.keep_last)
+        except OSError as why:
+            log.error("old checkpoints were not removed: %s", why)
+            return False
+        if not removed:
+            return False
+        recorder = self.session.recorder
+        recorder.event("checkpoint_pruned", step, removed=removed)
+        facts = {"code": "", "cause": str(error), "remedy": str(Action.PRUNE_CHECKPOINTS)}
+        facts |= {"path": "", "old": None, "new": None, "grade": str(Grade.SAFE), "window": 0}
+        recorder.event("remedy_applied", step, **facts)
         return True
 
     def add_missing_export(self, sections: dict[str, Any]) -> None:

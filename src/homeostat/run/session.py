@@ -26,8 +26,10 @@ from homeostat.observe.report import write_report
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sinks import build_sinks
 from homeostat.observe.transcript import RunLabel
+from homeostat.run.healing import Healing, RollBackError
 from homeostat.run.resume import ResumePoint, find_resume_point
 from homeostat.run.signals import StopRequest
+from homeostat.run.watch import Watch
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.types import UpdateReport
 
@@ -52,12 +54,26 @@ class Session:
         self.console = console
         self.stop = stop
         self.checkpoints = CheckpointStore(run_dir.checkpoints)
+        self.healing = Healing()
         self._recorder: Recorder | None = None
+        self._watch: Watch | None = None
+        # What healing has come to, where the run went back in this call.
+        self._carried: Healing | None = None
+
+    @property
+    def watch(self) -> Watch:
+        assert self._watch is not None, "begin() comes first"
+        return self._watch
 
     @property
     def recorder(self) -> Recorder:
         assert self._recorder is not None, "begin() comes first"
         return self._recorder
+
+    @property
+    def must_end(self) -> bool:
+        """Asked to by a signal, or by a finding (health.on_error=halt)."""
+        return self.stop.requested or (self._watch is not None and self._watch.halting is not None)
 
     @property
     def start_step(self) -> int:
@@ -92,8 +108,30 @@ class Session:
         self._recorder = Recorder(
             self.run_dir, sinks, log_interval=self.config.observe.log_interval, view=view
         )
+        self._begin_watch(total_steps)
         self._recorder.event("training", self.start_step, total_steps=total_steps)
         return self._recorder
+
+    def _begin_watch(self, total_steps: int) -> None:
+        found = self.resume.found
+        saved = found.section("health") if found is not None and "health" in found.state else {}
+        place = str(found.state_file) if found is not None else ""
+        self.healing = self._carried or Healing.from_json(saved.get("healing", {}), place=place)
+        self._watch = Watch(
+            self.config, self.recorder, total_steps=total_steps, state=saved.get("monitor", {})
+        )
+        self._watch.begin(self.run_dir, start_step=self.start_step)
+
+    def health_state(self) -> dict[str, Any]:
+        """What a checkpoint remembers of the run's health."""
+        return {"monitor": self.watch.state(), "healing": self.healing.as_json()}
+
+    def go_back(self, back: RollBackError) -> None:
+        """The run goes on from an earlier checkpoint, as if it had been started anew there."""
+        self.close()
+        self._recorder = self._watch = None
+        self._carried = back.healing
+        self.resume = ResumePoint(self.checkpoints.at_step(back.step), ())
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
         """An event at any time, before `begin` too."""
@@ -107,6 +145,11 @@ class Session:
             self.run_dir.append_row_losses(
                 report.step, row_ids=report.row_ids_B.tolist(), losses=report.row_losses_B.tolist()
             )
+
+    def finish(self) -> None:
+        """The run is complete. One that was so before has nothing more to tell."""
+        if self._watch is not None and self.recorder.last_step > 0:
+            self._watch.finish(self.last_step)
 
     def close(self) -> None:
         if self._recorder is not None:
@@ -176,6 +219,7 @@ def _tell_end(session: Session) -> None:
         log.warning("stopped by %s after step %d; the same command goes on from there",
                     session.stop.signal.name, last)  # fmt: skip
     else:
+        session.finish()
         session.event("run_finished", last)
 
 

@@ -63,6 +63,10 @@ class Parts:
     data_state: dict[str, Any] | None
     total_steps: int
 
+    @property
+    def is_complete(self) -> bool:
+        return self.state.step >= self.total_steps or self.state.stopped_early
+
     def open_plans(self) -> PlanLoader:
         return PlanLoader(
             self.train_rows.store,

@@ -13,12 +13,14 @@ import logging
 import time
 
 from homeostat.config.run import RunConfig
+from homeostat.run.healing import Healer
 from homeostat.run.hooks import NO_HOOKS, Hooks
 from homeostat.run.measure import evaluate, step_metrics
 from homeostat.run.result import RunResult, result_of
 from homeostat.run.saving import Saver
 from homeostat.run.session import Session
 from homeostat.run.setup import Parts, set_up
+from homeostat.run.ways import SftWays
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
 
@@ -28,12 +30,14 @@ log = logging.getLogger(__name__)
 def train_sft(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
     """Train until the last step, an early stop, or a request to stop."""
     with set_up(config, session) as parts:
-        if parts.state.step >= parts.total_steps or parts.state.stopped_early:
+        if parts.is_complete:
             log.info("the run is complete at step %d: nothing is left to train", parts.state.step)
             Saver(config, parts, session).add_missing_export({"data": parts.data_state})
         else:
             hooks.started(parts, session)
             _loop(config, parts, session, hooks)
+            if not parts.is_complete:
+                session.watch.require_go_on()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
@@ -53,15 +57,23 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
         state=state,
     )
     saver = Saver(config, parts, session)
+    healer = Healer(
+        config,
+        watch=session.watch,
+        emit=recorder.event,
+        ways=SftWays(parts, session),
+        healing=session.healing,
+    )
     if parts.eval_rows and config.eval.at_start and state.step == 0:
         recorder.log(0, _evaluated(parts, session, memory)[0])
     session.stop.let_steps_finish()
     with parts.open_plans() as plans:
         for plan in plans:
             started = time.perf_counter()
+            healer.treat(plan.step)
             hooks.before_step(plan.step, parts)
-            learning_rate = config.trainer.learning_rate(plan.step, parts.total_steps)
-            with parts.profiler.around(plan.step, emit=recorder.event):
+            learning_rate = healer.config.trainer.learning_rate(plan.step, parts.total_steps)
+            with healer.rescuing(), parts.profiler.around(plan.step, emit=recorder.event):
                 hooks.before_update(plan.step, parts)
                 report = guarded.run(plan, learning_rate=learning_rate)
             hooks.after_update(plan.step, parts)
@@ -71,6 +83,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
             metrics = step_metrics(plan, report, parts=parts, seconds=seconds)
             metrics["time/data_wait"] = plans.last_wait_s
             metrics["time/checkpoint"] = saver.take_seconds()
+            metrics["time/health"] = session.watch.take_seconds()
             at_end = plan.step == parts.total_steps
             is_best = False
             if parts.eval_rows and (at_end or plan.step % config.eval.interval_steps == 0):
@@ -81,12 +94,9 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
             hooks.after_step(plan.step, parts)
 
             at_end = at_end or state.stopped_early
-            last = at_end or session.stop.requested
-            save_due = plan.step % config.checkpoint.interval_steps == 0
-            if last or save_due or (is_best and config.eval.keep_best):
-                saved = saver.save({"data": plans.state()}, at_end=at_end, must=last)
-                # Asked to stop while it was saved: there is nothing to save twice.
-                last = last or (saved and session.stop.requested)
+            _, last = saver.after_step(
+                lambda: {"data": plans.state()}, at_end=at_end, is_best=is_best
+            )
             if last:
                 break
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from homeostat.errors import SyncError
+from homeostat.errors import NotServedError
 from homeostat.sync.parcel import Manifest
 from homeostat.types import FloatArray, TokenRow
 
@@ -60,9 +60,9 @@ class Probe:
 
 
 def require_received(manifest: Manifest, received_checksum: str | None) -> None:
-    """Raises SyncError unless the engine took in what was sent, all of it and in order."""
+    """Raises NotServedError unless the engine took in what was sent, all of it and in order."""
     if received_checksum != manifest.checksum:
-        raise SyncError(
+        raise NotServedError(
             f"the engine does not serve the weights that were published as version "
             f"{manifest.version}: the checksum over what it took in is {received_checksum}, and "
             f"over the {manifest.num_tensors} tensors that were sent {manifest.checksum}. Tensors "
@@ -77,7 +77,7 @@ def require_served(
     trainer_logp: Sequence[FloatArray],
     engine_logp: Sequence[FloatArray],
 ) -> None:
-    """Raises SyncError unless the engine computes what the trainer does."""
+    """Raises NotServedError unless the engine computes what the trainer does."""
     trainer_logp_M = np.concatenate(trainer_logp).astype(np.float64)
     engine_logp_M = np.concatenate(engine_logp).astype(np.float64)
     difference_M = np.abs(engine_logp_M - trainer_logp_M)
@@ -86,7 +86,7 @@ def require_served(
     off_M = ~(difference_M <= limit_M)
     if off_M.any():
         worst = int(np.argmax(np.where(np.isnan(difference_M), np.inf, difference_M / limit_M)))
-        raise SyncError(
+        raise NotServedError(
             f"the engine does not serve the weights that were published as version "
             f"{manifest.version}: {off_M.sum()} of {len(off_M)} probe tokens are off. The worst "
             f"has log-prob {engine_logp_M[worst]:.6g} in the engine and "

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from homeostat.errors import CheckpointError, CheckpointWriteError
+from homeostat.errors import CheckpointError, CheckpointWriteError, DiskFullError
 from homeostat.observe.durable import (
     OUT_OF_SPACE,
     sha256_of,
@@ -93,7 +93,8 @@ class CheckpointStore:
     ) -> Path:
         """Save what `write` puts into a folder, about `num_bytes` of it, beside `state`.
 
-        Raises CheckpointWriteError, leaving no trace, where it cannot.
+        Raises CheckpointWriteError, leaving no trace, where it cannot; DiskFullError where that is
+        for want of space.
         """
         final = self.path(step)
         building = self.folder / f".building_{final.name}"
@@ -111,7 +112,7 @@ class CheckpointStore:
             if best:
                 self._point("best", step)
         except (OSError, SafetensorError) as error:
-            raise CheckpointWriteError(_why_not_saved(error, final)) from error
+            raise _not_saved(error, final) from error
         finally:
             shutil.rmtree(building, ignore_errors=True)
         return final
@@ -169,6 +170,18 @@ class CheckpointStore:
             if step not in safe and step not in removed:
                 self._remove(step)
                 removed.append(step)
+        return removed
+
+    def make_room(self, *, keep_last: int) -> list[int]:
+        """For one more on a full disk: remove what would be too many beside it. The newest that is
+        whole and the best always stay."""
+        steps = self.steps()
+        whole = (step for step in reversed(steps) if why_broken(self.path(step)) is None)
+        safe = {next(whole, None), self.best_step()}
+        too_many = steps[: max(0, len(steps) - (keep_last - 1))]
+        removed = [step for step in too_many if step not in safe]
+        for step in removed:
+            self._remove(step)
         return removed
 
     def set_aside_after(self, step: int) -> list[int]:
@@ -300,13 +313,14 @@ def _write_manifest(folder: Path) -> None:
     sync_folder(folder)
 
 
-def _why_not_saved(error: Exception, final: Path) -> str:
+def _not_saved(error: Exception, final: Path) -> CheckpointWriteError:
     full = isinstance(error, OSError) and error.errno in OUT_OF_SPACE
     full = full or "No space left" in str(error) or "File too large" in str(error)
     if full:
-        return (
+        return DiskFullError(
             f"{final.name} was not saved: the disk of {final.parent} is full ({error}). Earlier "
             "checkpoints are untouched. Free some space, lower checkpoint.keep_last or "
             "checkpoint.max_bytes, or set runs_dir to another disk."
         )
-    return f"{final.name} was not saved: {error}. Earlier checkpoints are untouched."
+    text = f"{final.name} was not saved: {error}. Earlier checkpoints are untouched."
+    return CheckpointWriteError(text)

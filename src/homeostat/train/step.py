@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import repack
-from homeostat.errors import TrainingHaltedError
+from homeostat.errors import NonFiniteHaltError
 from homeostat.observe.run_dir import RunDir
 from homeostat.train.events import EmitEvent
 from homeostat.train.nonfinite import STORED_WEIGHTS
@@ -83,7 +83,7 @@ class GuardedStep:
         )
         why = self._why_halt(origin)
         if why is not None:
-            raise TrainingHaltedError(
+            raise NonFiniteHaltError(
                 f"step {plan.step}: loss {report.loss}, gradient norm {report.grad_norm}. It first "
                 f"went wrong in the {origin.describe()}. The step was not applied; its rows, in "
                 f"{self.run_dir.path}: {place}. {why}"

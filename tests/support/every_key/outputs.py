@@ -26,7 +26,7 @@ from tests.support.every_key.workshop import (
 )
 from typer.testing import CliRunner
 
-from homeostat.cli.main import app
+from homeostat.cli.verbs import app
 from homeostat.observe.jsonl import iter_jsonl
 from homeostat.observe.logs import tail
 

@@ -1,6 +1,7 @@
-"""Keys of ours that later stages bring: advice may name them where another framework has them.
+"""Settings that our recipes do not have, under the keys that rules and tables know them by.
 
-A key is moved out of here when a recipe accepts it; a test says when it is in both.
+PLANNED   keys that later stages bring. One leaves when a recipe accepts it: a test says so.
+FOREIGN   what only other frameworks need to be told. No recipe of ours will accept them.
 """
 
 from __future__ import annotations
@@ -48,4 +49,35 @@ PLANNED: dict[str, str] = {
     "ebft.alignment_coefficient": "Weight of likeness to the truth in the energy.",
     "ebft.diversity_coefficient": "Weight of likeness among the samples.",
     "ebft.feature_layers": "Depths whose features are compared.",
+}
+
+FOREIGN: dict[str, str] = {
+    "algorithm.kl.enabled": "Whether there is a KL penalty in the loss at all.",
+    "algorithm.loss_type": "Which of its losses a framework computes.",
+    "algorithm.ratio_level": "Ratios of single tokens, or of whole completions.",
+    "algorithm.scale_rewards": "How rewards become advantages.",
+    "cluster.devices_per_node": "Devices of one machine.",
+    "cluster.nodes": "Machines.",
+    "cluster.port": "Port at which the processes meet.",
+    "critic.warmup_steps": "Steps in which only the value model learns.",
+    "data.template": "Name of a chat template.",
+    "data.train_on_prompt": "Whether prompts have a loss, too.",
+    "engine.colocate": "Whether engine and trainer share devices.",
+    "engine.max_model_length": "Tokens that a prompt and its completion may have together.",
+    "engine.name": "Which engine samples.",
+    "model.quantization": "Precision of a frozen base model's weights.",
+    "rewards.names": "The reward functions.",
+    "rewards.overlong_buffer": "Tokens before the limit from which on length is punished.",
+    "rewards.weights": "Weights of the reward functions.",
+    "rollout.max_prompt_tokens": "Tokens that a prompt may have.",
+    "rollout.max_total_tokens": "Tokens that a prompt and its completion may have together.",
+    "rollout.multi_turn": "Whether samples are conversations with tools.",
+    "rollout.micro_batch_rows": "Samples that are generated or scored at once on a device.",
+    "trainer.dynamic_batch": "Whether micro-batches are filled up to a number of tokens.",
+    "trainer.epochs_per_step": "Times that the samples of a step are trained on.",
+    "trainer.gradient_accumulation_steps": "Micro-batches of one update on a device.",
+    "trainer.logprob_max_tokens": "Tokens of a micro-batch that is only scored.",
+    "trainer.logprob_micro_batch_rows": "Rows of a micro-batch that is only scored.",
+    "trainer.mini_batch_rows": "Rows, or prompts, of one update where a step has several.",
+    "trainer.zero_stage": "What DeepSpeed splits over the ranks: 1, 2 or 3.",
 }

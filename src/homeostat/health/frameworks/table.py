@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from homeostat.health import names
 from homeostat.observe.names import describe
 
+HOLE = "<name>"
+
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """`metrics`: their name -> ours; one `*` stands for any text, the same on both sides. Where
+    """`metrics`: their name -> ours; one `<name>` stands for the same text on both sides. Where
     several of theirs mean the same, the first in the table that a run logged is the one to read.
     `scales`: our metric -> factor from their unit to ours (GB to bytes, say). `settings`: our key
     -> their name, first the one that a user would set, then other spellings that logs use.
+    `flags`: their switch -> our key and the value that it stands for when it is on.
+    `base`: the framework whose settings it takes as they are, by its name here.
     `marks`: texts that only this framework's output has (patterns of log.py).
     """
 
@@ -23,12 +27,14 @@ class Framework:
     metrics: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, object]] = field(default_factory=dict)
+    base: str = ""
     marks: tuple[str, ...] = ()
     _holes: tuple[tuple[str, str, str], ...] = field(init=False, repr=False, compare=False)
     _keys: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        split = ((key.partition("*"), ours) for key, ours in self.metrics.items() if "*" in key)
+        split = ((key.partition(HOLE), ours) for key, ours in self.metrics.items() if HOLE in key)
         holes = tuple((start, end, ours) for (start, _, end), ours in split)
         object.__setattr__(self, "_holes", holes)
         keys: dict[str, str] = {}
@@ -48,7 +54,7 @@ class Framework:
         for start, end, ours in self._holes:
             hole = name[len(start) : len(name) - len(end)]
             if hole and name.startswith(start) and name.endswith(end):
-                return ours.replace("*", hole)
+                return ours.replace(HOLE, hole)
         return name if name in names.FOREIGN or describe(name) is not None else None
 
     def setting_name(self, key: str) -> str | None:
@@ -58,9 +64,20 @@ class Framework:
         found = self.settings.get(key)
         return found[0] if found else None
 
+    def read_setting(self, name: str, value: object) -> tuple[str, object] | None:
+        """Our key and value of one of their settings, by any spelling; None for one unknown."""
+        switch = self.flags.get(_plain(name))
+        if switch is not None and (isinstance(value, bool) or str(value).lower() in _SWITCHES):
+            return switch if str(value).lower() in ("true", "1") else None
+        key = self.our_setting(name)
+        return (key, value) if key is not None else None
+
     def our_setting(self, name: str) -> str | None:
         """Our key of one of their settings, by any of its spellings: dashes are underscores."""
         return name if self.name == "homeostat" else self._keys.get(_plain(name))
+
+
+_SWITCHES = ("true", "false", "1", "0")
 
 
 def _plain(setting: str) -> str:

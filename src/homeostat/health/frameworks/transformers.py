@@ -37,12 +37,13 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "model.attention": ("attn_implementation", "attn_impl", "flash_attn"),
     "model.chat_template": ("chat_template_path", "chat_template"),
     "model.pad_token": ("pad_token",),
+    "model.quantization": ("load_in_4bit", "load_in_8bit", "quantization_bit"),
     "seed": ("seed",),
     "trainer.lr": ("learning_rate", "lr"),
     "trainer.epochs": ("num_train_epochs", "num_epochs", "epochs"),
     "trainer.max_steps": ("max_steps",),
-    "trainer.batch_rows": ("per_device_train_batch_size", "micro_batch_size"),
-    "trainer.gradient_accumulation": ("gradient_accumulation_steps",),
+    "trainer.micro_batch_rows": ("per_device_train_batch_size", "micro_batch_size"),
+    "trainer.gradient_accumulation_steps": ("gradient_accumulation_steps",),
     "trainer.schedule.type": ("lr_scheduler_type", "lr_scheduler"),
     "trainer.schedule.warmup_steps": ("warmup_steps", "num_warmup_steps"),
     "trainer.schedule.warmup_share": ("warmup_ratio",),
@@ -53,10 +54,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "trainer.optimizer.eps": ("adam_epsilon",),
     "trainer.max_grad_norm": ("max_grad_norm",),
     "trainer.gradient_checkpointing": ("gradient_checkpointing",),
-    "trainer.precision": ("bf16", "fp16", "torch_dtype", "dtype"),
+    "trainer.precision": ("dtype", "torch_dtype"),
     "trainer.empty_cache_interval": ("torch_empty_cache_steps",),
     "trainer.packing": ("packing",),
-    "trainer.backend.shard": ("fsdp", "deepspeed"),
+    "trainer.backend.type": ("fsdp", "deepspeed"),
+    "trainer.zero_stage": ("zero_optimization.stage",),
     "data.max_length": ("max_length", "max_seq_length"),
     "data.num_processes": ("dataset_num_proc", "dataloader_num_workers"),
     "eval.interval_steps": ("eval_steps",),
@@ -70,10 +72,17 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "lora.dropout": ("lora_dropout", "peft.lora_dropout"),
     "lora.targets": ("lora_target_modules", "target_modules"),
 }
+# A switch that is on stands for a value of ours.
+FLAGS: dict[str, tuple[str, object]] = {
+    "bf16": ("trainer.precision", "bf16"),
+    "fp16": ("trainer.precision", "fp16"),
+    "fp8": ("trainer.precision", "fp8"),
+}
 TABLE = Framework(
     name="transformers",
     title="Hugging Face transformers",
     metrics=METRICS,
     settings=SETTINGS,
+    flags=FLAGS,
     marks=("transformers/trainer.py", "***** Running training *****", "[INFO|trainer.py:"),
 )

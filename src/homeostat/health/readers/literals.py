@@ -19,6 +19,7 @@ from homeostat.health.readers.numbers import number
 MAX_CHARS = 1_000_000
 _MAX_DEPTH = 24
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
+_WHOLE = re.compile(r"[-+]?[0-9]+")
 _WORD = re.compile(r"[^\s,:={}\[\]()'\"<>][^,={}\[\]()'\"<>\n]*|[^\s,={}\[\]()'\"<>]")
 _STRING = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 _SPACE = re.compile(r"\s*")
@@ -36,7 +37,7 @@ _PYTHON_WORDS = (
 )
 
 
-class _Torn(Exception):
+class _TornError(Exception):
     """The text ends, or goes on, where a literal cannot."""
 
 
@@ -49,7 +50,7 @@ def mapping_at(text: str, start: int = 0) -> tuple[dict[str, Any], int] | None:
         return quick
     try:
         value, end = _value(text, start, 0)
-    except _Torn:
+    except _TornError:
         return None
     return (value, end) if isinstance(value, dict) else None
 
@@ -60,7 +61,7 @@ def plain_value(text: str) -> Any:
     if len(stripped) <= MAX_CHARS and stripped[:1] in {"[", "(", "{", "'", '"'}:
         try:
             value, end = _value(stripped, 0, 0)
-        except _Torn:
+        except _TornError:
             return stripped
         return value if end == len(stripped) else stripped
     return _word_value(stripped)
@@ -94,7 +95,7 @@ def _skip(text: str, at: int) -> int:
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     at = _skip(text, at)
     if at >= len(text) or depth > _MAX_DEPTH:
-        raise _Torn
+        raise _TornError
     head = text[at]
     if head == "{":
         return _braces(text, at + 1, depth)
@@ -106,7 +107,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     if head == "<":
         enum = _ENUM.match(text, at)
         if not enum:
-            raise _Torn
+            raise _TornError
         return enum.group(), enum.end()
     return _word(text, at, depth)
 
@@ -114,7 +115,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
 def _string(text: str, at: int) -> tuple[str, int]:
     found = _STRING.match(text, at)
     if not found:
-        raise _Torn
+        raise _TornError
     inner = found[1] if found[1] is not None else found[2]
     if "\\" in inner:
         inner = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), inner)
@@ -124,7 +125,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
 def _word(text: str, at: int, depth: int) -> tuple[Any, int]:
     found = _WORD.match(text, at)
     if not found:
-        raise _Torn
+        raise _TornError
     word, end = found.group().strip(), found.end()
     if text[end : end + 1] != "(":
         return _word_value(word), end
@@ -137,8 +138,11 @@ def _word(text: str, at: int, depth: int) -> tuple[Any, int]:
 def _word_value(word: str) -> Any:
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
-    if word.isascii() and word.lstrip("+-").isdigit() and len(word) < 19:
-        return int(word)
+    digits = word.lstrip("+-")
+    if digits[:1].isdigit() and word.isascii() and len(word) < 24:
+        whole = word.replace(",", "") if number(word) is not None else word
+        if _WHOLE.fullmatch(whole):
+            return int(whole)
     # A unit behind a number is part of a text: a setting "8b" is no 8.
     if word[-1:].isdigit() or word[-1:] == "." or word.lower().endswith(("nan", "inf")):
         value = number(word)
@@ -163,7 +167,7 @@ def _braces(text: str, at: int, depth: int) -> tuple[Any, int]:
         if text[at : at + 1] == ",":
             at += 1
         elif text[at : at + 1] != "}":
-            raise _Torn
+            raise _TornError
 
 
 def _key(text: str, at: int) -> tuple[str, int]:
@@ -173,7 +177,7 @@ def _key(text: str, at: int) -> tuple[str, int]:
     while end < len(text) and text[end] not in ":,{}[]()'\"\n":
         end += 1
     if end == at:
-        raise _Torn
+        raise _TornError
     return text[at:end].strip(), end
 
 
@@ -195,4 +199,4 @@ def _items(text: str, at: int, close: str, depth: int) -> tuple[list[Any], dict[
         if text[at : at + 1] == ",":
             at += 1
         elif text[at : at + 1] != close:
-            raise _Torn
+            raise _TornError

@@ -55,11 +55,17 @@ class Column:
         self.values = array("d")
 
     def add(self, step: int, value: float) -> None:
-        """A step at or before the newest one overwrites what stands there and after it."""
-        if self.steps and step <= self.steps[-1]:
-            self.cut(step)
-        self.steps.append(step)
-        self.values.append(value)
+        """A step that is there already gets the new value; a late one goes to its place."""
+        if not self.steps or step > self.steps[-1]:
+            self.steps.append(step)
+            self.values.append(value)
+            return
+        at = bisect_left(self.steps, step)
+        if self.steps[at] == step:
+            self.values[at] = value
+        else:
+            self.steps.insert(at, step)
+            self.values.insert(at, value)
 
     def extend(self, steps: IntArray, values: FloatArray64) -> None:
         """Steps that grow strictly, and begin after the newest one."""

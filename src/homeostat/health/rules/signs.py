@@ -18,9 +18,18 @@ from homeostat.health.view import RunView, Series
 from homeostat.types import FloatArray64
 
 # Model names of mixture-of-experts families, as they stand in paths.
-_MOE = re.compile(r"moe|mixtral|-a\d+(\.\d+)?b\b|deepseek-?v[23]|gpt-oss|kimi-k2|glm-4\.[5-9]", re.I)
+_MOE = re.compile(
+    r"moe|mixtral|-a\d+(\.\d+)?b\b|deepseek-?v[23]|gpt-oss|kimi-k2|glm-4\.[5-9]", re.I
+)
 # Words that a model writes where it goes on into somebody else's turn.
-_NEXT_TURN = ("<|im_start|>", "<|user|>", "<|start_header_id|>", "\nuser:", "\nhuman:", "\nquestion:")
+_NEXT_TURN = (
+    "<|im_start|>",
+    "<|user|>",
+    "<|start_header_id|>",
+    "\nuser:",
+    "\nhuman:",
+    "\nquestion:",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,12 @@ def monotony(series: Series) -> float:
         return 0.0
     ranks = np.argsort(np.argsort(finite.values, kind="stable"), kind="stable")
     return float(np.corrcoef(np.arange(len(ranks)), ranks)[0, 1])
+
+
+def moves(series: Series) -> bool:
+    """It has not the same value in all records."""
+    values = series.finite().values
+    return len(values) > 0 and float(np.ptp(values)) > 0.0
 
 
 def mean_since(view: RunView, step: int, *names: str) -> float | None:
@@ -188,7 +203,9 @@ def has_lora(view: RunView) -> bool:
 def is_sequence_level(view: RunView) -> bool:
     """Ratios of whole completions (GSPO), whose clip range is a thousand times narrower."""
     clip = view.number("algorithm.clip_high", "algorithm.clip_low")
-    words = text_of_settings(view, "loss_mode", "loss_type", "importance_sampling_level", "algorithm")
+    words = text_of_settings(
+        view, "loss_mode", "loss_type", "importance_sampling_level", "algorithm"
+    )
     return "gspo" in words.lower() or (clip is not None and 0.0 < clip < 0.01)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.log import LogLine
@@ -17,6 +18,8 @@ from homeostat.health.view import RunView
 
 # Characters of a line that are quoted.
 MAX_QUOTE = 300
+# Lines of a text whose surroundings are looked at.
+MAX_TRIED = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +89,12 @@ def _match(trouble: Trouble, view: RunView) -> tuple[LogLine, LogLine | None] | 
         return None
     if trouble.when is not None and not trouble.when(view):
         return None
+    anywhere = view.log.first(*trouble.context) if trouble.context and not trouble.within else None
     for pattern in trouble.texts:
-        for line in view.log.find(pattern):
+        for line in islice(view.log.find(pattern), MAX_TRIED):
             if not trouble.context:
                 return line, None
-            lines = trouble.within or len(view.log.lines) + line.number
-            beside = view.log.near(line, *trouble.context, lines=lines)
+            beside = anywhere or view.log.near(line, *trouble.context, lines=trouble.within)
             if beside is not None:
                 return line, beside
     return None

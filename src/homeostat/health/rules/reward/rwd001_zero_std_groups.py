@@ -1,8 +1,9 @@
 """The answers of most groups earn the same, so that there is nothing to learn from them.
 
 ## What it sees
-The share of groups whose rewards are all alike stays above `max_share`, or every advantage is
-exactly 0, over `fire` of the last `window` records.
+The share of groups whose rewards are all alike stays above `max_share`, or the deviation within the
+groups or every advantage is 0: over `fire` of the last `window` records, or over `fire_all` in a
+row where it is all groups.
 
 ## Why it matters
 An advantage is an answer's reward against its group's. Where all are equal it is 0, and so is the
@@ -10,19 +11,22 @@ gradient: the run costs as much as before and learns nothing.
 
 ## Likely causes
 - group-size-one: one sample per prompt has no group to be compared with.
+- nan-update-poisoned-weights: an update that was not finite has broken the model.
 - reward-saturated: everything is solved; the prompts are too easy by now. Benign at the end.
+- truncation-at-cap: answers are cut before they give a result.
 - verifier-format-mismatch: nothing is ever right, often because the verifier looks for a marker
   that the model does not write.
-- truncation-at-cap: answers are cut before they give a result.
+- policy-collapse: answers were right before; an update has broken the policy.
 - task-too-hard: the model cannot solve any of them yet.
+- mode-collapse: all samples of a prompt are the same text.
 
 ## What to do
 Look at rewards and completions of a few groups (`homeostat inspect`). Saturated: harder prompts, or
 stop. All wrong: see the causes above. Some groups are always alike: let dynamic sampling replace
-them.
+them, or sample more answers per prompt at a higher temperature.
 
 ## Known false alarms
-A run that has solved its task ends in this state; it is told apart by the reward being at its
+A run that has solved its task ends in this state; it is told apart by the reward being near its
 maximum, and then is no more than information.
 """
 
@@ -35,6 +39,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import is_nonfinite, is_zero, mean_since, solved_share
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
@@ -44,54 +49,86 @@ class Options:
     max_share: float = option(0.8, "Share of groups without any difference that is too much.")
     fire: int = option(6, "Records that must show it ...")
     window: int = option(8, "... among so many.")
+    fire_all: int = option(4, "Records in a row that are enough where it is all groups.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    share = view.series("frac_reward_zero_std")
-    assert share is not None, "needs says so"
-    spell = newest_spell(
+    share = _share(view)
+    if share is None:
+        return
+    spell = newest_spell(share.values >= 0.999, fire=options.fire_all, clear=4) or newest_spell(
         share.values > options.max_share, fire=options.fire, window=options.window, clear=4
     )
     if spell is None or not spell.is_open:
         return
-    first = int(share.steps[spell.start])
+    first, last = int(share.steps[spell.start]), int(share.steps[spell.end])
     mean = float(np.mean(share.values[spell.start : spell.end + 1]))
-    causes = tuple(_causes(view, first))
-    solved = causes[0].name == "reward-saturated"
+    solved = _is_solved(view, first, mean)
     yield Sighting(
         message=f"{mean:.0%} of the groups earned the same for every answer since step {first} "
         f"(limit {options.max_share:.0%}): no gradient comes from them.",
-        evidence=(f"frac_reward_zero_std {mean:.2f} over steps {first}-{share.steps[spell.end]}",),
-        causes=causes,
+        evidence=(f"groups without a difference: {mean:.2f} over steps {first}-{last}",),
+        causes=tuple(_causes(view, first, solved=solved)),
         fixes=_fixes(solved=solved),
         first_step=first,
-        last_step=int(share.steps[spell.end]),
+        last_step=last,
         value=mean,
         limit=options.max_share,
         level=Level.INFO if solved else None,
     )
 
 
-def _causes(view: RunView, first: int) -> Iterator[Cause]:
+def _share(view: RunView) -> Series | None:
+    """Share of groups without a difference; where only a mean over groups is known, 0 or 1."""
+    share = view.series("frac_reward_zero_std", "advantages/zero_share")
+    if share is not None:
+        return share
+    spread = view.series("reward_std")
+    if spread is not None:
+        return Series(spread.steps, is_zero(view, "reward_std", spread.values).astype(float))
+    high, low = view.series("advantages/max"), view.series("advantages/min")
+    if high is None or low is None:
+        return None
+    high, low = high.on(low)
+    none = is_zero(view, "advantages/max", high.values) & is_zero(
+        view, "advantages/min", low.values
+    )
+    return Series(high.steps, none.astype(float))
+
+
+def _is_solved(view: RunView, first: int, share: float) -> bool:
+    """Groups are alike because they are right: the mean reward is at least as high as their share
+    would make it."""
+    reached = solved_share(view, since=first)
+    return reached is not None and reached >= min(0.95, share)
+
+
+def _causes(view: RunView, first: int, *, solved: bool) -> Iterator[Cause]:
     """Those that something speaks for, the surest first."""
-    if view.number("rollout.samples_per_prompt") == 1:
+    reward, cut = (
+        mean_since(view, first, "reward"),
+        mean_since(view, first, "completions/clipped_ratio"),
+    )
+    distinct = mean_since(view, first, "completions/distinct_share")
+    samples = view.number("rollout.samples_per_prompt")
+    if samples == 1:
         yield Cause("group-size-one", "one sample per prompt has no group to differ from")
-    reward, cut = _since(view, "reward", first), _since(view, "completions/clipped_ratio", first)
-    highest = view.latest("reward/max")
-    if reward is not None and highest is not None and reward >= 0.97 * highest > 0:
-        yield Cause("reward-saturated", f"the mean reward {reward:.3g} is at the maximum")
+    if is_nonfinite(view, "grad_norm", "kl", "entropy"):
+        yield Cause("nan-update-poisoned-weights", "gradient, KL or entropy is not finite")
+    if solved:
+        yield Cause("reward-saturated", f"the mean reward {reward:.3g} is near the maximum")
     if cut is not None and cut > 0.5:
         yield Cause("truncation-at-cap", f"{cut:.0%} of the completions are cut at the limit")
-    if reward is not None and reward <= 1e-6:
+    earlier = view.series("reward")
+    paid = earlier is not None and bool((earlier.before(first).finite().values > 0.02).any())
+    if reward is not None and abs(reward) <= 1e-6 and paid:
+        yield Cause("policy-collapse", "answers were right before, and none is since")
+    elif reward is not None and abs(reward) <= 1e-6:
         yield Cause("verifier-format-mismatch", "no answer was ever right: look at what it wants")
         yield Cause("task-too-hard", "the model may not be able to solve any prompt")
+    if not solved and samples and distinct is not None and distinct * samples < 1.2:
+        yield Cause("mode-collapse", f"{distinct:.0%} of the texts are distinct")
     yield Cause("zero-std-groups", "all answers of a group score alike")
-
-
-def _since(view: RunView, name: str, step: int) -> float | None:
-    found: Series | None = view.series(name)
-    later = found.since(step).finite() if found is not None else None
-    return float(later.values.mean()) if later is not None and len(later) else None
 
 
 def _fixes(*, solved: bool) -> tuple[Fix, ...]:
@@ -105,6 +142,7 @@ def _fixes(*, solved: bool) -> tuple[Fix, ...]:
             Grade.UNSAFE,
         ),
         Fix("rollout.samples_per_prompt", "16", "more answers differ more often", Grade.UNSAFE),
+        Fix("rollout.temperature", "1.0", "answers that are drawn vary", Grade.UNSAFE),
     )
 
 
@@ -115,7 +153,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=("frac_reward_zero_std",),
+    needs=("frac_reward_zero_std|advantages/zero_share|reward_std|advantages/max",),
     kinds=(Kind.RL,),
     options=Options,
 )

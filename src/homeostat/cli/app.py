@@ -1,0 +1,51 @@
+"""The command line before any verb: its name, its help, its exit codes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from homeostat import __version__
+
+EXIT_CODES = {
+    "0": "all is well",
+    "1": "the run, or the data, is in trouble",
+    "2": "bad usage, recipe or input",
+    "128 + n": "ended by signal n",
+}
+
+
+def new_app() -> typer.Typer:
+    """An app that verbs are to be added to."""
+    app = typer.Typer(
+        name="homeostat",
+        help="LLM post-training that keeps itself healthy.\n\n"
+        "Start with: homeostat check RECIPE, then homeostat train RECIPE. "
+        "Any key of a recipe can be changed on the command line: trainer.lr=1e-5.",
+        epilog="Exit codes: "
+        + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items())
+        + ".",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(options)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"homeostat {__version__}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options that stand before the verb."""

@@ -1,0 +1,87 @@
+"""`homeostat estimate`: what a recipe will hold on each device, and what would make it fit."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
+from homeostat.config import load_config
+from homeostat.errors import ModelError
+
+if TYPE_CHECKING:
+    from homeostat.run.estimate import MemoryPlan
+
+
+def estimate(
+    recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT
+) -> None:
+    """Plan a recipe's memory without loading a weight.
+
+    An update is done on tensors without data, so that what is counted is what the run would hold.
+    Where it does not fit, the settings that would help follow, least disruptive first. Exit code
+    0: it fits; 1: it does not; 2: the recipe or its files are at fault.
+    """
+    config = load_config(recipe, overrides)
+    from homeostat.run.estimate import ladder
+    from homeostat.run.preflight import Preflight
+    from homeostat.run.waiting import progress_of
+
+    if config.model.implementation != "native":
+        raise ModelError(
+            "model.implementation is transformers, whose memory cannot be planned: only the native "
+            "decoder can be computed without data. Set it to native, or try the run."
+        )
+    console = Console(stderr=format is Format.JSON)
+    with progress_of("tokenising rows", console) as progress:
+        preflight = Preflight(config, progress=progress)
+        preflight.read_inputs()
+    plan = preflight.memory_plan(config)
+    rungs = [] if plan.fits else list(ladder(config, preflight.memory_plan))
+    if format is Format.JSON:
+        found = [{"settings": changes, **other.as_json()} for changes, other in rungs]
+        typer.echo(json.dumps({**plan.as_json(), "ladder": found}, indent=2))
+    else:
+        _show(console, plan, rungs)
+    raise typer.Exit(0 if plan.fits else 1)
+
+
+def _show(console: Console, plan: MemoryPlan, rungs: list[tuple[list[str], MemoryPlan]]) -> None:
+    from homeostat.observe.format import byte_size
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    held = plan.update
+    rows = [
+        (plan.process, "the process itself"),
+        (held.weights, "weights"),
+        (held.optimizer, "moments of the optimizer, and fp32 masters below fp32"),
+        (held.gradients, "summed gradients"),
+        (held.reference, "reference model"),
+        (held.work, "work of the largest micro-batch: activations, logits, gradients on the way"),
+        (plan.cache, "cached keys and values" + (", freed while training" * plan.sleeps)),
+        (plan.sampling, "work of sampling"),
+    ]
+    for size, what in rows:
+        if size:
+            table.add_row(byte_size(size), what)
+    console.print(table)
+    phase = "training" if plan.training_peak >= plan.sampling_peak else "sampling"
+    verdict = "[green]fits[/green]" if plan.fits else "[red]does not fit[/red]"
+    console.print(
+        f"\npeak about [bold]{byte_size(plan.peak)}[/bold] while {phase}; {plan.device} has "
+        f"{byte_size(plan.capacity)} to give: {verdict}",
+        highlight=False,
+    )
+    for changes, other in rungs:
+        mark = "[green]fits[/green]" if other.fits else "not yet"
+        console.print(
+            f"  {byte_size(other.peak):>10}  {mark}  {' '.join(changes)}", highlight=False
+        )
+    if rungs and not rungs[-1][1].fits:
+        console.print("No setting alone makes it fit: take a smaller model, or a larger device.")

@@ -1,0 +1,87 @@
+"""The arguments of verbs that must come up at once, read without pydantic.
+
+Typer reads arguments with pydantic, which takes longer to load than the doctor to answer. What is
+said plainly is read here, from the same signature; anything else (help, a mistake) is left to
+Typer, so that there is one set of messages.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from typer.models import OptionInfo
+
+
+def arguments_of(verb: Callable[..., None], words: Sequence[str]) -> dict[str, Any] | None:
+    """Parameter -> value, as the words behind the verb say; None for Typer to deal with."""
+    types: dict[str, type] = {}
+    options: dict[str, str] = {}
+    places: list[str] = []
+    for name, hint in get_type_hints(verb, include_extras=True).items():
+        if name == "return":
+            continue
+        annotation, info = get_args(hint)
+        types[name] = _plain_type(annotation)
+        if isinstance(info, OptionInfo):
+            # Inside Annotated the first name of an option is where its default would be.
+            names = (str(info.default), *(info.param_decls or ()))
+            options |= dict.fromkeys(names, name)
+        else:
+            places.append(name)
+    said = _said(words, options=options, places=places, types=types)
+    if said is None:
+        return None
+    parameters = inspect.signature(verb).parameters.values()
+    needed = {one.name for one in parameters if one.default is inspect.Parameter.empty}
+    return said if needed <= said.keys() else None
+
+
+def _plain_type(annotation: Any) -> type:
+    """The type of a value that was given: `Path | None` is a Path."""
+    found = [part for part in get_args(annotation) if part is not NoneType]
+    return found[0] if found else annotation
+
+
+def _said(
+    words: Sequence[str], *, options: dict[str, str], places: list[str], types: dict[str, type]
+) -> dict[str, Any] | None:
+    said: dict[str, Any] = {}
+    waiting, rest = list(places), list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "-" or not word.startswith("-"):
+            if not waiting:
+                return None
+            name, text = waiting.pop(0), word
+        else:
+            option, has_value, text = word.partition("=")
+            name = options.get(option, "")
+            if not name:
+                return None
+            if types[name] is bool:
+                if has_value:
+                    return None
+                said[name] = True
+                continue
+            if not has_value:
+                if not rest:
+                    return None
+                text = rest.pop(0)
+        value = _value(text, types[name])
+        if value is None:
+            return None
+        said[name] = value
+    return said
+
+
+def _value(text: str, kind: type) -> str | Path | None:
+    """None for what the type has no value for."""
+    if issubclass(kind, StrEnum):
+        return kind(text) if text in list(kind) else None
+    assert kind in (str, Path), kind
+    return kind(text)

@@ -1,0 +1,49 @@
+"""All faults by name, and the healthy runs."""
+
+from __future__ import annotations
+
+from homeostat.clinic.faults import data, engine, learning, machine, numerics, policy, reward
+from homeostat.clinic.injector import Injector
+from homeostat.clinic.recipes import Body
+
+INJECTORS: dict[str, type[Injector]] = {
+    fault.name: fault
+    for module in (learning, numerics, data, reward, policy, engine, machine)
+    for fault in module.FAULTS
+}
+
+_LORA = {"lora": {"rank": 8, "targets": ["all-linear"]}, "trainer.lr": 1e-2}
+_KL = {"algorithm.kl": {"coefficient": 0.01}}
+
+HEALTHY: dict[str, Body] = {
+    "sft_pairs": Body("sort", "sft", steps=60),
+    "sft_text": Body("copy", "sft", rows="text", steps=60, num_digits=(3, 4, 5)),
+    "sft_chat": Body("reverse", "sft", rows="messages", steps=60, width=96),
+    "sft_lora": Body("copy", "sft", steps=60, pretrained=True, changes=_LORA),
+    "sft_deep": Body("shift", "sft", steps=60, layers=4, num_digits=(4, 5, 6)),
+    "grpo_sort": Body("sort", "grpo", steps=60),
+    "grpo_kl": Body("copy", "grpo", steps=60, changes=_KL),
+    "dr_grpo_shift": Body("shift", "dr_grpo", steps=60),
+    "dapo_evens": Body("evens", "dapo", steps=40),
+    "gspo_sort": Body("sort", "gspo", steps=60, num_digits=(4,)),
+    "cispo_reverse": Body("reverse", "cispo", steps=60, num_digits=(4,)),
+    "rloo_largest": Body("largest", "rloo", steps=60),
+    "reinforce_pp_copy": Body("copy", "reinforce_pp", steps=60, num_digits=(6,)),
+    "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
+    "grpo_count": Body("count", "grpo", steps=60, width=96),
+    "grpo_own_process": Body(
+        "sort", "grpo", steps=40, changes={"engine": {"type": "native", "own_process": True}}
+    ),
+}
+
+# A few of each, for a look within a minute.
+SHORT = (
+    "sft_pairs",
+    "grpo_sort",
+    "lr_too_high",
+    "frozen_layers",
+    "reward_constant",
+    "reward_raises",
+    "temperature_mismatch",
+    "out_of_memory",
+)

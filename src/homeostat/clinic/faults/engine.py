@@ -1,0 +1,205 @@
+"""Faults between trainer and engine: other weights, other sampling, a process that is gone."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from homeostat.clinic.injector import FROM_START, Cure, Injector
+from homeostat.clinic.processes import descendants
+from homeostat.clinic.recipes import Body, Raw, put
+from homeostat.health.finding import Family
+from homeostat.models.decoder import Decoder
+from homeostat.run.session import Session
+from homeostat.sync.parcel import Packer, Parcel
+from homeostat.types import Role
+
+OWN_PROCESS = Body("sort", steps=30, changes={"engine": {"type": "native", "own_process": True}})
+
+
+def part_ways(engine: Any) -> Decoder:
+    """From here on the engine computes with a copy of the weights as they are now."""
+    engine.model = copy.deepcopy(engine.model)
+    engine.runner.model = engine.model
+    return engine.model
+
+
+class StaleEngine(Injector):
+    """Publications get lost: the engine goes on with old weights, and names them new."""
+
+    name, family = "stale_engine", Family.SYNC
+    expects = ("weights-not-updated", "train-infer-logprob-drift", "engine-weights-differ")
+    body = Body("sort", steps=50, changes={"trainer.lr": 2e-3})
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step == self.dose.onset:
+            part_ways(parts.engine)
+
+
+class LayerDamaged(Injector):
+    """One layer arrives damaged in the engine."""
+
+    name, family = "engine_layer_damaged", Family.SYNC
+    expects = ("engine-weights-differ", "engine-logprob-mismatch", "weight-conversion-wrong")
+    strength = (0.05, 0.2)
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step != self.dose.onset:
+            return
+        torch.manual_seed(self.dose.seed)
+        model = part_ways(parts.engine)
+        with torch.no_grad():
+            for name, param in model.causal_lm.named_parameters():
+                if ".layers.1." in name and param.ndim == 2:
+                    param.add_(self.dose.strength * torch.randn_like(param))
+
+
+class OtherCheckpoint(Injector):
+    """The engine serves other weights than the trainer's: those of an untrained model."""
+
+    name, family = "engine_other_checkpoint", Family.SYNC
+    expects = ("engine-weights-differ", "engine-logprob-mismatch", "weight-conversion-wrong")
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step != self.dose.onset:
+            return
+        torch.manual_seed(self.dose.seed)
+        with torch.no_grad():
+            for param in part_ways(parts.engine).causal_lm.parameters():
+                param.copy_(0.07 * torch.randn_like(param) if param.ndim == 2 else param)
+
+
+class TemperatureMismatch(Injector):
+    """The engine samples at another temperature than the trainer computes log-probs at."""
+
+    name, family, strength = "temperature_mismatch", Family.OFFPOLICY, (0.4, 0.7)
+    expects = ("engine-logprob-mismatch",)
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step == self.dose.onset:
+            collector = parts.collector
+            collector.sampling = replace(collector.sampling, temperature=self.dose.strength)
+
+
+class RareSync(Injector):
+    """Weights are published so seldom that the engine is many updates behind."""
+
+    name, family, onset = "rare_sync", Family.OFFPOLICY, FROM_START
+    expects = ("stale-policy", "sync-interval-without-correction", "train-infer-logprob-drift")
+    body, strength, cure = OWN_PROCESS, (10.0, 20.0), Cure.ALL
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        put(raw, "sync.interval", round(self.dose.strength))
+        raw["trainer"]["lr"] *= 5
+
+
+class BadPublication(Injector):
+    """One publication arrives damaged, and the engine samples with it until the next."""
+
+    name, family = "bad_publication", Family.SYNC
+    expects = ("engine-weights-differ", "engine-logprob-mismatch", "weight-conversion-wrong")
+    body, onset, strength = OWN_PROCESS, (9, 13), (0.05, 0.2)
+    cure = Cure.SAFE
+    verify: ClassVar[bool] = False
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["sync"] = {"interval": self.dose.onset - 1, "verify": self.verify}
+        raw["trainer"]["lr"] /= 4
+
+    def started(self, parts: Any, session: Session) -> None:
+        trainer, parcels = parts.trainer, parts.trainer.parcels
+
+        def damaged(role: Role, packer: Packer) -> Iterator[Parcel]:
+            if parts.state.step != self.dose.onset - 1 or self.__dict__.get("is_done"):
+                return parcels(role, packer)
+            self.is_done = True
+            return packer.pack(self._with_noise(trainer.weights(role)))
+
+        trainer.parcels = damaged
+
+    def _with_noise(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        torch.manual_seed(self.dose.seed)
+        for name, weight in weights:
+            noise = self.dose.strength * torch.randn_like(weight)
+            yield name, weight + noise if ".layers.1." in name else weight
+
+
+class BadPublicationVerified(BadPublication):
+    """The same under sync.verify: it is found out at once, and ends a run that may not heal."""
+
+    name, verify, is_fatal = "bad_publication_verified", True, True
+
+
+class EngineKilled(Injector):
+    """The engine's process is killed."""
+
+    name, family = "engine_killed", Family.GENERATION
+    expects = ("engine-restarts", "engine-died")
+    body, onset = OWN_PROCESS, (5, 12)
+    cure, vital, stays = Cure.SAFE, "reward", True
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step == self.dose.onset:
+            for process in descendants("homeostat.workers.child"):
+                os.kill(process, signal.SIGKILL)
+
+
+class EngineHung(Injector):
+    """The engine's process stops, and answers nothing any more."""
+
+    name, family = "engine_hung", Family.GENERATION
+    expects = ("engine-step-timeout", "hang-after-weight-update")
+    body, onset, is_fatal = OWN_PROCESS, (5, 12), True
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["engine"]["stall_s"] = 4.0
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step == self.dose.onset:
+            for process in descendants("homeostat.workers.child"):
+                os.kill(process, signal.SIGSTOP)
+
+
+class SlowEngine(Injector):
+    """The engine samples at a fraction of its speed."""
+
+    name, family, strength = "engine_slow", Family.PERFORMANCE, (0.02, 0.05)
+    expects = (
+        "generation-dominates",
+        "rollout-underutilised",
+        "throughput-falls",
+        "step-time-grows",
+    )
+
+    def started(self, parts: Any, session: Session) -> None:
+        engine, poll = parts.engine, parts.engine.poll
+
+        def slow(*, timeout_s: float) -> Any:
+            if self.is_ill(parts.state.step + 1):
+                time.sleep(self.dose.strength)
+            return poll(timeout_s=timeout_s)
+
+        engine.poll = slow
+
+
+FAULTS: tuple[type[Injector], ...] = (
+    StaleEngine,
+    LayerDamaged,
+    OtherCheckpoint,
+    TemperatureMismatch,
+    RareSync,
+    EngineKilled,
+    EngineHung,
+    SlowEngine,
+    BadPublication,
+    BadPublicationVerified,
+)

@@ -1,0 +1,207 @@
+"""Faults of the updates: rates, schedules, and weights that do not move or move too far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homeostat.clinic import bodies
+from homeostat.clinic.injector import FROM_START, SORT, SORT_SFT, Cure, Injector
+from homeostat.clinic.recipes import Raw, put
+from homeostat.health.finding import Family
+from homeostat.run.session import Session
+
+
+class RateTooHigh(Injector):
+    """The learning rate of SFT has two or three zeros too few."""
+
+    name, family = "lr_too_high", Family.LEARNING
+    expects = ("lr-too-high", "loss-divergence", "update-too-large")
+    body, onset, strength = SORT_SFT, FROM_START, (100.0, 1000.0)
+    cure, vital = Cure.ALL, "train/loss"
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["trainer"]["lr"] *= self.dose.strength
+
+
+class RateTooHighInRl(Injector):
+    """The learning rate of a policy is far above what it can bear."""
+
+    name, family = "lr_too_high_rl", Family.LEARNING
+    expects = ("lr-too-high", "policy-collapse", "update-too-large")
+    onset, strength = FROM_START, (30.0, 300.0)
+    cure, vital = Cure.ALL, "reward"
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["trainer"]["lr"] *= self.dose.strength
+
+
+class RateJumps(Injector):
+    """From a step on, the optimizer moves by many times what the schedule says."""
+
+    name, family = "lr_jumps", Family.LEARNING
+    expects = ("lr-too-high", "policy-collapse", "update-too-large")
+    strength = (30.0, 300.0)
+    cure, vital = Cure.ALL, "reward"
+
+    def started(self, parts: Any, session: Session) -> None:
+        def faster(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if self.is_ill(parts.state.step + 1):
+                for group in optimizer.param_groups:
+                    group["lr"] *= self.dose.strength
+
+        parts.trainer.optimizer.adamw.register_step_pre_hook(faster)
+
+
+class RateZero(Injector):
+    """The learning rate is 0."""
+
+    name, family = "lr_zero", Family.LEARNING
+    expects = ("lr-too-low", "trained-weights-unmoved")
+    onset = FROM_START
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["trainer"]["lr"] = 0.0
+
+
+class RateTooLow(Injector):
+    """The learning rate has three or four zeros too many."""
+
+    name, family = "lr_too_low", Family.LEARNING
+    expects = ("lr-too-low",)
+    body, onset, strength = SORT_SFT, FROM_START, (1e-5, 1e-4)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["trainer"]["lr"] *= self.dose.strength
+
+
+class ScheduleTooLong(Injector):
+    """The warm-up takes all of the run: the rate that was asked for is never reached."""
+
+    name, family = "schedule_horizon", Family.LEARNING
+    expects = ("lr-schedule-horizon-wrong", "warm-up-too-long")
+    body, onset, strength = SORT_SFT, FROM_START, (0.9, 0.98)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        schedule = {"type": "constant", "warmup_share": self.dose.strength}
+        put(raw, "trainer.schedule", schedule)
+
+
+class WeightDecayTooHigh(Injector):
+    """Weight decay shrinks the weights faster than the gradient can build them."""
+
+    name, family = "weight_decay", Family.LEARNING
+    expects = ("loss-plateau", "update-too-large")
+    body, onset, strength = SORT_SFT, FROM_START, (20.0, 100.0)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        put(raw, "trainer.optimizer", {"type": "adamw", "weight_decay": self.dose.strength})
+
+
+class NoClipping(Injector):
+    """No gradient clipping, no warm-up, and a rate that needs both."""
+
+    name, family = "no_clipping", Family.LEARNING
+    expects = ("lr-too-high", "no-gradient-clipping", "grad-norm-explosion", "loss-divergence")
+    body, onset, strength = SORT_SFT, FROM_START, (30.0, 100.0)
+    cure, vital = Cure.ALL, "train/loss"
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["trainer"]["lr"] *= self.dose.strength
+        raw["trainer"]["max_grad_norm"] = None
+        put(raw, "trainer.schedule.warmup_steps", 0)
+
+
+class FrozenLayers(Injector):
+    """Some layers lost requires_grad behind the optimizer's back."""
+
+    name, family = "frozen_layers", Family.LEARNING
+    expects = ("trained-weights-unmoved", "no-gradient-flow")
+    body, onset = SORT_SFT, (6, 14)
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step == self.dose.onset:
+            for name, param in parts.trainer.model.causal_lm.named_parameters():
+                if ".layers.0." in name:
+                    param.requires_grad_(False)
+
+
+class WeightsStay(Injector):
+    """Gradients arrive, and the optimizer moves nothing: the rate of its groups is 0."""
+
+    name, family = "weights_stay", Family.LEARNING
+    expects = ("trained-weights-unmoved", "no-gradient-flow")
+
+    def started(self, parts: Any, session: Session) -> None:
+        def stop(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if self.is_ill(parts.state.step + 1):
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.0
+
+        parts.trainer.optimizer.adamw.register_step_pre_hook(stop)
+
+
+class Overfitting(Injector):
+    """A handful of rows, shown again and again."""
+
+    name, family = "overfitting", Family.LEARNING
+    expects = ("overfitting", "data-repeated")
+    body, onset, strength = SORT_SFT, FROM_START, (8.0, 32.0)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        file = folder / "train.jsonl"
+        bodies.write_rows(file, bodies.read_rows(file)[: round(self.dose.strength)])
+        raw["trainer"] |= {"batch_rows": 8, "max_steps": 80}
+        raw["eval"]["interval_steps"] = 4
+
+
+class GradientSpikes(Injector):
+    """Now and then a gradient is damaged on its way, as by a bit that flipped."""
+
+    name, family, expects = "gradient_spikes", Family.LEARNING, ("grad-norm-spikes",)
+    strength = (300.0, 3000.0)
+
+    def before_update(self, step: int, parts: Any, rollouts: Any = None) -> None:
+        if self.is_ill(step) and (step - self.dose.onset) % 4 == 0:
+            weight = parts.trainer.model.output_weight()
+            handle = weight.register_hook(lambda grad: grad * self.dose.strength)
+            self.handle = handle
+
+    def after_update(self, step: int, parts: Any) -> None:
+        if handle := self.__dict__.pop("handle", None):
+            handle.remove()
+
+
+class WeightsDecayToNoise(Injector):
+    """Every update is followed by noise in the weights: the policy forgets."""
+
+    name, family = "weights_drift", Family.POLICY
+    expects = ("policy-collapse", "entropy-explosion", "reward-collapse")
+    body, strength = SORT, (0.02, 0.05)
+
+    def after_update(self, step: int, parts: Any) -> None:
+        if not self.is_ill(step):
+            return
+        torch.manual_seed(step)
+        with torch.no_grad():
+            for param in parts.trainer.model.causal_lm.parameters():
+                param.add_(self.dose.strength * torch.randn_like(param))
+
+
+FAULTS: tuple[type[Injector], ...] = (
+    RateTooHigh,
+    RateTooHighInRl,
+    RateJumps,
+    RateZero,
+    RateTooLow,
+    ScheduleTooLong,
+    WeightDecayTooHigh,
+    NoClipping,
+    FrozenLayers,
+    WeightsStay,
+    Overfitting,
+    GradientSpikes,
+    WeightsDecayToNoise,
+)

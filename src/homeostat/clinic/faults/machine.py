@@ -1,0 +1,149 @@
+"""Faults of the machine: memory, disk, files, and waiting for data."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homeostat.clinic.injector import SORT_SFT, Cure, Injector
+from homeostat.clinic.recipes import Body, Raw
+from homeostat.health.finding import Family
+from homeostat.run.session import Session
+from homeostat.types import LossSpec, Role, TrainBatch
+
+SAVES_OFTEN = Body("sort", "sft", steps=40, changes={"checkpoint.interval_steps": 5})
+
+
+class LeakedMemory(Injector):
+    """Every step keeps some host memory for ever."""
+
+    name, family, strength = "leaked_memory", Family.MEMORY, (2e7, 6e7)
+    expects = ("host-memory-leak",)
+    body = Body("sort", steps=50)
+
+    def started(self, parts: Any, session: Session) -> None:
+        self.kept: list[bytes] = []
+
+    def after_update(self, step: int, parts: Any) -> None:
+        if self.is_ill(step):
+            self.kept.append(os.urandom(64) * (round(self.dose.strength) // 64))
+
+
+class OutOfMemory(Injector):
+    """Micro-batches above a size no longer fit: the allocator refuses."""
+
+    name, family, strength = "out_of_memory", Family.MEMORY, (100.0, 400.0)
+    expects = ("oom-retries",)
+    body, cure, vital = SORT_SFT, Cure.SAFE, "train/loss"
+    stays = True
+
+    def started(self, parts: Any, session: Session) -> None:
+        trainer, accumulate = parts.trainer, parts.trainer.accumulate
+
+        def limited(
+            role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
+        ) -> None:
+            largest = max(batch.num_tokens for batch in batches)
+            if self.is_ill(step) and largest > self.dose.strength:
+                torch.empty(2**55)
+            accumulate(role, batches, spec, step=step)
+
+        trainer.accumulate = limited
+
+
+class DiskFull(Injector):
+    """From a step on, files of a checkpoint's size cannot be written."""
+
+    name, family = "disk_full", Family.CHECKPOINT
+    expects = ("disk-full-or-quota", "checkpoint-failing")
+    body, onset, strength = SAVES_OFTEN, (6, 20), (2e5, 4e5)
+    is_fatal = True
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step == self.dose.onset:
+            limit = round(self.dose.strength)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+
+class CorruptCheckpoint(Injector):
+    """The run is stopped, its newest checkpoint is damaged, and it is told to go on."""
+
+    name, family = "corrupt_checkpoint", Family.CHECKPOINT
+    expects = ("resumed-from-older", "checkpoint-file-damaged")
+    body, onset, num_calls, cure = SAVES_OFTEN, (12, 25), 2, Cure.SAFE
+    vital, stays = "train/loss", True
+
+    def after_step(self, step: int, parts: Any) -> None:
+        if step == self.dose.onset and not self.__dict__.get("stopped"):
+            self.stopped = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def between_calls(self, run_dir: Path) -> None:
+        newest = max(run_dir.glob("checkpoints/step_*"))
+        file = max(newest.glob("*.safetensors"), key=lambda file: file.stat().st_size)
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        file.write_bytes(content)
+
+
+class FrequentSaves(Injector):
+    """A checkpoint after every step, on a disk that takes its time."""
+
+    name, family = "frequent_saves", Family.PERFORMANCE
+    expects = ("checkpoint-slow",)
+    body, onset, strength = Body("sort", "sft", steps=30), (1, 1), (0.2, 0.4)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["checkpoint"]["interval_steps"] = 1
+
+    def started(self, parts: Any, session: Session) -> None:
+        trainer, save = parts.trainer, parts.trainer.save
+
+        def slow(folder: Path) -> None:
+            time.sleep(self.dose.strength)
+            save(folder)
+
+        trainer.save = slow
+
+
+class SlowStore:
+    """Rows from a disk, or a network, that takes its time."""
+
+    def __init__(self, store: Any, seconds: float) -> None:
+        self._store, self._seconds = store, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def __getitem__(self, row_id: int) -> Any:
+        time.sleep(self._seconds)
+        return self._store[row_id]
+
+
+class SlowData(Injector):
+    """Rows come slower than they are trained on."""
+
+    name, family, strength = "slow_data", Family.PERFORMANCE, (0.005, 0.01)
+    expects = ("data-starved", "data-loading-slow")
+    body, onset = SORT_SFT, (1, 1)
+
+    def started(self, parts: Any, session: Session) -> None:
+        rows = parts.train_rows
+        object.__setattr__(rows, "store", SlowStore(rows.store, self.dose.strength))
+
+
+FAULTS: tuple[type[Injector], ...] = (
+    LeakedMemory,
+    OutOfMemory,
+    DiskFull,
+    CorruptCheckpoint,
+    FrequentSaves,
+    SlowData,
+)

@@ -1,0 +1,147 @@
+"""Faults of the policy and of what it is asked to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homeostat.clinic import bodies
+from homeostat.clinic.injector import FROM_START, Cure, Injector
+from homeostat.clinic.recipes import Body, Raw, put
+from homeostat.health.finding import Family
+from homeostat.rollout.engine import Request
+from homeostat.rollout.noise import noise_key
+from homeostat.run.session import Session
+
+WITH_KL = Body("sort", steps=60, changes={"algorithm.kl": {"coefficient": 1e-5}})
+
+
+class ColdSampling(Injector):
+    """The sampling temperature is close to 0: all samples of a group are the same."""
+
+    name, family = "temperature_near_zero", Family.POLICY
+    expects = ("greedy-sampling", "mode-collapse")
+    onset, strength = FROM_START, (0.01, 0.05)
+    cure = Cure.ALL
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["rollout"]["temperature"] = self.dose.strength
+
+
+class DuplicateSamples(Injector):
+    """All samples of a prompt are drawn with the same noise."""
+
+    name, family = "duplicate_samples", Family.GENERATION
+    expects = ("mode-collapse", "zero-std-groups")
+
+    def started(self, parts: Any, session: Session) -> None:
+        engine, submit = parts.engine, parts.engine.submit
+
+        def same_noise(request: Request) -> None:
+            submit(request)
+            step = int(request.id.split("/")[1])
+            if self.is_ill(step):
+                key = noise_key(request.seed, request.session_key or "")
+                engine._flying[request.id].noise_key = key
+
+        engine.submit = same_noise
+
+
+class EntropyCollapse(Injector):
+    """The logits grow with every update: the policy becomes sure of whatever it says."""
+
+    name, family, expects = "entropy_collapse", Family.POLICY, ("entropy-collapse", "mode-collapse")
+    strength = (1.15, 1.4)
+
+    def after_update(self, step: int, parts: Any) -> None:
+        if self.is_ill(step):
+            with torch.no_grad():
+                parts.trainer.model.output_weight().mul_(self.dose.strength)
+
+
+class EntropyBonusTooHigh(Injector):
+    """The bonus for entropy outweighs the reward: the policy says anything."""
+
+    name, family = "entropy_bonus", Family.POLICY
+    expects = ("entropy-explosion", "entropy-bonus-too-high")
+    body, onset, strength = Body("sort", steps=60), FROM_START, (0.1, 0.3)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        put(raw, "algorithm.entropy_bonus", self.dose.strength)
+
+
+class KlRunaway(Injector):
+    """The reward pays for one word, and the penalty for leaving the reference is next to none."""
+
+    name, family, expects = "kl_runaway", Family.POLICY, ("kl-runaway",)
+    body, onset, strength = WITH_KL, FROM_START, (3.0, 6.0)
+    cure = Cure.ALL
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["rewards"]["functions"] = [{"type": "regex_format", "pattern": "[a-h]+.*"}]
+        raw["trainer"]["lr"] *= self.dose.strength
+        put(raw, "algorithm.entropy_bonus", 0.05)
+
+
+class TooManyUpdates(Injector):
+    """Many updates on the same samples, with bounds too wide to hold any of them."""
+
+    name, family = "many_updates", Family.OFFPOLICY
+    expects = ("too-many-updates-per-rollout", "ppo-ratio-exceeds-threshold")
+    onset, strength = FROM_START, (1.5, 3.0)
+    cure, vital = Cure.ALL, "reward"
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["trainer"]["updates_per_step"] = 8
+        raw["trainer"]["lr"] *= self.dose.strength
+        raw["algorithm"] |= {"clip_low": 0.99, "clip_high": 50.0}
+
+
+class Truncated(Injector):
+    """rollout.max_new_tokens is below the length of an answer."""
+
+    name, family, expects = "truncated", Family.GENERATION, ("truncation-at-cap",)
+    onset, strength = FROM_START, (2.0, 4.4)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["rollout"]["max_new_tokens"] = round(self.dose.strength)
+
+
+class WrongEos(Injector):
+    """The tokenizer names another token as the end than the one the model was taught."""
+
+    name, family, onset = "wrong_eos", Family.GENERATION, FROM_START
+    expects = ("no-eos", "missing-stop-token", "truncation-at-cap")
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        other = bodies.write_model(folder / "other")
+        file = other / "tokenizer_config.json"
+        file.write_text(file.read_text().replace('"eos_token": "$"', '"eos_token": "?"'))
+        raw["model"]["tokenizer"] = str(other)
+
+
+class EosForgotten(Injector):
+    """The end token's row of the LM head is damaged: no answer ends any more."""
+
+    name, family = "eos_forgotten", Family.GENERATION
+    expects = ("no-eos", "missing-stop-token", "truncation-at-cap")
+
+    def after_update(self, step: int, parts: Any) -> None:
+        if self.is_ill(step):
+            with torch.no_grad():
+                parts.trainer.model.output_weight()[bodies.SYMBOLS.index(bodies.END)] *= -1.0
+
+
+FAULTS: tuple[type[Injector], ...] = (
+    ColdSampling,
+    DuplicateSamples,
+    EntropyCollapse,
+    EntropyBonusTooHigh,
+    KlRunaway,
+    TooManyUpdates,
+    Truncated,
+    WrongEos,
+    EosForgotten,
+)

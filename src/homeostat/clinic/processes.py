@@ -1,0 +1,36 @@
+"""The processes that this one has started, as the kernel knows them (Linux: /proc)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def descendants(text: str) -> list[int]:
+    """Processes under this one whose command line holds the text."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := _read(entry / "stat")):
+            # The name, in brackets, may hold anything; what follows it does not.
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    return [
+        process
+        for process in parents
+        if _descends(process, parents) and text in _read(Path(f"/proc/{process}/cmdline"))
+    ]
+
+
+def _descends(process: int, parents: dict[int, int]) -> bool:
+    while process in parents:
+        process = parents[process]
+        if process == os.getpid():
+            return True
+    return False
+
+
+def _read(file: Path) -> str:
+    """Empty where the process has ended by now."""
+    try:
+        return file.read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""

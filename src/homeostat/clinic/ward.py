@@ -1,0 +1,92 @@
+"""Runs jobs, each in a process of its own with one thread and a deadline, some at a time.
+
+A patient may be killed, hang or run out of memory: that is what it is here for. What it leaves
+behind is its run directory and `output.log`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from homeostat.clinic.job import Job
+
+# For a process that was told to end, until it is ended.
+PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended. `exit_code` is None where its deadline ended it."""
+
+    job: Job
+    exit_code: int | None
+    seconds: float
+
+    @property
+    def how(self) -> str:
+        if self.exit_code is None:
+            return "deadline"
+        return "finished" if self.exit_code == 0 else f"exit {self.exit_code}"
+
+
+def run_all(
+    jobs: Sequence[Job], *, at_a_time: int, tell: Callable[[Ended], None]
+) -> dict[Job, Ended]:
+    """`tell` is called for each run that ended, by one thread at a time or several."""
+
+    def one(job: Job) -> Ended:
+        ended = run_one(job)
+        tell(ended)
+        return ended
+
+    with ThreadPoolExecutor(at_a_time) as pool:
+        return {ended.job: ended for ended in pool.map(one, jobs)}
+
+
+def run_one(job: Job) -> Ended:
+    folder = Path(job.folder)
+    # A run that was here before would be gone on with.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    started = time.perf_counter()
+    with open(folder / "output.log", "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "homeostat.clinic.patient", job.to_json()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            # A group of its own, so that what it started ends with it.
+            start_new_session=True,
+        )
+        code = _wait(process, job.deadline_s)
+    return Ended(job, code, round(time.perf_counter() - started, 2))
+
+
+def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> int | None:
+    try:
+        return process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        _signal(process, signal.SIGTERM)
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        _signal(process, signal.SIGKILL)
+        process.wait()
+    return None
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,131 @@
+"""Frameworks of which a few names are all that is needed."""
+
+from __future__ import annotations
+
+from homeostat.health.frameworks import transformers, trl
+from homeostat.health.frameworks.table import Framework
+
+MIB = 2.0**20
+
+XTUNER = Framework(
+    name="xtuner",
+    title="XTuner",
+    metrics={
+        "loss": "train/loss",
+        "grad_norm": "grad_norm",
+        "lr": "learning_rate",
+        "time": "time/step",
+        "data_time": "time/data_wait",
+        "memory": "memory/max_alloc",
+    },
+    scales={"memory/max_alloc": MIB},
+    settings={
+        "trainer.lr": ("lr",),
+        "trainer.precision": ("dtype",),
+        "trainer.max_grad_norm": ("max_norm",),
+        "trainer.gradient_accumulation_steps": ("accumulative_counts",),
+        "trainer.micro_batch_rows": ("batch_size",),
+        "trainer.schedule.warmup_share": ("warmup_ratio",),
+        "trainer.optimizer.weight_decay": ("weight_decay",),
+        "trainer.packing": ("pack_to_max_length",),
+        "trainer.epochs": ("max_epochs",),
+        "data.max_length": ("max_length",),
+        "checkpoint.interval_steps": ("save_steps",),
+        "checkpoint.keep_last": ("save_total_limit",),
+    },
+    marks=("mmengine - INFO", "- mmengine -", "xtuner"),
+)
+LITGPT = Framework(
+    name="litgpt",
+    title="LitGPT",
+    metrics={
+        "loss train": "train/loss",
+        "loss": "train/loss",
+        "val": "eval/loss",
+        "val loss": "eval/loss",
+        "val_loss": "eval/loss",
+        "iter time": "time/micro_batch",
+        "learning_rate": "learning_rate",
+        "epoch": "epoch",
+        "total_tokens": "num_tokens",
+        "tokens": "num_tokens",
+    },
+    scales={"time/micro_batch": 0.001},
+    settings={
+        "trainer.lr": ("--optimizer.init_args.lr", "--train.learning_rate"),
+        "trainer.batch_rows": ("--train.global_batch_size",),
+        "trainer.micro_batch_rows": ("--train.micro_batch_size",),
+        "trainer.schedule.warmup_steps": ("--train.lr_warmup_steps",),
+        "trainer.max_grad_norm": ("--train.max_norm",),
+        "trainer.epochs": ("--train.epochs",),
+        "trainer.max_steps": ("--train.max_steps",),
+        "trainer.precision": ("--precision",),
+        "data.max_length": ("--train.max_seq_length",),
+        "checkpoint.interval_steps": ("--train.save_interval",),
+        "lora.rank": ("--lora_r",),
+        "lora.alpha": ("--lora_alpha",),
+        "lora.dropout": ("--lora_dropout",),
+    },
+    marks=("litgpt", "iter * step * loss train:", "Epoch * | iter * step *"),
+)
+OPEN_INSTRUCT = Framework(
+    name="open_instruct",
+    title="open-instruct",
+    base="transformers",
+    metrics={
+        **transformers.METRICS,
+        "scores": "reward",
+        "objective/scores": "reward",
+        "val/ratio": "policy/ratio_mean",
+        "objective/kl_avg": "kl",
+        "objective/kl3_avg": "kl",
+        "policy/clipfrac_avg": "clip_ratio/region_mean",
+        "policy/entropy_avg": "entropy",
+        "loss/total_avg": "train/loss",
+        "loss/policy_avg": "train/policy_loss",
+        "val/sequence_lengths": "completions/mean_length",
+        "val/stop_rate": "completions/terminated_share",
+        "val/num_zero_std_prompts": "zero_std_groups/all",
+        "val/advantages_mean": "advantages/mean",
+        "optim/grad_norm": "grad_norm",
+        "lr": "learning_rate",
+        "time/generation": "time/generate",
+        "time/training": "time/train",
+        "time/weight_sync": "sync/seconds",
+        "time/total": "time/step",
+    },
+    settings={
+        **transformers.SETTINGS,
+        "algorithm.kl.coefficient": ("--beta",),
+        "algorithm.clip_low": ("--clip_lower",),
+        "algorithm.clip_high": ("--clip_higher",),
+        "rollout.prompts_per_step": ("--num_unique_prompts_rollout",),
+        "rollout.samples_per_prompt": ("--num_samples_per_prompt_rollout",),
+        "rollout.max_new_tokens": ("--response_length",),
+        "rollout.temperature": ("--temperature",),
+        "rollout.max_staleness": ("--async_steps",),
+        "engine.memory_share": ("--vllm_gpu_memory_utilization",),
+        "engine.tensor_parallel_size": ("--vllm_tensor_parallel_size",),
+        "trainer.lr": ("--learning_rate",),
+    },
+    flags=transformers.FLAGS,
+    marks=("open_instruct/", "open-instruct", "grpo_fast.py"),
+)
+OPEN_R1 = Framework(
+    name="open_r1",
+    title="Open R1",
+    base="trl",
+    metrics=trl.METRICS,
+    settings=trl.SETTINGS,
+    flags=transformers.FLAGS,
+    marks=("open_r1/", "src/open_r1", "open-r1"),
+)
+FASTCHAT = Framework(
+    name="fastchat",
+    title="FastChat",
+    base="transformers",
+    metrics=transformers.METRICS,
+    settings={**transformers.SETTINGS, "data.template": ("conv_template",)},
+    flags=transformers.FLAGS,
+    marks=("fastchat/", "WARNING: tokenization mismatch:", "Skip in lazy mode"),
+)

@@ -1,0 +1,262 @@
+"""Rules on a run that goes on: what opens, what is over, and what is meant to be.
+
+    record + events + samples -> tails -> rules whose inputs changed -> folded -> open findings
+
+A rule fires by its own windows; here a finding opens the first time that its rule sees it, stays
+open while it does, and is over after `clear_after` records without it. There is at most one open
+finding of a key, and it is told once, unless it gets worse. The same records give the same
+findings, whether the run was interrupted or not.
+
+A rule costs more the more records it looks at. So that a step does not, rules take turns once there
+are many: each is asked at every second, third or fourth record, and at every one while it fires.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from homeostat.health.diagnose import folded, in_order, judge, what_is_missing
+from homeostat.health.finding import Finding, Level, NotEvaluated
+from homeostat.health.records import Change, State
+from homeostat.health.rule import Rule
+from homeostat.health.tails import KEEP, Tails
+from homeostat.health.view import Event, Kind, RunView, SampleText, Series
+
+# What a rule with a mistake may raise. It is left out then: no rule is worth a run.
+_MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+_NOT_METRICS = ("setting:", "fact:")
+# Records that every rule is asked at; so many more, and they take turns of one more.
+RECORDS_PER_TURN = 64
+MAX_TURNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """A code whose findings are not reported, up to a step, and why."""
+
+    code: str
+    reason: str
+    until_step: int | None = None
+
+    def holds(self, finding: Finding, step: int) -> bool:
+        in_time = self.until_step is None or step <= self.until_step
+        return finding.code == self.code and in_time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watchlist:
+    """How findings are treated here. `levels`: code -> level, "off" for a rule not to be asked."""
+
+    levels: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    allow: Sequence[Allowed] = ()
+    clear_after: int = 3
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A rule, the metrics that it needs, and what it said last."""
+
+    rule: Rule
+    metrics: frozenset[str]
+    verdict: list[Finding] = field(default_factory=list)
+    # Something that it needs came since it was asked last.
+    waits: bool = True
+
+
+@dataclass(slots=True)
+class _Open:
+    finding: Finding
+    # The worst that was told of it.
+    told: Level
+    # Records in a row without it.
+    quiet: int = 0
+
+
+class Monitor:
+    """Fed once per record, in order."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        *,
+        kind: Kind,
+        settings: Mapping[str, Any],
+        total_steps: int | None,
+        watchlist: Watchlist | None = None,
+        keep: int = KEEP,
+    ) -> None:
+        self.watchlist = watchlist or Watchlist()
+        self.settings = settings
+        self.facts: dict[str, Any] = {}
+        # Codes of rules that were left out for a mistake of theirs, and what it was.
+        self.broken: dict[str, str] = {}
+        self._kind = kind
+        self._total_steps = total_steps
+        self._tails = Tails(keep)
+        levels = self.watchlist.levels
+        asked = [rule for rule in rules if not rule.kinds or kind in rule.kinds]
+        self._rules = [
+            _Asked(rule, _metrics_of(rule)) for rule in asked if levels.get(rule.code) != "off"
+        ]
+        self._explains = {rule.code: rule.explains for rule in rules}
+        self._open: dict[tuple[str, str], _Open] = {}
+        self._allowed: set[str] = set()
+        self._ready: list[_Asked] | None = None
+        self._known: tuple[Any, ...] = ()
+        self._num_broken = 0
+
+    @property
+    def open(self) -> list[Finding]:
+        """The findings that are open now, the most likely illness first."""
+        return in_order([entry.finding for entry in self._open.values()])
+
+    def reconfigure(self, settings: Mapping[str, Any]) -> None:
+        """Settings changed on the way."""
+        self.settings = settings
+        self._ready = None
+
+    def series(self, name: str) -> Series | None:
+        return self._tails.metrics.get(name)
+
+    def observe(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        events: Iterable[Event] = (),
+        samples: Iterable[SampleText] = (),
+    ) -> list[Change]:
+        """What changed by this record."""
+        self._tails.add_events(events)
+        self._tails.add_samples(samples)
+        self._tails.add(step, metrics)
+        turns = 1 + min(MAX_TURNS - 1, self._tails.num_records // RECORDS_PER_TURN)
+        with np.errstate(all="ignore"):
+            self._ask(metrics.keys(), step=step, turns=turns)
+        return self._settle(step, self._seen(step))
+
+    def restore(
+        self,
+        records: Iterable[tuple[int, Mapping[str, float]]],
+        events: Iterable[Event],
+        findings: Iterable[Finding],
+        state: Mapping[str, Any],
+    ) -> None:
+        """Go on where an earlier part of the run stopped; `state` is what `state()` gave then."""
+        for step, metrics in records:
+            self._tails.add(step, metrics)
+        self._tails.add_events(events)
+        quiet = {tuple(key): count for *key, count in state.get("quiet", [])}
+        self._open = {f.key: _Open(f, f.level, int(quiet.get(f.key, 0))) for f in findings}
+        self._allowed = set(state.get("allowed", []))
+        with np.errstate(all="ignore"):
+            self._ask(self._tails.metrics.keys(), step=0, turns=1)
+
+    def state(self) -> dict[str, Any]:
+        """What records and findings do not tell: how long each finding has been quiet, and which
+        allowances were of use."""
+        quiet = [[*key, entry.quiet] for key, entry in self._open.items() if entry.quiet]
+        return {"quiet": quiet, "allowed": sorted(self._allowed)}
+
+    def unused_allowances(self) -> list[Allowed]:
+        return [one for one in self.watchlist.allow if one.code not in self._allowed]
+
+    def not_evaluated(self) -> list[NotEvaluated]:
+        """Rules that lack what they need, and what that is."""
+        view = self._view()
+        missing = ((asked.rule, what_is_missing(asked.rule, view)) for asked in self._rules)
+        return [NotEvaluated(rule.code, rule.name, why) for rule, why in missing if why]
+
+    def _view(self) -> RunView:
+        tails = self._tails
+        return RunView(
+            metrics=tails.metrics,
+            kind=self._kind,
+            settings=self.settings,
+            raw_settings=self.settings,
+            events=tails.events,
+            samples=tails.samples,
+            facts=self.facts,
+            total_steps=self._total_steps,
+        )
+
+    def _ask(self, fresh: Iterable[str], *, step: int, turns: int) -> None:
+        """Each rule that can be judged, has something new to judge, and whose turn it is."""
+        view, new = self._view(), set(fresh)
+        for number, asked in enumerate(self._answerable(view)):
+            asked.waits |= not asked.metrics or not asked.metrics.isdisjoint(new)
+            its_turn = bool(asked.verdict) or (step + number) % turns == 0
+            if asked.waits and its_turn:
+                asked.waits = False
+                asked.verdict = self._judged(asked.rule, view)
+        if len(self.broken) > self._num_broken:
+            self._num_broken = len(self.broken)
+            self._rules = [one for one in self._rules if one.rule.code not in self.broken]
+            self._ready = None
+
+    def _judged(self, rule: Rule, view: RunView) -> list[Finding]:
+        try:
+            found = judge(rule, view, options=self.watchlist.options.get(rule.code))
+        except _MISTAKES as error:
+            self.broken[rule.code] = f"{type(error).__name__}: {error}"
+            return []
+        return [] if isinstance(found, NotEvaluated) else found
+
+    def _answerable(self, view: RunView) -> list[_Asked]:
+        """Most of some hundred rules lack something at every step: what they need is looked for
+        when there is anything new to look at."""
+        tails = self._tails
+        known = (len(tails.metrics), bool(tails.events), bool(tails.samples), len(self.facts))
+        if self._ready is None or known != self._known:
+            self._known = known
+            self._ready = [one for one in self._rules if not what_is_missing(one.rule, view)]
+        return self._ready
+
+    def _seen(self, step: int) -> dict[tuple[str, str], Finding]:
+        """What the rules say now, without symptoms of one another and what is allowed."""
+        said = [self._levelled(f) for asked in self._rules for f in asked.verdict]
+        seen: dict[tuple[str, str], Finding] = {}
+        for finding in in_order(folded(said, self._explains)) if said else []:
+            allowed = [one for one in self.watchlist.allow if one.holds(finding, step)]
+            self._allowed.update(one.code for one in allowed)
+            if not allowed:
+                seen.setdefault(finding.key, finding)
+        return seen
+
+    def _levelled(self, finding: Finding) -> Finding:
+        level = self.watchlist.levels.get(finding.code)
+        return finding if level is None else dataclasses.replace(finding, level=Level(level))
+
+    def _settle(self, step: int, seen: Mapping[tuple[str, str], Finding]) -> list[Change]:
+        changes: list[Change] = []
+        for key, entry in list(self._open.items()):
+            if key in seen:
+                continue
+            entry.quiet += 1
+            if entry.quiet >= self.watchlist.clear_after:
+                del self._open[key]
+                changes.append(Change(State.CLEARED, step, entry.finding))
+        for key, finding in seen.items():
+            known = self._open.get(key)
+            if known is not None:
+                # The window that a rule sees moves on; the beginning does not.
+                finding = dataclasses.replace(finding, first_step=known.finding.first_step)
+            if known is None or finding.level.rank > known.told.rank:
+                changes.append(Change(State.OPEN, step, finding))
+                self._open[key] = _Open(finding, finding.level)
+            else:
+                self._open[key] = _Open(finding, known.told)
+        return changes
+
+
+def _metrics_of(rule: Rule) -> frozenset[str]:
+    """The metrics that a rule needs, every alternative of them."""
+    needs = [need for need in rule.needs if not need.startswith(_NOT_METRICS)]
+    names = (name for need in needs for name in need.split("|"))
+    return frozenset(names) - {"log", "events", "samples"}

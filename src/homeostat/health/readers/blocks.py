@@ -1,0 +1,101 @@
+"""Metrics over several lines below a header that names the step, and tables.
+
+====== Step 31/500 ======              === [global_reduce] - METRICS STEP 4 ===
+  * Loss: -0.0091                        grpo_loss/kl_divergence_mean: 1,568,987.96
+  * generation: 43.55s (48.0%)
+Step   Training Loss   reward
+1      0.000000        0.125000
+"""
+
+from __future__ import annotations
+
+import re
+
+from homeostat.health.readers.numbers import VALUE, decimals_of, number
+from homeostat.health.readers.rows import Row
+
+_HEADER = re.compile(
+    r"^[^\w]*(?:\[[\w .-]{1,60}\][\s-]*)?(?:metrics\s+)?(?:global[ _-]?)?"
+    r"(?P<word>step|iteration|rollout|episode)\s*[:#]?\s*(?P<step>\d{1,15})"
+    r"(?:\s*/\s*(?P<total>\d{1,15}))?[^\w]*$",
+    re.IGNORECASE,
+)
+_WORDS = ("tep", "TEP", "teration", "ollout", "pisode")
+_BULLET = re.compile(
+    rf"^\s*(?:[\u2022\u00b7*\u25cf-]\s+|\s{{2,}})(?P<name>[A-Za-z][^:=]{{0,120}}?)\s*[:=]\s*"
+    rf"(?P<value>{VALUE}\s*[^\s\d,:(]{{0,20}})(?:\s*\([^()]*\))?\s*$"
+)
+_CELLS = re.compile(r"\s*\|\s*|\t|\s{2,}")
+_NAMED_CELLS = re.compile(r"\bTraining Loss\b|\bValidation Loss\b|\S+")
+_NO_VALUE = frozenset({"no log", "n/a", "-", "", "none"})
+
+
+class Blocks:
+    """Remembers the header that is open."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self._form = "block"
+
+    def header(self, body: str) -> tuple[int, int | None] | None:
+        """Step and total of a line that is nothing but a step's header."""
+        if len(body) > 200 or not any(word in body for word in _WORDS):
+            return None
+        found = _HEADER.match(body)
+        if not found:
+            return None
+        self.step = int(found["step"])
+        if "METRICS STEP" in body:
+            self._form = "forge"
+        elif body.startswith("=="):
+            self._form = "nemo"
+        return self.step, int(found["total"]) if found["total"] else None
+
+    def row(self, body: str) -> Row | None:
+        """One metric of the open block."""
+        if self.step is None or len(body) > 400:
+            return None
+        found = _BULLET.match(body)
+        value = number(found["value"].strip()) if found else None
+        if found is None or value is None:
+            return None
+        name = found["name"].strip()
+        row = Row({name: value}, self.step, form=self._form)
+        count = decimals_of(found["value"].strip())
+        if count is not None:
+            row.fixed[name] = count
+        return row
+
+
+class Tables:
+    """A table whose first column is the step, as notebooks show it."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def row(self, body: str) -> Row | None:
+        line = body.strip().strip("|").strip()
+        if line[:4].lower() == "step" and ":" not in line and "=" not in line:
+            names = _names(line)
+            if len(names) >= 2 and any("loss" in name.lower() for name in names):
+                self._names = names
+                return Row({}, form="table")
+        if not self._names or not line[:1].isdigit():
+            return None
+        cells = _CELLS.split(line)
+        if len(cells) != len(self._names):
+            cells = line.split()
+        if len(cells) != len(self._names) or not cells[0].replace(",", "").isdecimal():
+            return None
+        row = Row({}, int(cells[0].replace(",", "")[:15]), form="table")
+        for name, cell in zip(self._names[1:], cells[1:], strict=True):
+            value = None if cell.lower() in _NO_VALUE else number(cell)
+            if value is not None:
+                row.values[name] = value
+                row.fixed[name] = decimals_of(cell) or 9
+        return row if row.values else None
+
+
+def _names(line: str) -> list[str]:
+    names = [name for name in _CELLS.split(line) if name]
+    return names if len(names) > 1 else _NAMED_CELLS.findall(line)

@@ -1,0 +1,166 @@
+"""What the readers of formats found -> one RunView, under our names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from homeostat.health.frameworks import ALL, HOMEOSTAT, Framework
+from homeostat.health.log import Log
+from homeostat.health.names import FOREIGN
+from homeostat.health.readers.common_names import METRICS, folded
+from homeostat.health.readers.detect import framework_of, kind_of
+from homeostat.health.readers.settings import flat, ours
+from homeostat.health.view import Event, Kind, RunView, SampleText, Series
+from homeostat.observe.names import describe
+
+# HF's trainer rounds the loss to so many decimals, and prints a loss that is not finite as 0.
+_LOSS_DECIMALS = 4
+_HF_FORMS = {"dict", "swift", "llamafactory"}
+
+
+@dataclass(slots=True)
+class Found:
+    """What was read, by the names it had there. Several of these are joined into one view."""
+
+    series: dict[str, Series] = field(default_factory=dict)
+    forms: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    log: Log = field(default_factory=Log)
+    events: list[Event] = field(default_factory=list)
+    samples: list[SampleText] = field(default_factory=list)
+    decimals: dict[str, int] = field(default_factory=dict)
+    total_steps: int | None = None
+    runs: list[tuple[str, Mapping[str, Series], Mapping[str, Any]]] = field(default_factory=list)
+    summary: dict[str, float] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
+
+
+def view_of(
+    found: Found,
+    *,
+    config: Mapping[str, Any] | None = None,
+    framework: Framework | None = None,
+    kind: Kind | None = None,
+) -> RunView:
+    """One view of a run. `config` is what the user says the settings are: it goes before."""
+    raw = {**found.settings, **flat(config or {})}
+    table = framework or framework_of(
+        names=found.series.keys(), log=found.log, forms=found.forms, settings=raw
+    )
+    renamed = translation(found.series, table)
+    metrics = _renamed(found.series, renamed, table)
+    if table is HOMEOSTAT:
+        # The clock of a record is no metric.
+        metrics.pop("time", None)
+    settings = raw if table is HOMEOSTAT else ours(raw, table)
+    facts: dict[str, Any] = {"sources": tuple(found.sources), "nan_prints_as_zero": False}
+    if found.runs:
+        facts["runs"] = tuple(
+            {
+                "label": label,
+                "metrics": _renamed(series, translation(series, table), table),
+                "settings": ours(given, table),
+            }
+            for label, series, given in found.runs
+        )
+    if found.summary:
+        facts["summary"] = dict(found.summary)
+    decimals = {renamed[name]: count for name, count in found.decimals.items() if name in renamed}
+    if _HF_FORMS & found.forms.keys() and "loss" in found.series and table is not HOMEOSTAT:
+        facts["nan_prints_as_zero"] = True
+        if _is_rounded(found.series["loss"]):
+            decimals[renamed["loss"]] = _LOSS_DECIMALS
+    return RunView(
+        metrics=metrics,
+        framework=table,
+        kind=kind
+        or kind_of({*metrics, *found.series}, {**raw, **settings}, log=found.log, framework=table),
+        settings=settings,
+        raw_settings=raw,
+        events=tuple(found.events),
+        log=found.log,
+        samples=tuple(found.samples),
+        facts=facts,
+        total_steps=found.total_steps,
+        decimals=decimals,
+    )
+
+
+def translation(names: Iterable[str], table: Framework) -> dict[str, str]:
+    """Their name -> ours; to itself where nobody knows it. No two get the same."""
+    rank = {name: place for place, name in enumerate(table.metrics)}
+    taken: dict[str, str] = {}
+    result: dict[str, str] = {}
+    known = {name: (rank.get(name, len(rank)), _our_name(name, table)) for name in names}
+    for name, (_, canonical) in sorted(known.items(), key=lambda item: item[1][0]):
+        if canonical is not None and canonical not in taken:
+            taken[canonical] = name
+            result[name] = canonical
+    for name in known:
+        if name not in result:
+            # Another metric has the name that this one's own would be: it is told apart.
+            result[name] = name if name not in taken else f"raw/{name}"
+    return result
+
+
+def _our_name(name: str, table: Framework) -> str | None:
+    if name in table.metrics:
+        return table.metrics[name]
+    for pattern, target in _patterns(table.name):
+        found = pattern.fullmatch(name)
+        if found:
+            before, hole, after = target.partition("<")
+            return before + found[1] + after.partition(">")[2] if hole else target
+    if describe(name) is not None or name in FOREIGN:
+        return name
+    if table is HOMEOSTAT:
+        return None
+    return METRICS.get(folded(name)) or _others().get(name)
+
+
+@lru_cache(maxsize=64)
+def _patterns(framework: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Entries with a hole, such as "reward/<name>": the hole's text goes to the hole of ours."""
+    table = ALL.get(framework)
+    found = []
+    for name, target in table.metrics.items() if table else ():
+        if "<" in name:
+            before, _, after = re.sub(r"<(?:name|i)>", "\0", name, count=1).partition("\0")
+            found.append((re.compile(f"{re.escape(before)}(.+?){re.escape(after)}"), target))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _others() -> dict[str, str]:
+    """What all frameworks that have a name mean by it, where they agree."""
+    meanings: dict[str, set[str]] = {}
+    for table in ALL.values():
+        for name, target in table.metrics.items():
+            meanings.setdefault(name, set()).add(target)
+    return {name: min(found) for name, found in meanings.items() if len(found) == 1}
+
+
+def _renamed(
+    series: Mapping[str, Series], names: Mapping[str, str], table: Framework
+) -> dict[str, Series]:
+    found = {}
+    for name, one in series.items():
+        canonical = names[name]
+        scale = table.scales.get(canonical, 1.0) if canonical != name else 1.0
+        values = one.values if scale == 1.0 else one.values * scale
+        found[canonical] = Series(one.steps, values)
+    return found
+
+
+def _is_rounded(series: Series) -> bool:
+    values = series.values[-1_000:]
+    values = values[np.isfinite(values)]
+    return bool(len(values)) and bool(
+        np.all(np.abs(values - np.round(values, _LOSS_DECIMALS)) < 1e-9 * (1 + np.abs(values)))
+    )

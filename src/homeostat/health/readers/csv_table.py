@@ -1,0 +1,82 @@
+"""Metrics in columns, separated by commas or tabs, with a header: CSV exports of any tracker.
+
+step,train_loss,val_loss          Step,"run - train/loss","run - train/loss__MIN"
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from itertools import islice
+
+from homeostat.health.readers.build import Found
+from homeostat.health.readers.column_batches import BATCH, take_columns
+from homeostat.health.readers.common_names import sounds_like_metric
+from homeostat.health.readers.dict_rows import STEP_KEYS, row_of
+from homeostat.health.readers.numbers import number
+from homeostat.health.readers.recorder import Recorder
+
+_MAX_COLUMNS = 5_000
+_EDGES = ("__MIN", "__MAX")
+
+
+def is_table(head: str) -> bool:
+    """Whether a text begins with a header of names and a row of as many numbers."""
+    lines = [line for line in head.splitlines()[:3] if line.strip()]
+    if len(lines) < 2:
+        return False
+    sign = _separator(lines[0])
+    first, second = (_cells(line, sign) for line in lines[:2])
+    if not 2 <= len(first) == len(second) <= _MAX_COLUMNS:
+        return False
+    names = [_name(cell) for cell in first]
+    numbers = [number(cell) is not None or not cell for cell in second]
+    is_named = all(number(name) is None and len(name) < 200 for name in names)
+    speaks = any(sounds_like_metric(name) for name in names)
+    return is_named and speaks and sum(numbers) >= len(numbers) / 2
+
+
+def found_in(lines: Iterator[str], *, name: str) -> Found:
+    """All rows of a table; those that have another number of cells are passed over."""
+    recorder = Recorder()
+    header = next(lines, "").lstrip("\ufeff")
+    sign = _separator(header)
+    names = [_name(cell) for cell in _cells(header, sign)]
+    while batch := list(islice(lines, BATCH)):
+        rows = [
+            cells for cells in (_cells(line, sign) for line in batch) if len(cells) == len(names)
+        ]
+        if rows:
+            _take(recorder, names, rows)
+    return Found(series=recorder.series(), forms=recorder.forms, sources=[name])
+
+
+def _take(recorder: Recorder, names: list[str], rows: list[list[str]]) -> None:
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    wanted = {name: column for name, column in columns.items() if not name.endswith(_EDGES)}
+    step_key = next((key for key in STEP_KEYS if key in wanted), None)
+    if step_key and take_columns(recorder, wanted, step_key=step_key, form="csv"):
+        return
+    for cells in rows:
+        row = row_of({name: cell for name, cell in zip(names, cells, strict=True) if cell})
+        if row is not None:
+            row.form = "csv"
+            recorder.add(row)
+
+
+def _separator(header: str) -> str:
+    return "\t" if header.count("\t") > header.count(",") else ","
+
+
+def _cells(line: str, sign: str) -> list[str]:
+    if '"' not in line:
+        return [cell.strip() for cell in line.rstrip("\r\n").split(sign)]
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=sign), [])]
+    except csv.Error:
+        return []
+
+
+def _name(cell: str) -> str:
+    """A tracker puts the run's name before the metric's."""
+    return cell.rpartition(" - ")[2].strip().strip('"')

@@ -1,0 +1,164 @@
+"""Which framework wrote a log: by its marks, its modules, its formats and its names.
+
+Frameworks build on each other: a log of axolotl shows TRL's and transformers' modules too. So
+evidence counts by how far up a framework stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework
+from homeostat.health.log import Log
+from homeostat.health.readers.common_names import METRICS, SETTINGS, folded
+from homeostat.health.readers.settings import fold_setting
+from homeostat.health.view import Kind
+from homeostat.observe.names import describe
+
+# What others build on weighs less; all that are not named here stand on top.
+_WEIGHTS = {
+    "ray": 0.25,
+    "vllm": 0.3,
+    "sglang": 0.3,
+    "deepspeed": 0.3,
+    "megatron": 0.4,
+    "transformers": 0.5,
+    "trl": 0.75,
+}
+_FORMS = {
+    "verl": "verl",
+    "slime": "slime",
+    "titan": "torchtitan",
+    "prime": "prime_rl",
+    "mmengine": "xtuner",
+    "litgpt": "litgpt",
+    "megatron": "megatron",
+    "swift": "ms_swift",
+    "llamafactory": "llama_factory",
+    "forge": "torchforge",
+    "nemo": "nemo_rl",
+}
+_ENOUGH = 2.0
+_HEAD, _TAIL = 4_000, 2_000
+_PREFERENCE = ("rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen")
+_RL_METRICS = frozenset(
+    {
+        "reward",
+        "reward_std",
+        "kl",
+        "advantages/mean",
+        "sampling/k3",
+        "policy/update_kl",
+        "completions/mean_length",
+        "clip_ratio/region_mean",
+        "policy/ratio_mean",
+        "rollout/rewards",
+    }
+)
+_RL_PREFIXES = ("rollout/", "actor/", "critic/", "grpo_loss/", "ppo/", "objective/")
+_RL_WORDS = frozenset({"grpo", "ppo", "rloo", "reinforce", "gspo", "dapo", "reinforce++", "gae"})
+_RL_FRAMEWORKS = frozenset(
+    {
+        "verl",
+        "openrlhf",
+        "slime",
+        "miles",
+        "prime_rl",
+        "nemo_rl",
+        "skyrl",
+        "torchforge",
+        "areal",
+        "chatlearn",
+        "lightrft",
+    }
+)
+
+
+def framework_of(
+    *,
+    names: Collection[str],
+    log: Log,
+    forms: Mapping[str, int],
+    settings: Mapping[str, object],
+) -> Framework:
+    """The framework with the strongest evidence, or UNKNOWN."""
+    if _is_ours(names):
+        return HOMEOSTAT
+    # A framework shows itself when it starts and when it fails.
+    log = Log((*log.lines[:_HEAD], *log.lines[_HEAD:][-_TAIL:]))
+    folded_settings = {fold_setting(name) for name in settings}
+    best, best_points = UNKNOWN, 0.0
+    for table in ALL.values():
+        if table is HOMEOSTAT or table is UNKNOWN:
+            continue
+        weight = _WEIGHTS.get(table.name, 1.0)
+        points = weight * _marks(table, log=log, forms=forms, settings=folded_settings)
+        points += _names(table, names=names, forms=forms, settings=folded_settings)
+        # Names that a framework and what it is built on share speak for the latter.
+        points -= 0.01 * weight
+        if points >= _ENOUGH * weight and points > best_points:
+            best, best_points = table, points
+    return best
+
+
+def _marks(
+    table: Framework, *, log: Log, forms: Mapping[str, int], settings: Collection[str]
+) -> float:
+    """What only this framework prints: its marks, its modules, its formats."""
+    marks = sum(1 for mark in table.marks if log.has(mark))
+    marks += sum(1 for mark in table.marks if any(mark.lower() in name for name in settings))
+    package = table.name.replace("_", "*")
+    modules = log.has(f"/{package}/", f"[{package}.") if log else False
+    form = any(_FORMS.get(form) == table.name for form in forms)
+    return 4.0 * min(marks, 3) + 3.0 * modules + 5.0 * form
+
+
+def _names(
+    table: Framework,
+    *,
+    names: Collection[str],
+    forms: Mapping[str, int],
+    settings: Collection[str],
+) -> float:
+    """What it shares with few: metrics and settings whose names are not everybody's."""
+    special = [name for name in names if folded(name) not in METRICS]
+    points = 0.0
+    if special:
+        points += 6.0 * sum(1 for name in special if name in table.metrics) / len(special)
+    if "dict" in forms and "loss" in names:
+        # The plain rows of the HF trainer, and those of its RL trainers.
+        is_rl = any(name.startswith(("completion", "reward", "clip_ratio")) for name in names)
+        points += _ENOUGH * (table.name == ("trl" if is_rl else "transformers"))
+    theirs = {fold_setting(name) for spellings in table.settings.values() for name in spellings}
+    known = [name for name in settings if name in theirs and name not in SETTINGS]
+    return points + min(4.0, sum(2.0 if "." in name else 0.5 for name in known))
+
+
+def _is_ours(names: Collection[str]) -> bool:
+    if not {"time/step", "learning_rate"} <= set(names):
+        return False
+    known = sum(1 for name in names if describe(name) is not None)
+    return known >= 0.9 * len(names)
+
+
+def kind_of(
+    names: Collection[str], settings: Mapping[str, object], *, log: Log, framework: Framework
+) -> Kind:
+    """What the run does. PPO with a reward model is RL; DPO and its kin are preference."""
+    if any(name in names for name in _PREFERENCE):
+        return Kind.PREFERENCE
+    if any(name in _RL_METRICS or name.startswith(_RL_PREFIXES) for name in names):
+        return Kind.RL
+    words = {str(value).lower() for value in settings.values() if isinstance(value, str)}
+    if words & {"dpo", "kto", "orpo", "simpo", "ipo"}:
+        return Kind.PREFERENCE
+    if words & _RL_WORDS or "rollout.samples_per_prompt" in settings:
+        return Kind.RL
+    if log.has("grpo_trainer.py", "ppo_trainer.py", "RolloutManager", "generate_sequences"):
+        return Kind.RL
+    is_sft = any(word == "sft" or "sft_trainer" in word for word in words) or log.has(
+        "sft_trainer", "SFT dataset", "/sft"
+    )
+    if framework.name in _RL_FRAMEWORKS and not is_sft:
+        return Kind.RL
+    return Kind.SFT if is_sft or "train/loss" in names else Kind.UNKNOWN

@@ -1,0 +1,184 @@
+"""Rows that are mappings: Python dicts and JSON objects, with what stands before them.
+
+{'loss': 0.5, 'grad_norm': '0.31', 'epoch': 0.01}          HF Trainer and all that build on it
+rollout 3: {...}   perf 3: {...}   step 3: {...}           slime, miles
+Global step 12: {...}                                      OpenRLHF
+{"loss": 0.5, "global_step/max_steps": "1/420"}            ms-swift
+{"current_steps": 10, "total_steps": 100, "loss": 0.5}     LLaMA-Factory
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from homeostat.health.readers.common_names import (
+    METRICS,
+    folded,
+    is_only_setting,
+    sounds_like_metric,
+)
+from homeostat.health.readers.literals import mapping_at
+from homeostat.health.readers.numbers import number_of
+from homeostat.health.readers.rows import Row, RowKind
+
+STEP_KEYS = (
+    "step",
+    "global_step",
+    "current_steps",
+    "train/global_step",
+    "training/global_step",
+    "trainer/global_step",
+    "trainer/step",
+    "train/step",
+    "rollout/step",
+    "training_step",
+    "train_step",
+    "iteration",
+    "iter",
+    "Step",
+    "_step",
+)
+TOTAL_KEYS = ("total_steps", "max_steps", "total_training_steps")
+_OF_TOTAL = "global_step/max_steps"
+# Not measured: clocks, counters of the logger, and texts of the progress.
+NOT_METRICS = frozenset(
+    {
+        "elapsed_time",
+        "remaining_time",
+        "percentage",
+        "eta",
+        "_timestamp",
+        "_runtime",
+        "_wandb",
+        "timestamp",
+        "date",
+        "train_speed(iter/s)",
+        "type",
+        "level",
+        "rank",
+        *TOTAL_KEYS,
+    }
+)
+_EVAL = re.compile(r"(?:eval|val|validation|test)(?:[_/-].*|$)")
+_MAX_DEPTH = 6
+_MAX_VALUES = 5_000
+_PREFIX = re.compile(
+    r"\b(?P<word>rollout|perf|step|iteration|iter|eval(?:uation)?|passrate|train|episode)"
+    r"(?:[ _]step)?\s*[:#=]?\s*(?P<step>\d{1,15})(?:\s*/\s*(?P<total>\d{1,15}))?"
+    r"(?:\s+metrics)?\s*[:,|>-]*\s*$",
+    re.IGNORECASE,
+)
+
+
+def mapping_in(body: str) -> tuple[str, dict[str, Any], str] | None:
+    """The first mapping of a line: what stands before it, itself, and what follows."""
+    start = body.find("{")
+    # A brace within a sentence may come first; more than a few are not tried.
+    for _ in range(3):
+        if start < 0:
+            return None
+        found = mapping_at(body, start)
+        if found is not None and found[0]:
+            return body[:start], found[0], body[found[1] :]
+        start = body.find("{", start + 1)
+    return None
+
+
+def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") -> Row | None:
+    """The row that a mapping is; None where it is something else."""
+    values = {name: value for name, value in numbers_in(mapping) if name not in NOT_METRICS}
+    named = _PREFIX.search(before) if before else None
+    step = int(named["step"]) if named else _step_in(mapping)
+    if not _is_row(mapping, values, has_step=named is not None):
+        return None
+    for key in STEP_KEYS:
+        values.pop(key, None)
+    values.pop(_OF_TOTAL, None)
+    word = named["word"].lower() if named else "train"
+    row = Row(values, step, channel=f"{source}:{word}", form=_form(mapping, word, bool(named)))
+    row.total_steps = _total_in(mapping, named["total"] if named else None)
+    row.kind = _kind(values, word)
+    if row.kind is RowKind.EVAL:
+        values.pop("epoch", None)
+    return row
+
+
+def numbers_in(mapping: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Name and number, nested mappings joined by "/"; a list of one number is that number."""
+    waiting = [("", mapping, 0)]
+    num_seen = 0
+    while waiting:
+        prefix, inner, depth = waiting.pop()
+        for name, value in inner.items():
+            num_seen += 1
+            if num_seen > _MAX_VALUES:
+                return
+            if isinstance(value, Mapping) and depth < _MAX_DEPTH:
+                waiting.append((f"{prefix}{name}/", value, depth + 1))
+                continue
+            if isinstance(value, list) and len(value) == 1:
+                value = value[0]
+            found = number_of(value)
+            if found is not None:
+                yield f"{prefix}{name}", found
+
+
+def _is_row(mapping: Mapping[str, Any], values: dict[str, float], *, has_step: bool) -> bool:
+    if not values or any(is_only_setting(str(name)) for name in mapping):
+        return False
+    if has_step:
+        return True
+    texts = sum(1 for value in mapping.values() if isinstance(value, str | bool | list))
+    texts -= sum(1 for name in mapping if isinstance(mapping[name], str) and name in values)
+    return texts <= len(values) + 2 and any(map(_is_result, values))
+
+
+def _is_result(name: str) -> bool:
+    """A learning rate alone may as well be a setting."""
+    return sounds_like_metric(name) and METRICS.get(folded(name)) not in {"learning_rate", "epoch"}
+
+
+def _form(mapping: Mapping[str, Any], word: str, is_named: bool) -> str:
+    if is_named:
+        return "slime" if word in {"rollout", "perf", "step"} else "named"
+    if _OF_TOTAL in mapping:
+        return "swift"
+    return "llamafactory" if "current_steps" in mapping else "dict"
+
+
+def _kind(values: Mapping[str, float], word: str) -> RowKind:
+    if "train_runtime" in values:
+        return RowKind.SUMMARY
+    names = [name for name in values if name != "epoch"]
+    if word.startswith(("eval", "passrate")) or (names and all(map(_EVAL.match, names))):
+        return RowKind.EVAL
+    return RowKind.TRAIN
+
+
+def _step_in(mapping: Mapping[str, Any]) -> int | None:
+    both = mapping.get(_OF_TOTAL)
+    if isinstance(both, str) and both.partition("/")[0].strip().isdecimal():
+        return int(both.partition("/")[0][:15])
+    for key in STEP_KEYS:
+        value = mapping.get(key)
+        if isinstance(value, bool):
+            continue
+        found = number_of(value)
+        if found is not None and 0 <= found < 1e15 and found == int(found):
+            return int(found)
+    return None
+
+
+def _total_in(mapping: Mapping[str, Any], printed: str | None) -> int | None:
+    if printed:
+        return int(printed)
+    both = mapping.get(_OF_TOTAL)
+    if isinstance(both, str) and both.partition("/")[2].strip().isdecimal():
+        return int(both.partition("/")[2].strip()[:15])
+    for key in TOTAL_KEYS:
+        found = number_of(mapping.get(key))
+        if found is not None and 0 < found < 1e15:
+            return int(found)
+    return None

@@ -1,0 +1,185 @@
+"""Rows of one line that are no mappings.
+
+step:3 - actor/loss:0.1 - ...                                             verl
+12:00:01 SUCCESS Step 3 | Time: 40.52s | Reward: 0.4 | ...                prime-rl
+ iteration  3/ 100 | elapsed time per iteration (ms): 12.1 | lm loss: 1.0E+01 |   Megatron
+step:  3  loss:  7.3000  grad_norm:  1.29  tps: 6,220                     torchtitan
+step 3/400, loss: 11.93, grad_norm: 0.00, max_memory: 31.0 GB             and their like
+Epoch(train)  [1][100/735]  lr: 1.9e-04  loss: 3.41                       mmengine, xtuner
+Epoch 1 | iter 10 step 2 | loss train: 1.23, val: n/a | iter time: ...    litgpt
+"""
+
+from __future__ import annotations
+
+import re
+
+from homeostat.health.readers.common_names import METRICS, folded
+from homeostat.health.readers.numbers import VALUE, decimals_of, number
+from homeostat.health.readers.rows import Row, RowKind
+
+_MAX_CHARS = 200_000
+_VERL = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=\S)")
+_STEP = re.compile(
+    r"(?<![\w/.])(?:global[ _])?(?:step|iteration|iter|batch)s?\s*[:=#]?\s*\[?(\d{1,15})"
+    r"(?:\s*/\s*(\d{1,15}))?(?![\d.])",
+    re.IGNORECASE,
+)
+_PAIR = re.compile(
+    rf"(?P<name>[^:=|]*[^:=|\s])\s*[:=]\s*(?P<value>{VALUE}(?:\s?[^,|:=]*)?)(?::\d+%)?"
+)
+_MMENGINE = re.compile(
+    r"\b(?P<unit>Epoch|Iter)\((?P<part>train|val|test)\)\s*(?:\[(?P<epoch>\d{1,9})\])?"
+    r"\[\s*(?P<count>\d{1,12})/\s*(?P<total>\d{1,12})\]"
+)
+_LITGPT = re.compile(
+    r"Epoch (?P<epoch>\d{1,9}) \| iter (?P<iter>\d{1,12}) step (?P<step>\d{1,12}) \| "
+    rf"loss train: (?P<loss>{VALUE}),\s*val: (?P<val>{VALUE}|n/a)"
+    rf"(?: \| iter time: (?P<ms>{VALUE}) ms)?"
+)
+_LITGPT_VAL = re.compile(rf"^iter (?P<iter>\d{{1,12}}): val loss (?P<val>{VALUE})")
+_PIECES = re.compile(r",\s+|\s*\|\s*|;\s+|\s{2,}|\t")
+_COLON_SPACES = re.compile(r"([:=])\s+")
+# A level ends what a logger puts before its message.
+_LOGGER = re.compile(r"^.{0,160}?\b(?:INFO|SUCCESS|DEBUG|WARNING)\b[\s:>|\])-]*")
+_SURE = frozenset(METRICS)
+# Without one of these no name of a line is a metric's for sure.
+_SPEAKS = (
+    "loss", "reward", "grad", "gnorm", "learning", "lr", "kl", "entropy", "clip", "throughput",
+    "tps", "tokens_per", "length", "epoch", "step_time", "num_tokens",
+)  # fmt: skip
+
+
+def read_line(body: str) -> Row | None:
+    """The row of a line, by the first format that fits."""
+    if len(body) > _MAX_CHARS:
+        return None
+    if "(train)" in body or "(val)" in body:
+        return _mmengine(body)
+    if "iter " in body:
+        found = _litgpt(body)
+        if found is not None:
+            return found
+    if ":" in body or "=" in body:
+        low = body.lower()
+        if any(word in low for word in _SPEAKS):
+            return _pairs(body)
+    return None
+
+
+def verl_row(body: str) -> Row | None:
+    """The row of a line of verl."""
+    found = _VERL.search(body) if len(body) <= _MAX_CHARS else None
+    if not found:
+        return None
+    row = Row({}, int(found[1]), form="verl")
+    parts = body[found.end() :].split(" - ")
+    for part in parts:
+        name, _, text = part.rpartition(":")
+        value = number(text.strip())
+        if value is not None and name and len(name) < 200:
+            row.values[name.strip()] = value
+    if not row.values:
+        return None
+    if all(name.startswith("val") for name in row.values):
+        row.kind = RowKind.EVAL
+    # Older versions print three decimals of everything; newer ones print all that there are.
+    if all(part[-4:-3] == "." or part.endswith(("nan", "inf")) for part in map(str.rstrip, parts)):
+        row.fixed = dict.fromkeys(row.values, 3)
+    return row
+
+
+def _put(row: Row, name: str, text: str) -> None:
+    value = number(text)
+    if value is None or not name or len(name) > 200:
+        return
+    row.values[name] = value
+    count = decimals_of(text)
+    if count is not None:
+        row.fixed[name] = count
+
+
+def _mmengine(body: str) -> Row | None:
+    found = _MMENGINE.search(body)
+    if not found:
+        return None
+    epoch = int(found["epoch"] or 1)
+    total, count = int(found["total"]), int(found["count"])
+    row = Row({}, form="mmengine")
+    if found["part"] == "train":
+        row.step = (epoch - 1) * total + count if found["unit"] == "Epoch" else count
+        row.total_steps = total if found["unit"] == "Iter" else None
+    else:
+        row.kind = RowKind.EVAL
+    for name, text in _named(body[found.end() :]):
+        _put(row, name if row.kind is RowKind.TRAIN else f"val_{name}", text)
+    return row if row.values else None
+
+
+def _litgpt(body: str) -> Row | None:
+    found = _LITGPT.search(body)
+    if found:
+        row = Row({}, int(found["iter"]), form="litgpt")
+        _put(row, "loss", found["loss"])
+        _put(row, "val_loss", found["val"])
+        _put(row, "iter time", found["ms"] or "")
+        return row
+    found = _LITGPT_VAL.search(body)
+    if not found:
+        return None
+    row = Row({}, int(found["iter"]), kind=RowKind.EVAL, form="litgpt")
+    _put(row, "val_loss", found["val"])
+    return row
+
+
+def _pairs(body: str) -> Row | None:
+    """`name: number` in a list. One name at least must be a metric's for sure."""
+    row = Row({}, form=_form(body))
+    step = _STEP.search(body)
+    sure = 0
+    for name, text in _named(_LOGGER.sub("", body)):
+        known = _known_tail(name)
+        if known or row.values or step:
+            _put(row, known or name, text)
+        sure += bool(known) and (known or name) in row.values
+    if step:
+        row.step = int(step[1])
+        row.total_steps = int(step[2]) if step[2] else None
+        for name in [name for name in row.values if _STEP.fullmatch(f"{name} 1")]:
+            del row.values[name]
+    enough = sure >= 1 and (step is not None or sure >= 2 or _is_only(body, row))
+    return row if enough and row.values else None
+
+
+def _form(body: str) -> str:
+    if "[titan]" in body:
+        return "titan"
+    if "SUCCESS Step" in body or " | Throughput: " in body:
+        return "prime"
+    return "megatron" if "elapsed time per iteration" in body else "pairs"
+
+
+def _named(text: str) -> list[tuple[str, str]]:
+    pairs = []
+    for piece in _PIECES.split(_COLON_SPACES.sub(r"\1", text)):
+        if len(piece) > 300:
+            continue
+        found = _PAIR.fullmatch(piece.strip())
+        if found:
+            pairs.append((found["name"].strip(), found["value"].strip()))
+    return pairs
+
+
+def _known_tail(name: str) -> str:
+    """The last words of a piece that are a metric's name: "trainer.py: step 3 loss" -> "loss"."""
+    words = name.split()
+    for start in range(max(0, len(words) - 4), len(words)):
+        tail = " ".join(words[start:])
+        if folded(tail) in _SURE:
+            return tail
+    return ""
+
+
+def _is_only(body: str, row: Row) -> bool:
+    """One metric alone counts only where the line says little else."""
+    rest = _LOGGER.sub("", body)
+    return len(row.values) == 1 and len(rest.split()) <= 4 and not rest.lower().startswith("file ")

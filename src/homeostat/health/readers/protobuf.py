@@ -1,0 +1,51 @@
+"""The wire format of protocol buffers, as much of it as logs of trackers need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+class TornError(Exception):
+    """The bytes end within a field, or are no message."""
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """Number, wire type and value of a message's fields. Raises TornError."""
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        wire = key & 7
+        if wire == VARINT:
+            value, at = varint(data, at)
+            yield key >> 3, wire, value
+            continue
+        if wire == BYTES:
+            size, at = varint(data, at)
+        elif wire in (FIXED64, FIXED32):
+            size = 8 if wire == FIXED64 else 4
+        else:
+            raise TornError
+        if at + size > len(data):
+            raise TornError
+        yield key >> 3, wire, data[at : at + size]
+        at += size
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise TornError
+
+
+def signed(value: int) -> int:
+    """A varint that is an int64."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,276 @@
+"""Rows in the order they were printed -> columns over the steps of the last run.
+
+Steps come from the row, from the header or the progress bar before it, or are counted. Where a
+counter goes back to where it began, a second run began: the first is kept aside. Where it goes back
+only part of the way, the run was resumed: what was logged from there on is replaced.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from homeostat.health.readers.rows import MAX_NAMES, MAX_STEP, Column, Row, RowKind
+from homeostat.health.view import Series
+from homeostat.types import FloatArray64, IntArray
+
+_MAX_RUNS = 20
+_EPOCH = "epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run that stands before the last one in the same log, under its own names."""
+
+    label: str
+    series: Mapping[str, Series]
+    settings: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Counter:
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class _EngineColumn:
+    """Values of an engine: by its own count, and by the step that training was at."""
+
+    counted: array[int] = field(default_factory=lambda: array("q"))
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+
+class Recorder:
+    """Takes rows; holds columns, earlier runs and what the last run was called."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Column] = {}
+        self.past: list[PastRun] = []
+        self.resumed_at: list[int] = []
+        self.summary: dict[str, float] = {}
+        self.step: int | None = None
+        self.header: int | None = None
+        self.total_steps: int | None = None
+        self.forms: dict[str, int] = {}
+        # What the log said before the current run, in order: setting and value.
+        self.settings: list[tuple[str, Any]] = []
+        self.label = ""
+        self.num_rows = 0
+        self._counters: dict[str, _Counter] = {}
+        self._bar: int | None = None
+        self._mentioned: int | None = None
+        self._names_at_step: set[str] = set()
+        self._first_epoch: float | None = None
+        self._epoch: float | None = None
+        self._label_of_run = ""
+        self._settings_of_run = 0
+        self._engine: dict[str, _EngineColumn] = {}
+        self._num_engine = 0
+        self._fixed: dict[str, tuple[int, int]] = {}
+
+    def add(self, row: Row) -> None:
+        """Take a row. Its values are kept under the names that the log gives them."""
+        self.forms[row.form] = self.forms.get(row.form, 0) + 1
+        if row.total_steps is not None and 0 < row.total_steps < MAX_STEP:
+            self.total_steps = row.total_steps
+        if row.kind is RowKind.SUMMARY:
+            self.summary.update(row.values)
+        elif row.kind is RowKind.ENGINE:
+            self._add_engine(row)
+        elif row.kind is RowKind.EVAL:
+            self._store(row, row.step if row.step is not None else (self.step or 0))
+        else:
+            self._add_train(row)
+
+    def add_columns(
+        self,
+        steps: IntArray,
+        columns: Mapping[str, tuple[IntArray | None, FloatArray64]],
+        *,
+        form: str,
+    ) -> bool:
+        """Take many rows at once: per name the places of the rows that have it (None: all) and
+        the values. False, and nothing taken, where the steps do not simply go on."""
+        counter = self._counters.get(":train")
+        is_going_on = counter is None or int(steps[0]) > counter.last
+        if not is_going_on or bool(np.any(np.diff(steps) <= 0)):
+            return False
+        self.forms[form] = self.forms.get(form, 0) + len(steps)
+        for name, (places, values) in columns.items():
+            self._extend(name, steps if places is None else steps[places], values)
+        first, self.step = int(steps[0]), int(steps[-1])
+        self._counters[":train"] = _Counter(counter.first if counter else first, self.step)
+        self._names_at_step = set(columns)
+        if not self.num_rows:
+            self._begin()
+        self.num_rows += len(steps)
+        return True
+
+    def _extend(self, name: str, steps: IntArray, values: FloatArray64) -> None:
+        column = self.columns.get(name)
+        if column is None:
+            if len(self.columns) >= MAX_NAMES:
+                return
+            column = self.columns[name] = Column()
+        if column.steps and column.steps[-1] >= int(steps[0]):
+            for step, value in zip(steps.tolist(), values.tolist(), strict=True):
+                column.add(step, value)
+        else:
+            column.extend(steps, values)
+
+    def bar(self, count: int, total: int) -> None:
+        """A progress bar of training: the row that follows is of the step that it shows."""
+        if self.total_steps in (None, total) and 0 < count <= total:
+            self.total_steps = total
+            self._bar = count
+
+    @property
+    def newest(self) -> int | None:
+        """The newest step that was printed: by a row, a header or a bar."""
+        known = [self.step, self.header, self._bar, self._mentioned]
+        return max((step for step in known if step is not None), default=None)
+
+    def mention(self, step: int) -> None:
+        """A line speaks of a step: it is believed where it is about the next one at most."""
+        if self.step is None or self.step <= step <= self.step + 2:
+            self._mentioned = step
+
+    def series(self) -> dict[str, Series]:
+        """What the last run logged, by the log's names."""
+        found = {name: column.series() for name, column in self.columns.items()}
+        for name, column in self._engine.items():
+            if name not in found:
+                found[name] = _engine_series(column, counted=self.step is None)
+        return found
+
+    def decimals(self) -> dict[str, int]:
+        """Names whose values were always printed with the same, small number of decimals."""
+        return {name: low for name, (low, high) in self._fixed.items() if low == high <= 4}
+
+    def _add_train(self, row: Row) -> None:
+        step = self._counted(row) if row.step is None else row.step
+        if not 0 <= step < MAX_STEP:
+            return
+        if row.step is not None:
+            self._check_counter(row.channel, step)
+        if step != self.step:
+            self._names_at_step = set()
+        self.step = step
+        self._bar = None
+        self._epoch = row.values.get(_EPOCH, self._epoch)
+        if not self.num_rows:
+            self._begin()
+        self._names_at_step.update(row.values)
+        self._settings_of_run = len(self.settings)
+        self._store(row, step)
+        self.num_rows += 1
+
+    def _begin(self) -> None:
+        self._first_epoch = self._epoch
+        self._label_of_run = self.label
+
+    def _counted(self, row: Row) -> int:
+        """The step of a row that names none."""
+        if self.header is not None:
+            return self.header
+        epoch = row.values.get(_EPOCH)
+        if epoch is not None and self._epoch is not None and epoch < self._epoch:
+            return self._after_epoch(epoch)
+        if self._bar is not None and (self.step is None or self._bar > self.step):
+            return self._bar
+        if self.step is None:
+            return 1
+        # A row of other metrics belongs to the same step as the row before it.
+        if self._names_at_step.isdisjoint(row.values.keys() - {_EPOCH}):
+            return self.step
+        return self.step + 1
+
+    def _after_epoch(self, epoch: float) -> int:
+        """The epoch went back: another run, or the same one resumed."""
+        column = self.columns.get(_EPOCH)
+        if column is None or self._first_epoch is None or epoch <= self._first_epoch:
+            self._next_run()
+            return self._bar or 1
+        earlier = np.asarray(column.values) < epoch
+        step = int(np.asarray(column.steps)[earlier][-1]) + 1
+        self._resume(step)
+        return step
+
+    def _check_counter(self, channel: str, step: int) -> None:
+        counter = self._counters.get(channel)
+        if counter is None:
+            self._counters[channel] = _Counter(step, step)
+            return
+        if step < counter.last:
+            if step <= counter.first:
+                self._next_run()
+                self._counters[channel] = _Counter(step, step)
+                return
+            self._resume(step)
+        counter.last = step
+
+    def _resume(self, step: int) -> None:
+        self._keep_past(f"before it went on from step {step}")
+        self.resumed_at.append(step)
+        for column in self.columns.values():
+            column.cut(step)
+        for counter in self._counters.values():
+            counter.last = min(counter.last, step)
+
+    def _next_run(self) -> None:
+        self._keep_past(self._label_of_run)
+        self.columns = {}
+        self._counters = {}
+        self._names_at_step = set()
+        self.step = self._mentioned = None
+        self._epoch = self._first_epoch = None
+        self.num_rows = 0
+
+    def _keep_past(self, label: str) -> None:
+        series = {name: column.series() for name, column in self.columns.items()}
+        # Series look into the columns' memory, which a cut would move.
+        kept = {name: Series(one.steps.copy(), one.values.copy()) for name, one in series.items()}
+        del self.past[: max(0, len(self.past) + 1 - _MAX_RUNS)]
+        self.past.append(PastRun(label, kept, dict(self.settings[: self._settings_of_run])))
+
+    def _store(self, row: Row, step: int) -> None:
+        for name, value in row.values.items():
+            column = self.columns.get(name)
+            if column is None:
+                if len(self.columns) >= MAX_NAMES:
+                    continue
+                column = self.columns[name] = Column()
+            column.add(step, value)
+        for name, count in row.fixed.items():
+            low, high = self._fixed.get(name, (count, count))
+            self._fixed[name] = (min(low, count), max(high, count))
+
+    def _add_engine(self, row: Row) -> None:
+        self._num_engine += 1
+        for name, value in row.values.items():
+            if name not in self._engine and len(self._engine) >= MAX_NAMES:
+                continue
+            column = self._engine.setdefault(name, _EngineColumn())
+            column.counted.append(self._num_engine)
+            column.steps.append(self.step or 0)
+            column.values.append(value)
+
+
+def _engine_series(column: _EngineColumn, *, counted: bool) -> Series:
+    """By the engine's own count where nothing is trained; else the newest value of each step."""
+    values = np.array(column.values)
+    if counted:
+        return Series(np.array(column.counted), values)
+    steps = np.array(column.steps)
+    # Steps go back where a second run began: only what came after counts.
+    back = np.flatnonzero(np.diff(steps) < 0)
+    start = int(back[-1]) + 1 if len(back) else 0
+    steps, values = steps[start:], values[start:]
+    last = np.append(steps[1:] != steps[:-1], True)
+    return Series(steps[last], values[last])

@@ -1,0 +1,139 @@
+"""Run folders: ours, and those of others by the files that are known in them.
+
+Ours: config.json (settings by our keys), metrics.jsonl, events.jsonl, completions/, console.log and
+traceback.txt. Of another's folder, every file that a reader knows is read, and the findings are
+joined; `facts["sources"]` says which. A damaged file costs no more than what it held.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from homeostat.errors import DataError, RunDirError
+from homeostat.health.frameworks import HOMEOSTAT
+from homeostat.health.readers.build import Found, view_of
+from homeostat.health.readers.files import found_in_file
+from homeostat.health.readers.folders import found_in_folder
+from homeostat.health.readers.settings import flat
+from homeostat.health.view import Event, Kind, RunView, SampleText
+
+_MAX_CONFIG = 8_000_000
+_MAX_EVENTS = 200_000
+_MAX_LINE = 1_000_000
+_MAX_STEP_FILES = 3
+_MAX_SAMPLES = 64
+
+
+def view_of_run(path: Path, *, config: Mapping[str, Any] | None = None) -> RunView:
+    """The run that a folder holds. Raises HomeostatError."""
+    settings = _our_config(path)
+    if settings is not None:
+        return _our_view(path, {**settings, **flat(config or {})})
+    found = found_in_folder(path)
+    if not found.sources:
+        raise DataError(
+            f"{path}: holds no metrics or logs that are known. Give a run folder, a log, or a "
+            "metrics file (JSON lines, CSV, TensorBoard, W&B offline)."
+        )
+    return view_of(found, config=config)
+
+
+def is_our_run(path: Path) -> bool:
+    return _our_config(path) is not None
+
+
+def _our_config(path: Path) -> dict[str, Any] | None:
+    """The settings of a run of ours, with dots; None where the folder is not ours."""
+    file = path / "config.json"
+    try:
+        if not file.is_file() or file.stat().st_size > _MAX_CONFIG:
+            return None
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if (
+        not isinstance(document, dict)
+        or not {"algorithm", "runs_dir", "trainer"} <= document.keys()
+    ):
+        return None
+    return flat(document)
+
+
+def _our_view(path: Path, settings: dict[str, Any]) -> RunView:
+    metrics = path / "metrics.jsonl"
+    found = found_in_file(metrics) if metrics.is_file() else Found()
+    found.settings = {}
+    found.events = list(_events(path / "events.jsonl"))
+    found.samples = list(_samples(path / "completions"))
+    _add_log(found, path)
+    names = ("config.json", "metrics.jsonl", "events.jsonl", "console.log", "traceback.txt")
+    found.sources = [str(path / name) for name in names if (path / name).is_file()]
+    totals = [event.fields.get("total_steps") for event in found.events if event.kind == "training"]
+    found.total_steps = totals[-1] if totals and type(totals[-1]) is int else None
+    return view_of(found, config=settings, framework=HOMEOSTAT, kind=_kind(settings))
+
+
+def _kind(settings: Mapping[str, Any]) -> Kind:
+    algorithm = settings.get("algorithm.type", settings.get("algorithm"))
+    if algorithm == "sft":
+        return Kind.SFT
+    return Kind.PREFERENCE if algorithm in {"dpo", "kto", "orpo"} else Kind.RL
+
+
+def _events(path: Path) -> Iterator[Event]:
+    """Whole lines of the event log, as far as they can be read."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        for _ in range(_MAX_EVENTS):
+            line = file.readline(_MAX_LINE)
+            if not line:
+                return
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict) and isinstance(record.get("kind"), str):
+                step = record.get("step")
+                rest = {
+                    name: value for name, value in record.items() if name not in {"kind", "step"}
+                }
+                yield Event(record["kind"], step if type(step) is int else None, rest)
+
+
+def _samples(folder: Path) -> Iterator[SampleText]:
+    """Completions of the first step that has them and of the newest ones."""
+    if not folder.is_dir():
+        return
+    # Reading Parquet costs a large import: only where there is something to read.
+    from homeostat.observe.completions import completion_steps, read_completions
+
+    steps = completion_steps(folder)
+    for step in dict.fromkeys([*steps[:1], *steps[1:][1 - _MAX_STEP_FILES :]]):
+        try:
+            rows = read_completions(folder, step)
+        except RunDirError:
+            continue
+        for row in rows[:_MAX_SAMPLES]:
+            yield SampleText(
+                step,
+                str(row["completion"] or ""),
+                prompt=str(row["prompt"] or ""),
+                reward=row["reward"],
+                stop_reason=str(row["stop_reason"] or ""),
+                num_tokens=row["num_tokens"],
+            )
+
+
+def _add_log(found: Found, path: Path) -> None:
+    """Console and traceback; metrics among them are in metrics.jsonl already."""
+    lines = []
+    for name in ("console.log", "traceback.txt"):
+        if (path / name).is_file():
+            lines.extend(found_in_file(path / name).log.lines)
+    found.log = type(found.log)(lines)

@@ -1,0 +1,150 @@
+"""Events and samples that a log's lines tell of.
+
+Updating weights to checkpoint 3      ->  Event("weights_published")
+Sleep mode freed 40.1 GiB memory      ->  Event("engine_slept", {"gib": ...})
+rollout 3 sample: 'First list ...'    ->  SampleText
+"""
+
+from __future__ import annotations
+
+import re
+
+from homeostat.health.readers.literals import plain_value
+from homeostat.health.readers.numbers import NUMBER
+from homeostat.health.view import Event, SampleText
+
+MAX_EVENTS = 50_000
+MAX_SAMPLES = 2_000
+_MAX_TEXT = 20_000
+
+# Words of a line in lower case -> what happened.
+_EVENTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("engine_slept", r"fall asleep|sleep mode freed|/release_memory_occupation|engine sleep"),
+        ("engine_woke", r"to wake up|/resume_memory_occupation|engine woke|waking up engine"),
+        (
+            "weights_published",
+            r"weight (?:update|sync)\w* (?:took|done|complete|finished)|update weights:.*it/s"
+            r"|sync_weights\b.*\bdone|broadcast weights|updating weights to|updated? weights? to"
+            r"|post /update_weights_from|/init_weights_update"
+            r"|weights (?:synced|broadcasted|updated)",
+        ),
+        ("step_skipped", r"skipping (?:batch|step|update|optimizer)|skipped step|overflow!.*skip"),
+        (
+            "checkpoint_saved",
+            r"(?:saving|saved) (?:model |training |last model |final )?checkpoint|checkpoint saved"
+            r"|saved (?:model|state|optimizer) to",
+        ),
+        ("run_resumed", r"resum(?:ing|ed) (?:training )?from|continuing training from checkpoint"),
+        ("engine_restarted", r"engine (?:process )?restart"),
+    )
+)
+_HINTS = ("weight", "memory", "sleep", "asleep", "wake", "skip", "checkpoint", "resum", "restart")
+_SECONDS = re.compile(rf"({NUMBER})\s*(?:s|sec|seconds)\b")
+_GIB = re.compile(rf"({NUMBER})\s*(?:gib|gb)\b")
+
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_SAMPLE = re.compile(
+    r"\b(?:sample|response|completion|output|generated(?: text)?|generation|answer)"
+    rf"(?:\s?\[\d+\]|\s?#?\d+)?\s*[:=]\s*(?P<text>{_QUOTED})",
+    re.IGNORECASE,
+)
+_PROMPT = re.compile(rf"\b(?:query|prompt|question)\s*[:=]\s*(?P<text>{_QUOTED})", re.IGNORECASE)
+_REASON = re.compile(r"\b(?:finish|stop)_reason[=:]\s*'?(\w+)")
+_REWARD = re.compile(rf"\b(?:reward|score)\s*[=:]\s*({NUMBER})")
+_TAG = re.compile(
+    r"^\[(?P<tag>prompt|response|completion|output|ground_truth|score|reward)\]\s?(?P<text>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+# Ours for what engines say of how a completion ended.
+_REASONS = {"stop": "stop", "eos": "stop", "length": "length", "max_tokens": "length"}
+
+
+def event_in(text: str, step: int | None) -> Event | None:
+    """What a line says has happened."""
+    low = text[:2_000].lower()
+    if not any(hint in low for hint in _HINTS):
+        return None
+    for kind, pattern in _EVENTS:
+        if pattern.search(low):
+            fields: dict[str, object] = {"text": text[:300]}
+            seconds = _SECONDS.search(low)
+            if seconds:
+                fields["seconds"] = float(seconds[1].replace(",", ""))
+            sizes = [float(size.replace(",", "")) for size in _GIB.findall(low)]
+            if sizes:
+                fields["gib"] = sizes
+            return Event(kind, step, fields)
+    return None
+
+
+class Samples:
+    """Completions printed in a log, of one line or below a [response] tag."""
+
+    def __init__(self) -> None:
+        self.found: list[SampleText] = []
+        self._prompt = ""
+        self._tag = ""
+        self._lines: list[str] = []
+        self._step: int | None = None
+        self._reward: float | None = None
+
+    def feed(self, text: str, step: int | None) -> None:
+        """A line that is no metric."""
+        tag = _TAG.match(text) if text.startswith("[") else None
+        if tag:
+            self._close(tag["tag"].lower(), tag["text"], step)
+        elif self._tag and len(self._lines) < 200:
+            self._lines.append(text)
+        if "'" in text or '"' in text:
+            self._one_line(text, step)
+
+    def end_of_text(self) -> None:
+        """A metric row ends what a tag began."""
+        if self._tag or self._lines:
+            self._flush()
+        self._tag = ""
+
+    def _close(self, tag: str, text: str, step: int | None) -> None:
+        if tag in {"prompt", "response", "completion", "output"}:
+            self._flush(keep_prompt=tag != "prompt")
+            self._tag, self._lines, self._step = tag, [text], step
+            return
+        if self._tag in {"response", "completion", "output"}:
+            score = re.search(NUMBER, text) if tag in {"score", "reward"} else None
+            self._reward = float(score.group().replace(",", "")) if score else None
+            if tag in {"score", "reward"}:
+                self._flush()
+                self._tag = ""
+
+    def _flush(self, *, keep_prompt: bool = False) -> None:
+        text = "\n".join(self._lines)[:_MAX_TEXT].strip("\n")
+        if self._tag == "prompt":
+            self._prompt = text
+        elif self._tag:
+            self._add(SampleText(self._step, text, prompt=self._prompt, reward=self._reward))
+        if not keep_prompt and self._tag != "prompt":
+            self._prompt = ""
+        self._lines, self._reward = [], None
+
+    def _one_line(self, text: str, step: int | None) -> None:
+        found = _SAMPLE.search(text[:_MAX_TEXT])
+        if not found or text.lstrip().startswith("File "):
+            return
+        prompt = _PROMPT.search(text[:_MAX_TEXT])
+        reason = _REASON.search(text, found.end())
+        reward = _REWARD.search(text, found.end())
+        self._add(
+            SampleText(
+                step,
+                str(plain_value(found["text"])),
+                prompt=str(plain_value(prompt["text"])) if prompt else "",
+                reward=float(reward[1].replace(",", "")) if reward else None,
+                stop_reason=_REASONS.get(reason[1].lower(), "") if reason else "",
+            )
+        )
+
+    def _add(self, sample: SampleText) -> None:
+        if len(self.found) < MAX_SAMPLES:
+            self.found.append(sample)

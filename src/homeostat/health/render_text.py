@@ -1,0 +1,236 @@
+"""A diagnosis for a person: the verdict first, then each illness with its evidence and cure.
+
+Plain text with a few ANSI colours: it must come up at once, so no terminal library is loaded. What
+a log says is quoted with control characters made visible: data must not steer the terminal.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from homeostat.health.diagnose import Diagnosis
+from homeostat.health.finding import Finding, Grade, Level, NotEvaluated
+from homeostat.health.frameworks import UNKNOWN
+from homeostat.health.names import FOREIGN
+from homeostat.health.render import told, unknown_error
+from homeostat.health.view import Kind, RunView
+from homeostat.observe.names import describe
+
+_STYLES = {
+    "error": "1;31",
+    "warn": "1;33",
+    "info": "1;36",
+    "good": "1;32",
+    "bold": "1",
+    "dim": "2",
+}
+_MAX_WIDTH = 110
+_KINDS = {
+    Kind.SFT: "fine-tuning (SFT)",
+    Kind.RL: "reinforcement learning",
+    Kind.PREFERENCE: "preference training",
+    Kind.UNKNOWN: "a kind of run that the log does not tell",
+}
+_GRADES = {
+    Grade.SAFE.value: "safe: what is learned stays the same",
+    Grade.UNSAFE.value: "changes how the run learns",
+    Grade.ADVICE.value: "",
+}
+# Why a rule was not asked -> in a few words.
+_REASONS = {
+    "the metric ": "metric not logged",
+    "the setting ": "setting not known",
+    "nothing probed ": "needs our own run",
+    "there is no ": "nothing of the kind in the input",
+}
+
+
+class Page:
+    """Lines of at most `width` characters, with styles where the terminal has colours."""
+
+    def __init__(self, *, width: int, color: bool) -> None:
+        self.width = max(40, min(width, _MAX_WIDTH))
+        self.color = color
+        self.lines: list[str] = []
+
+    def style(self, text: str, style: str) -> str:
+        return f"\033[{_STYLES[style]}m{text}\033[0m" if self.color and text else text
+
+    def add(self, text: str, *, indent: int = 0, first: str = "", style: str = "") -> None:
+        """A paragraph; `first` stands before its first line, the others are as far in."""
+        head = " " * indent + first
+        wrapped = textwrap.wrap(
+            printable(text),
+            self.width,
+            initial_indent=head,
+            subsequent_indent=" " * len(head),
+            break_on_hyphens=False,
+        )
+        self.lines += [self.style(line, style) if style else line for line in wrapped or [head]]
+
+    def gap(self) -> None:
+        self.lines.append("")
+
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.lines).rstrip("\n") + "\n"
+
+
+def printable(text: str) -> str:
+    """Without anything that steers a terminal."""
+    return "".join(
+        char if char.isprintable() else " " if char in "\t\n\r" else repr(char)[1:-1]
+        for char in text
+    )
+
+
+def as_text(
+    diagnosis: Diagnosis,
+    view: RunView,
+    *,
+    findings: Sequence[Finding] | None = None,
+    width: int = 80,
+    color: bool = False,
+    verbose: bool = False,
+) -> str:
+    """The page. `findings`: those to show; all, by default."""
+    shown = diagnosis.findings if findings is None else findings
+    page = Page(width=width, color=color)
+    page.add(_subject(view), style="dim")
+    _verdict(page, diagnosis, view)
+    for place, finding in enumerate(shown, start=1):
+        page.gap()
+        _finding(page, finding, view, place=place)
+    hidden = len(diagnosis.findings) - len(shown)
+    if hidden:
+        page.gap()
+        page.add(f"{_count(hidden, 'finding')} of a lower level not shown (--level info).")
+    page.gap()
+    _not_evaluated(page, diagnosis, verbose=verbose)
+    return page.text()
+
+
+def _subject(view: RunView) -> str:
+    """What was read: framework, kind, length, and how much of it."""
+    known = view.framework is not UNKNOWN
+    parts = [view.framework.title if known else "framework not recognised", _KINDS[view.kind]]
+    if view.last_step is not None:
+        of = f" of {view.total_steps:,}" if view.total_steps else ""
+        parts.append(f"step {view.last_step:,}{of}")
+    parts.append(_count(len(view.metrics), "metric"))
+    parts.append(_count(len(view.log.lines), "log line"))
+    return "Read: " + ", ".join(parts) + "."
+
+
+def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
+    unknown = unknown_error(diagnosis, view)
+    levels = Counter(finding.level for finding in diagnosis.findings)
+    if unknown is not None:
+        page.add("NOT KNOWN: the log ends in an error that no rule knows.", style="warn")
+        page.add(unknown.text.strip(), indent=2, first=f"line {unknown.number}: ")
+        page.add("I do not know this, and do not guess. " + _asked(diagnosis))
+    elif not diagnosis.is_healthy:
+        worst = Level.ERROR if levels[Level.ERROR] else Level.WARN
+        counts = [_count(levels[one], one.value) for one in reversed(Level) if levels[one]]
+        words = "ILL" if worst is Level.ERROR else "LOOK"
+        page.add(f"{words}: {', '.join(counts)}. Most likely illness first.", style=worst.value)
+    elif _has_known_metrics(view) or levels[Level.INFO]:
+        page.add("NO ILLNESS FOUND.", style="good")
+        page.add(_asked(diagnosis))
+    else:
+        page.add("NOT KNOWN: there is no metric here that a rule could judge.", style="warn")
+        page.add("I do not know this: no rule matched. " + _asked(diagnosis))
+
+
+def _has_known_metrics(view: RunView) -> bool:
+    """A log without metrics is searched for errors; that none is known does not make it healthy."""
+    return any(name in FOREIGN or describe(name) is not None for name in view.metrics)
+
+
+def _asked(diagnosis: Diagnosis) -> str:
+    clear, missing = diagnosis.num_clear, len(diagnosis.not_evaluated)
+    why = f" because {_why(diagnosis.not_evaluated)}" if missing else ""
+    could = f"{_count(missing, 'rule')} could not be evaluated{why}" if missing else ""
+    found = f"{_count(clear, 'rule')}, known error texts among them, found nothing"
+    return found + (f"; {could}." if could else ".")
+
+
+def _why(missing: Sequence[NotEvaluated]) -> str:
+    most = Counter(_reason(one) for one in missing).most_common(1)[0][0]
+    return {
+        "metric not logged": "their metrics were not logged",
+        "setting not known": "settings are not known (--config)",
+        "needs our own run": "only our own runs probe what they need",
+        "nothing of the kind in the input": "the input has nothing of the kind",
+    }.get(most, "what they need is not there")
+
+
+def _finding(page: Page, finding: Finding, view: RunView, *, place: int) -> None:
+    level = page.style(finding.level.value, finding.level.value)
+    name = page.style(f"{finding.code} {finding.name}", "bold")
+    since = f", since step {finding.first_step:,}" if finding.first_step is not None else ""
+    about = f" ({finding.subject})" if finding.subject else ""
+    where = page.style(f"{finding.family.value}, {finding.confidence.value}{since}", "dim")
+    page.lines.append(f"{place}. {level} {name}{printable(about)}")
+    page.lines.append(f"   {where}")
+    page.add(finding.message, indent=3)
+    if finding.evidence:
+        _list(page, "Evidence", [(line, "") for line in finding.evidence])
+    if finding.causes:
+        causes = [(f"{cause.name}: {cause.why}", "") for cause in finding.causes]
+        _list(page, "Likely causes, in order", causes, numbered=True)
+    if finding.fixes:
+        _list(page, _fixes_title(view), list(_fixes(finding, view)))
+    page.add(f"homeostat explain {finding.code}", indent=3, first="More: ", style="dim")
+
+
+def _fixes_title(view: RunView) -> str:
+    known = view.framework is not UNKNOWN
+    return f"What to do, with {view.framework.title}" if known else "What to do"
+
+
+def _list(
+    page: Page, title: str, items: Sequence[tuple[str, str]], *, numbered: bool = False
+) -> None:
+    """A title and its lines, each with a second one below it or "" for none."""
+    page.lines.append("   " + page.style(title, "bold"))
+    for place, (text, below) in enumerate(items, start=1):
+        page.add(text, indent=5, first=f"{place}. " if numbered else "- ")
+        if below:
+            page.add(below, indent=7, style="dim")
+
+
+def _fixes(finding: Finding, view: RunView) -> Iterator[tuple[str, str]]:
+    for fix in finding.fixes:
+        here = told(fix, view.framework)
+        grade = _GRADES[here.grade]
+        if here.setting:
+            value = f" = {here.value}" if here.value else ""
+            yield f"{here.setting}{value}: {here.why}", grade
+        else:
+            value = f"{here.value}: " if here.value else ""
+            yield f"{value}{here.why}", grade
+
+
+def _not_evaluated(page: Page, diagnosis: Diagnosis, *, verbose: bool) -> None:
+    missing = diagnosis.not_evaluated
+    if not missing:
+        return
+    counts = Counter(_reason(one) for one in missing).most_common()
+    parts = ", ".join(f"{reason} {count}" for reason, count in counts)
+    tail = "" if verbose else " --verbose lists them."
+    page.add(f"Not evaluated: {_count(len(missing), 'rule')} ({parts}).{tail}", style="dim")
+    for one in missing if verbose else ():
+        page.add(f"{one.code} {one.name}: {one.why}", indent=2, style="dim")
+
+
+def _reason(one: NotEvaluated) -> str:
+    found = (words for start, words in _REASONS.items() if one.why.startswith(start))
+    return next(found, "other reasons")
+
+
+def _count(number: int, word: str) -> str:
+    plural = {"error": "errors", "warn": "warnings", "info": "notes"}
+    one = {"error": "error", "warn": "warning", "info": "note"}.get(word, word)
+    return f"{number:,} {one if number == 1 else plural.get(word, word + 's')}"

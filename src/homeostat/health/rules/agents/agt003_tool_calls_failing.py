@@ -1,0 +1,63 @@
+"""Most tool calls fail.
+
+## What it sees
+agents/tool_failures above `max_share` on average over the newest records.
+
+## Why it matters
+Answers are judged by what a broken tool told them; the policy learns to avoid the tool.
+
+## Likely causes
+- tool-calls-failing: a tool that is down or times out, or calls in a form that it does not take.
+
+## What to do
+Call the tool by hand with one of the calls of the log.
+
+## Known false alarms
+A policy that only begins to learn the form of a call; it gets better by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import needed, rank_correlation
+from homeostat.health.view import Kind, RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    max_share: float = option(0.5, "Share of failed calls that is too much.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    failed = needed(view, "agents/tool_failures")
+    late = failed.tail(5)
+    share = float(late.values.mean())
+    if len(failed) < 5 or share <= options.max_share or rank_correlation(failed) < -0.5:
+        return
+    yield Sighting(
+        message=f"{share:.0%} of the tool calls fail (limit {options.max_share:.0%}). Call the "
+        "tool by hand with one of them.",
+        causes=(Cause("tool-calls-failing", f"{share:.0%} of the calls"),),
+        fixes=(Fix("", "call it by hand", "tells a broken tool from a wrong form"),),
+        first_step=int(late.steps[0]),
+        last_step=int(late.steps[-1]),
+        value=share,
+        limit=options.max_share,
+    )
+
+
+RULE = Rule(
+    code="AGT003",
+    name="tool-calls-failing",
+    family=Family.AGENTS,
+    level=Level.WARN,
+    confidence=Confidence.HEURISTIC,
+    check=check,
+    needs=("agents/tool_failures",),
+    kinds=(Kind.RL,),
+    options=Options,
+)

@@ -1,0 +1,72 @@
+"""Saving takes a large share of the time.
+
+## What it sees
+time/checkpoint in all above `max_share` of the time of all steps, in at least `min_s` seconds.
+
+## Why it matters
+Devices wait while files are written.
+
+## Likely causes
+- checkpoint-slow: saving too often, or to a slow disk.
+
+## What to do
+Save less often, or to a local disk; export weights at the end only.
+
+## Known false alarms
+Very short runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import needed
+from homeostat.health.view import RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    max_share: float = option(0.15, "Share of the time that is too much.")
+    min_s: float = option(60.0, "Seconds that are worth speaking of.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    saving = float(np.nansum(needed(view, "time/checkpoint").values))
+    working = float(np.nansum(needed(view, "time/step").values)) * _steps_per_record(view)
+    share = saving / max(saving + working, 1e-9)
+    if saving < options.min_s or share <= options.max_share:
+        return
+    yield Sighting(
+        message=f"Saving checkpoints took {saving:.3g} s, {share:.0%} of the time (usual: below "
+        f"{options.max_share:.0%}). Save less often.",
+        causes=(Cause("checkpoint-slow", f"{share:.0%} of the time"),),
+        fixes=(
+            Fix("checkpoint.interval_steps", "twice as many", "saves less often", Grade.SAFE),
+            Fix("checkpoint.export", "final", "weights are exported once", Grade.SAFE),
+        ),
+        last_step=view.last_step,
+        value=share,
+        limit=options.max_share,
+    )
+
+
+def _steps_per_record(view: RunView) -> float:
+    steps = needed(view, "time/step").steps
+    return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+
+
+RULE = Rule(
+    code="CKP005",
+    name="checkpoint-slow",
+    family=Family.CHECKPOINT,
+    level=Level.INFO,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("time/checkpoint", "time/step"),
+    options=Options,
+)

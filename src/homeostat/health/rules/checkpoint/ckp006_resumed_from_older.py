@@ -1,0 +1,51 @@
+"""A broken checkpoint was passed over for an older one.
+
+## What it sees
+Our event checkpoint_skipped_invalid.
+
+## Why it matters
+Steps since the older one are done again. A file that broke once may be a sign of the disk.
+
+## Likely causes
+- resumed-from-older: a copy that was cut short, a full or failing disk.
+
+## What to do
+Nothing for the run. See why the file broke.
+
+## Known false alarms
+None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import NoOptions, Rule
+from homeostat.health.view import RunView
+
+
+def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
+    found = view.events_of("checkpoint_skipped_invalid")
+    if not found:
+        return
+    why = str(found[-1].fields.get("why", "")).strip()[:160]
+    yield Sighting(
+        message=f"{found[-1].fields.get('name', 'A checkpoint')} is broken and was passed over for "
+        f"an older one: {why or 'no reason was kept'}. See the disk.",
+        causes=(Cause("resumed-from-older", why or "it is not whole"),),
+        fixes=(Fix("checkpoint.keep_last", "3", "more to fall back on", Grade.SAFE),),
+        first_step=found[0].step,
+        last_step=found[-1].step,
+    )
+
+
+RULE = Rule(
+    code="CKP006",
+    name="resumed-from-older",
+    family=Family.CHECKPOINT,
+    level=Level.INFO,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("events",),
+)

@@ -1,0 +1,59 @@
+"""Nothing bounds the gradient's norm.
+
+## What it sees
+max_grad_norm is 0, none or above `max_norm`.
+
+## Why it matters
+One broken batch then moves the weights as far as its gradient is large.
+
+## Likely causes
+- no-gradient-clipping: it was switched off.
+
+## What to do
+1.0 is what nearly everyone uses.
+
+## Known false alarms
+Optimizers that normalise by themselves; hence information only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.view import RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    max_norm: float = option(100.0, "Bound that bounds nothing.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    key = "trainer.max_grad_norm"
+    if key not in view.settings:
+        return
+    bound = view.number(key)
+    if bound is not None and 0 < bound <= options.max_norm:
+        return
+    yield Sighting(
+        message=f"The gradient's norm is not bounded ({key} is {view.settings[key]}): one bad "
+        "batch can throw the weights anywhere. 1.0 is usual.",
+        causes=(Cause("no-gradient-clipping", "no bound on a single step"),),
+        fixes=(Fix(key, "1.0", "bounds a single step", Grade.UNSAFE),),
+        value=bound,
+        limit=options.max_norm,
+    )
+
+
+RULE = Rule(
+    code="CFG018",
+    name="no-gradient-clipping",
+    family=Family.CONFIG,
+    level=Level.INFO,
+    confidence=Confidence.HEURISTIC,
+    check=check,
+    options=Options,
+)

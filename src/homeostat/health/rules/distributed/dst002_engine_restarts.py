@@ -1,0 +1,66 @@
+"""The engine's process dies again and again.
+
+## What it sees
+Our events engine_restarted: one is information, `repeated` are a warning.
+
+## Why it matters
+A restart samples the round again from its start. Nothing is lost, but what kills it will do so
+again.
+
+## Likely causes
+- engine-restarts: memory of host or device, a fault of the engine, a machine that is about to fail.
+
+## What to do
+The event holds the error. Lower the engine's share of the memory and its concurrency.
+
+## Known false alarms
+None: they are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.view import RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    repeated: int = option(2, "Restarts that are a warning.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    found = view.events_of("engine_restarted")
+    if not found:
+        return
+    error = str(found[-1].fields.get("error", "")).strip()[:160]
+    yield Sighting(
+        message=f"The engine died and was restarted {len(found)} time(s), last at step "
+        f"{found[-1].step}. See the error, the host's memory and the engine's share.",
+        evidence=(error,) if error else (),
+        causes=(Cause("engine-restarts", error or "its process ended"),),
+        fixes=(
+            Fix("engine.memory_share", "less", "room for the rest", Grade.SAFE),
+            Fix("engine.max_concurrency", "half of it", "less at one time", Grade.SAFE),
+        ),
+        first_step=found[0].step,
+        last_step=found[-1].step,
+        value=float(len(found)),
+        limit=float(options.repeated),
+        level=Level.WARN if len(found) >= options.repeated else Level.INFO,
+    )
+
+
+RULE = Rule(
+    code="DST002",
+    name="engine-restarts",
+    family=Family.DISTRIBUTED,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("events",),
+    options=Options,
+)

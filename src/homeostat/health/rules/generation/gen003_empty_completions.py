@@ -1,0 +1,94 @@
+"""Completions are empty.
+
+## What it sees
+The mean length stays at `max_length` token or less in `fire` records, or all printed completions
+are empty, while rewards are not at their maximum.
+
+## Why it matters
+There is nothing to score and nothing to learn from.
+
+## Likely causes
+- empty-completions: the first token ends the answer: the prompt already ends the turn, or a stop
+  text matches at once.
+- policy-collapse: saying nothing has been reinforced.
+
+## What to do
+Print a prompt as the engine gets it, with special tokens. Is there an end token at its end, is the
+generation prompt missing? Check stop texts.
+
+## Known false alarms
+Tasks whose answers are one token, where the reward tells that they are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import solved_share, trend
+from homeostat.health.view import Kind, RunView
+from homeostat.health.windows import newest_spell
+
+
+@dataclass(frozen=True)
+class Options:
+    max_length: float = option(1.05, "Mean tokens of completions that hold nothing.")
+    fire: int = option(3, "Records in a row that must show it.")
+    samples: int = option(3, "Empty samples that are enough, if all are.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    length, samples = view.series("completions/mean_length"), view.samples
+    if length is None and not samples:
+        yield Unknown("neither lengths nor completions are known")
+        return
+    empty = len(samples) >= options.samples and not any(s.text.strip() for s in samples)
+    spell = (
+        newest_spell(length.values <= options.max_length, fire=options.fire, clear=2)
+        if length is not None
+        else None
+    )
+    short = spell is not None and spell.is_open
+    reached, reward = solved_share(view), trend(view.series("reward"))
+    right = (reached is not None and reached > 0.3) or (reward is not None and reward.rises)
+    if not empty and (not short or right):
+        return
+    first = samples[0].step if samples else None
+    shrank = False
+    if length is not None and spell is not None and short:
+        first, shrank = int(length.steps[spell.start]), spell.start > 2
+    cause = (
+        Cause("policy-collapse", "answers shrank to nothing in the course of the run")
+        if shrank
+        else Cause("empty-completions", "the first token ends the answer")
+    )
+    said = f"mean length {length.latest:.3g}" if length is not None else f"{len(samples)} empty"
+    yield Sighting(
+        message=f"Completions are empty ({said}). Print a prompt as the engine gets it: does it "
+        "end the turn already, is the generation prompt missing?",
+        evidence=(said,),
+        causes=(cause, Cause("empty-completions", "there is nothing to score")),
+        fixes=(
+            Fix("data.train[].chat", "true", "adds the generation prompt"),
+            Fix("rollout.stop", "no text that a completion begins with", "it may match at once"),
+        ),
+        first_step=first,
+        last_step=view.last_step,
+        value=length.latest if length is not None else 0.0,
+        limit=options.max_length,
+    )
+
+
+RULE = Rule(
+    code="GEN003",
+    name="empty-completions",
+    family=Family.GENERATION,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("RWD001", "RWD002", "POL015"),
+)

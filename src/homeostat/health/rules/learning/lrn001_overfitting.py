@@ -1,0 +1,104 @@
+"""The held-out rows get worse while the training rows get better.
+
+## What it sees
+Evaluation loss has passed its minimum, is at least `min_rise` above it, has been above it for
+`evals` evaluations in a row and rose over them, while training loss went on falling.
+
+## Why it matters
+The model memorises its rows. Every further step makes it worse at everything else.
+
+## Likely causes
+- overfitting: too many passes over too little data, or a rate that is too high for it.
+- data-repeated: the minimum lies at about the end of the first pass.
+
+## What to do
+Take the checkpoint at the minimum. Train for fewer epochs, stop early, or use more data; a smaller
+adapter, dropout and weight decay help less.
+
+## Known false alarms
+A held-out set of a few rows, whose loss is mostly noise; one that comes from elsewhere than the
+training rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import needed, noise
+from homeostat.health.view import RunView, Series
+
+
+@dataclass(frozen=True)
+class Options:
+    min_rise: float = option(0.03, "Rise above the minimum, as a share of it, that is too much.")
+    evals: int = option(3, "Evaluations in a row that must lie above the minimum.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    held, train = needed(view, "eval/loss"), needed(view, "train/loss")
+    held, train = held.finite(), train.finite()
+    if len(held) < options.evals + 1 or len(train) < 2:
+        return
+    low = int(np.argmin(held.values))
+    lowest, latest = float(held.values[low]), held.latest
+    after = held.values[low + 1 :]
+    rise = latest - lowest
+    if len(after) < options.evals or rise < options.min_rise * abs(lowest) or rise < 0.02:
+        return
+    if rise < 3 * noise(held.values[: low + 1]) or after[-1] < np.max(after) - 0.5 * rise:
+        return
+    best_step = int(held.steps[low])
+    then, now = _around(train, best_step)
+    if now >= then:
+        return
+    first = int(held.steps[low + 1])
+    yield Sighting(
+        message=f"Evaluation loss was lowest at step {best_step} ({lowest:.4g}) and has risen to "
+        f"{latest:.4g} since, while training loss fell from {then:.4g} to {now:.4g}: the run "
+        f"overfits. Use the checkpoint of step {best_step}, and stop earlier.",
+        evidence=(
+            f"eval/loss {lowest:.4g} -> {latest:.4g} over {len(after)} evaluations",
+            f"train/loss {then:.4g} -> {now:.4g}",
+        ),
+        causes=tuple(_causes(view, best_step)),
+        fixes=(
+            Fix("trainer.epochs", "1", "fewer passes over the same rows", Grade.UNSAFE),
+            Fix("eval.patience", "3", "ends the run when evaluations stop improving", Grade.UNSAFE),
+            Fix("trainer.optimizer.weight_decay", "0.1", "holds weights back", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=int(held.steps[-1]),
+        value=latest,
+        limit=lowest * (1 + options.min_rise),
+    )
+
+
+def _around(train: Series, step: int) -> tuple[float, float]:
+    """Training loss at the minimum, and now: means of a few records."""
+    upto = train.before(step + 1)
+    then = upto.tail(3) if len(upto) else train.head(3)
+    return float(then.values.mean()), float(train.tail(min(3, len(train))).values.mean())
+
+
+def _causes(view: RunView, best_step: int) -> Iterator[Cause]:
+    yield Cause("overfitting", "held-out loss rises while training loss falls")
+    epochs = view.series("epoch")
+    if epochs is not None and epochs.latest > 1.2:
+        yield Cause("data-repeated", f"the rows have been passed over {epochs.latest:.2g} times")
+
+
+RULE = Rule(
+    code="LRN001",
+    name="overfitting",
+    family=Family.LEARNING,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("eval/loss", "train/loss"),
+    options=Options,
+)

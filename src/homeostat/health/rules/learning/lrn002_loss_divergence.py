@@ -1,0 +1,113 @@
+"""Training loss rises far above where it was, and stays there.
+
+## What it sees
+Over the last `fire` records the loss is at least `factor` times the best level that it had reached
+(a median of neighbouring records), and no record came back to that level.
+
+## Why it matters
+A model that has diverged does not recover by itself: the steps from there on are wasted, and the
+weights are worse than those that the run began with.
+
+## Likely causes
+- lr-too-high: the rate is above what is usual, or the rise began at the top of the warm-up.
+- grad-norm-explosion: the gradient grew by orders of magnitude before or with it.
+- bad-batch: the rise began from one step to the next.
+
+## What to do
+Go back to a checkpoint before the rise. Lower the rate by 2 to 5 times, lengthen the warm-up, keep
+gradient clipping on. Look at the rows of the step where it began.
+
+## Known false alarms
+Data that gets harder on purpose (a curriculum), or another data set from a step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import needed, noise, peak_rate, usual_rates
+from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.windows import rolling_mean
+
+
+@dataclass(frozen=True)
+class Options:
+    factor: float = option(1.5, "Times the best level that the loss must have risen to.")
+    fire: int = option(4, "Newest records that must all lie there.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    loss = needed(view, "train/loss")
+    loss = loss.finite()
+    if len(loss) < options.fire + 4 or np.min(loss.values) < 0:
+        return
+    level = rolling_mean(loss, 3)
+    best_at = 2 + int(np.argmin(level[2:]))
+    best = float(level[best_at])
+    newest = loss.values[-options.fire :]
+    limit = max(options.factor * best, best + 0.3)
+    if best_at >= len(loss) - options.fire or float(newest.min()) < limit:
+        return
+    if float(np.median(newest)) - best < 4 * noise(loss.values):
+        return
+    began = best_at + int(np.flatnonzero(loss.values[best_at:] < limit)[-1]) + 1
+    first = int(loss.steps[began])
+    jump = float(loss.values[began]) > best + 0.7 * (float(np.median(newest)) - best)
+    causes = tuple(_causes(view, first, jump=jump))
+    yield Sighting(
+        message=f"Training loss is {float(np.median(newest)):.4g} since step {first}, after "
+        f"{best:.4g} at step {int(loss.steps[best_at])} (limit {limit:.4g}): it has diverged. Go "
+        "back to a checkpoint before that step and lower the learning rate.",
+        evidence=(f"train/loss {best:.4g} -> {loss.latest:.4g}",),
+        causes=causes,
+        fixes=(
+            Fix(
+                "trainer.lr", "a third of it", "smaller steps do not leave the basin", Grade.UNSAFE
+            ),
+            Fix("trainer.max_grad_norm", "1.0", "bounds a single step", Grade.UNSAFE),
+            Fix("trainer.schedule.warmup_share", "0.1", "a gentler start", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=int(loss.steps[-1]),
+        value=float(np.median(newest)),
+        limit=limit,
+    )
+
+
+def _causes(view: RunView, first: int, *, jump: bool) -> Iterator[Cause]:
+    rate, usual = peak_rate(view), usual_rates(view)
+    norm = view.series("grad_norm")
+    grown = norm is not None and _growth(norm.finite(), first) > 10
+    if rate is not None and usual is not None and rate > 2 * usual.high:
+        yield Cause("lr-too-high", f"rate {rate:.2g}; {usual.what}: up to {usual.high:.2g}")
+    if grown:
+        yield Cause("grad-norm-explosion", "the gradient norm grew more than tenfold with it")
+    if jump:
+        yield Cause("bad-batch", f"it rose from one record to the next, at step {first}")
+    yield Cause("lr-too-high", "steps that are too large are the usual reason")
+
+
+def _growth(norm: Series, first: int) -> float:
+    before, after = norm.before(first), norm.since(first)
+    if not len(before) or not len(after):
+        return 0.0
+    return float(np.median(after.values) / max(float(np.median(before.values)), 1e-12))
+
+
+RULE = Rule(
+    code="LRN002",
+    name="loss-divergence",
+    family=Family.LEARNING,
+    level=Level.ERROR,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("train/loss",),
+    kinds=(Kind.SFT, Kind.PREFERENCE),
+    options=Options,
+    explains=("LRN003", "LRN004", "LRN001"),
+)

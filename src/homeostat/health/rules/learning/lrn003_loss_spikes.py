@@ -1,0 +1,108 @@
+"""Single steps have a loss far above their neighbours'.
+
+## What it sees
+A record's loss is at least `factor` times the median of the records around it, and later ones are
+back at the old level. One such step is information; `repeated` of them are a warning.
+
+## Why it matters
+A spike that recovers costs little. Spikes that come again and again say that some rows are broken,
+or that the run is at the edge of divergence.
+
+## Likely causes
+- bad-batch: malformed or extremely long rows.
+- lr-too-high: the gradient norm spikes with them and the rate is above what is usual.
+
+## What to do
+Look at the rows of these steps (our own runs keep the worst rows' loss in train/row_loss_max). If
+they are good rows, lower the rate or lengthen the warm-up.
+
+## Known false alarms
+Batches of very few rows, whose loss differs by nature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import needed, peak_rate, usual_rates
+from homeostat.health.view import Kind, RunView
+from homeostat.health.windows import robust_scale
+from homeostat.types import FloatArray64
+
+
+@dataclass(frozen=True)
+class Options:
+    factor: float = option(2.5, "Times its neighbours' median that a spike has.")
+    window: int = option(7, "Records around it that it is compared with.")
+    repeated: int = option(3, "Spikes that are a warning.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    loss = needed(view, "train/loss")
+    loss = loss.finite()
+    if len(loss) < options.window + 1:
+        return
+    around = _neighbours(loss.values, options.window)
+    _, scale = robust_scale(loss.values - around)
+    spikes = (loss.values > options.factor * around) & (loss.values - around > 8 * scale)
+    # The first records fall steeply by nature, and what stands at the end may not be a spike.
+    spikes[: options.window // 2] = False
+    spikes[-1] = False
+    at = np.flatnonzero(spikes & (around > 0.05))
+    if not len(at):
+        return
+    worst = int(at[np.argmax(loss.values[at] / around[at])])
+    first = int(loss.steps[at[0]])
+    yield Sighting(
+        message=f"{len(at)} step(s) have a loss far above their neighbours', the worst "
+        f"{loss.values[worst]:.4g} at step {loss.steps[worst]} against {around[worst]:.4g} around "
+        "it; it came back each time. Look at the rows of those steps.",
+        evidence=(f"spikes at steps {', '.join(str(s) for s in loss.steps[at][:6])}",),
+        causes=tuple(_causes(view, [int(step) for step in loss.steps[at]])),
+        fixes=(
+            Fix("data.bad_rows", "drop", "leaves broken rows out", Grade.UNSAFE),
+            Fix("trainer.lr", "half of it", "smaller steps", Grade.UNSAFE),
+            Fix("trainer.max_grad_norm", "1.0", "bounds what a bad row can do", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=int(loss.steps[at[-1]]),
+        value=float(loss.values[worst]),
+        limit=options.factor * float(around[worst]),
+        level=Level.WARN if len(at) >= options.repeated else Level.INFO,
+    )
+
+
+def _neighbours(values: FloatArray64, window: int) -> FloatArray64:
+    """Median of the records around each one."""
+    padded = np.pad(values, window // 2, mode="edge")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=-1)
+
+
+def _causes(view: RunView, steps: list[int]) -> Iterator[Cause]:
+    norm = view.series("grad_norm")
+    rate, usual = peak_rate(view), usual_rates(view)
+    too_high = rate is not None and usual is not None and rate > 2 * usual.high
+    if norm is not None and too_high:
+        median = float(np.nanmedian(norm.values))
+        with_them = [v for s, v in zip(norm.steps, norm.values, strict=True) if s in steps]
+        if with_them and max(with_them) > 5 * median:
+            yield Cause("lr-too-high", f"rate {rate:.2g} is high, and the gradient spikes with it")
+    yield Cause("bad-batch", "only single steps are hit: their rows are the first thing to see")
+
+
+RULE = Rule(
+    code="LRN003",
+    name="loss-spikes",
+    family=Family.LEARNING,
+    level=Level.WARN,
+    confidence=Confidence.HEURISTIC,
+    check=check,
+    needs=("train/loss",),
+    kinds=(Kind.SFT, Kind.PREFERENCE),
+    options=Options,
+)

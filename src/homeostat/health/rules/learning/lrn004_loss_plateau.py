@@ -1,0 +1,98 @@
+"""Training loss has stopped falling while it is still high.
+
+## What it sees
+Over the last half of at least `min_records` records the loss changed by less than its noise, it is
+above `min_loss`, and it fell by less than `min_fall` in all.
+
+## Why it matters
+A run that does not learn costs as much as one that does.
+
+## Likely causes
+- lr-too-low: the rate is below what is usual for what is trained.
+- weight-decay-high-for-lora: the decay pulls the adapter back.
+- loss-plateau: nothing in particular; labels and masks are the next thing to look at.
+
+## What to do
+Raise the rate 2 to 5 times; see that the trained tokens are the right ones (`homeostat inspect`);
+use the usual weight decay of 0.01.
+
+## Known false alarms
+A model that is good at the data already: its loss is at its floor from the first step on. That is
+why this is information only, unless the rate is far too low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import (
+    ends,
+    has_adapter,
+    is_flat,
+    needed,
+    peak_rate,
+    usual_rates,
+)
+from homeostat.health.view import Kind, RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    min_records: int = option(20, "Records that are needed.")
+    min_loss: float = option(1.0, "Loss below which a plateau is a good end.")
+    min_fall: float = option(0.05, "Fall in all, as a share, below which nothing was learned.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    loss = needed(view, "train/loss")
+    loss = loss.finite()
+    if len(loss) < options.min_records:
+        return
+    first, last = ends(loss)
+    late = loss.tail(len(loss) // 2)
+    if last < options.min_loss or first - last > options.min_fall * first or not is_flat(late):
+        return
+    if last > 1.1 * first:
+        return
+    causes = tuple(_causes(view))
+    start = int(late.steps[0])
+    yield Sighting(
+        message=f"Training loss is {last:.4g} and has not moved since step {start} (it began at "
+        f"{first:.4g}). Check that the trained tokens are the right ones, then raise the rate.",
+        evidence=(f"train/loss {first:.4g} -> {last:.4g} over {len(loss)} records",),
+        causes=causes,
+        fixes=(
+            Fix("trainer.lr", "3 times it", "larger steps", Grade.UNSAFE),
+            Fix("trainer.optimizer.weight_decay", "0.01", "holds less back", Grade.UNSAFE),
+        ),
+        first_step=start,
+        last_step=int(loss.steps[-1]),
+        value=last,
+        limit=first * (1 - options.min_fall),
+    )
+
+
+def _causes(view: RunView) -> Iterator[Cause]:
+    rate, usual = peak_rate(view), usual_rates(view)
+    if rate is not None and usual is not None and rate < usual.low:
+        yield Cause("lr-too-low", f"rate {rate:.2g}; {usual.what}: from {usual.low:.2g}")
+    decay = view.number("trainer.optimizer.weight_decay")
+    if decay is not None and decay > 0.1 and has_adapter(view):
+        yield Cause("weight-decay-high-for-lora", f"weight decay {decay:g} on an adapter")
+    yield Cause("loss-plateau", "the loss does not move")
+
+
+RULE = Rule(
+    code="LRN004",
+    name="loss-plateau",
+    family=Family.LEARNING,
+    level=Level.INFO,
+    confidence=Confidence.HEURISTIC,
+    check=check,
+    needs=("train/loss",),
+    kinds=(Kind.SFT,),
+    options=Options,
+)

@@ -1,0 +1,115 @@
+"""The learning rate is too small to move anything.
+
+## What it sees
+A rate below the usual band by `factor` (for adapters the band is 10 to 100 times that of all
+weights), no longer in warm-up, and a run that stands still over at least `min_records` records: in
+RL the KL stays below `max_kl` and the reward does not leave its noise, in SFT the loss does not.
+
+## Why it matters
+The run looks healthy, and costs as much as one that learns.
+
+## Likely causes
+- lr-too-low: most often a rate that was meant for all weights, used with an adapter.
+
+## What to do
+Raise the rate: adapters take 1e-4 to 3e-4 in SFT and 1e-5 to 1e-4 in RL, all weights 1e-5 to 5e-5
+in SFT and about 1e-6 in RL. More samples per prompt make the signal of a step larger.
+
+## Known false alarms
+A run that has learned all there is: its reward is at its maximum, which is not judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import (
+    ends,
+    has_adapter,
+    is_climbing,
+    is_flat,
+    peak_rate,
+    prints_zero,
+    usual_rates,
+)
+from homeostat.health.view import Kind, RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    factor: float = option(2.0, "Times below the usual band that is too low.")
+    max_kl: float = option(1e-3, "KL below which a policy has not moved.")
+    min_records: int = option(10, "Records that must show it.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    rate, usual = peak_rate(view), usual_rates(view)
+    if rate is None or usual is None:
+        yield Unknown("the learning rate is not known")
+        return
+    if rate == 0 or rate * options.factor > usual.low or is_climbing(view):
+        return
+    signs = _stands_still(view, options)
+    if not signs:
+        return
+    adapter = has_adapter(view)
+    steps = [int(series.steps[0]) for series in view.metrics.values() if len(series)]
+    yield Sighting(
+        message=f"The learning rate {rate:.2g} is below what {usual.what} needs (from "
+        f"{usual.low:.0e}), and nothing moves: {'; '.join(signs)}. Raise it.",
+        evidence=tuple(signs),
+        causes=(
+            Cause(
+                "lr-too-low",
+                f"rate {rate:.2g}; {usual.what}: from {usual.low:.2g}"
+                + (" (adapters need 10 to 100 times the rate of all weights)" if adapter else ""),
+            ),
+        ),
+        fixes=(Fix("trainer.lr", f"{usual.high:.0e}", "inside the usual band", Grade.UNSAFE),),
+        first_step=min(steps),
+        last_step=view.last_step,
+        value=rate,
+        limit=usual.low / options.factor,
+    )
+
+
+def _stands_still(view: RunView, options: Options) -> list[str]:
+    """What says that nothing is learned; [] when something is, or too little is known."""
+    if view.kind is Kind.RL:
+        reward, far = view.series("reward"), view.series("kl")
+        if reward is None or len(reward) < options.min_records or not is_flat(reward):
+            return []
+        if float(np.mean(reward.values)) >= 0.97 * (view.latest("reward/max") or np.inf):
+            return []
+        if far is None or float(np.nanmax(far.values)) > options.max_kl:
+            return []
+        if prints_zero(view, "kl"):
+            return []
+        return [
+            f"KL is at most {float(np.nanmax(far.values)):.1e}",
+            f"the reward stays at {float(np.mean(reward.values)):.3g}",
+        ]
+    loss = view.series("train/loss")
+    if loss is None or len(loss) < options.min_records:
+        return []
+    first, last = ends(loss.finite())
+    still = is_flat(loss) and abs(last - first) < 0.02 * abs(first)
+    return [f"the loss stays at {last:.4g}"] if still and last > 0.3 else []
+
+
+RULE = Rule(
+    code="LRN006",
+    name="lr-too-low",
+    family=Family.LEARNING,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("train/loss|reward",),
+    options=Options,
+    explains=("LRN004",),
+)

@@ -1,0 +1,129 @@
+"""The learning rate is 0, or reaches 0, while steps are still to come.
+
+## What it sees
+Records in which the rate is exactly 0: all of them, several before the end of the run, or enough at
+its end that `max_share` of all steps are wasted. The first record (warm-up from 0) is let pass, and
+so is the last of trainers that print the rate of the *next* step or plan to end at 0.
+
+## Why it matters
+A step with rate 0 changes nothing. A schedule that ends early wastes the rest of the run; one that
+never leaves 0 wastes all of it.
+
+## Likely causes
+- lr-schedule-horizon-wrong: the schedule was made for another number of steps (epochs, accumulation
+  or devices counted differently, an off-by-one, a resumed run), or its warm-up is as long as the
+  run.
+
+## What to do
+Set the schedule's length to the number of optimizer steps that are really done; give it a floor
+above 0. Our own schedules take their length from the run itself.
+
+## Known false alarms
+A rate printed with so few decimals that it looks like 0: such records are not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import needed
+from homeostat.health.view import RunView, Series
+
+# They log the scheduler's value after it was stepped, or plan to end at 0: a last 0 is no fault.
+_PRINTS_NEXT = (
+    "homeostat", "transformers", "trl", "axolotl", "llama_factory", "ms_swift", "unsloth", "unknown",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    max_share: float = option(0.02, "Share of the run's steps at rate 0 that is a warning.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    rates = needed(view, "learning_rate")
+    if len(rates) < 3:
+        return
+    if not np.any(rates.values):
+        if "learning_rate" not in view.decimals and _asked(view):
+            yield _never(view, rates)
+        return
+    peak = float(np.nanmax(rates.values))
+    decimals = view.decimals.get("learning_rate")
+    # With few decimals a 0 means less than half of the last digit: it must be nothing to the peak.
+    if decimals is not None and 0.5 * 10.0**-decimals > 1e-3 * peak:
+        return
+    zeros = np.flatnonzero(rates.values == 0)
+    zeros = zeros[zeros > int(np.argmax(rates.values != 0))]
+    if len(zeros) and view.framework.name in _PRINTS_NEXT and zeros[-1] == len(rates) - 1:
+        zeros = zeros[:-1]
+    if not len(zeros):
+        return
+    first, last = int(rates.steps[zeros[0]]), int(rates.steps[-1])
+    total = max(view.total_steps or 0, last)
+    wasted = (total - first + 1) / max(total, 1)
+    yield _early(first, last, wasted, total, options)
+
+
+def _asked(view: RunView) -> bool:
+    """A run that was asked for rate 0 gets it."""
+    asked = view.number("trainer.lr")
+    return asked is None or asked > 0
+
+
+def _never(view: RunView, rates: Series) -> Sighting:
+    return Sighting(
+        message=f"The learning rate is exactly 0 in all {len(rates)} records: nothing is trained. "
+        "See the schedule's warm-up and length.",
+        evidence=("learning_rate 0 throughout",),
+        causes=(Cause("lr-schedule-horizon-wrong", "the schedule never leaves 0"),),
+        fixes=_FIXES,
+        first_step=int(rates.steps[0]),
+        last_step=int(rates.steps[-1]),
+        value=0.0,
+    )
+
+
+def _early(first: int, last: int, wasted: float, total: int, options: Options) -> Sighting:
+    return Sighting(
+        message=f"The learning rate is exactly 0 from step {first} on, of {total}: {wasted:.0%} of "
+        "the run's steps change nothing. The schedule is shorter than the run, or off by one; give "
+        "it the run's number of steps or a floor above 0.",
+        evidence=(f"learning_rate 0 at steps {first}-{last}",),
+        causes=(Cause("lr-schedule-horizon-wrong", f"the rate is 0 with steps left from {first}"),),
+        fixes=_FIXES,
+        first_step=first,
+        last_step=last,
+        value=wasted,
+        limit=options.max_share,
+        level=Level.WARN if wasted >= options.max_share else Level.INFO,
+    )
+
+
+_FIXES = (
+    Fix(
+        "trainer.schedule.min_lr_share",
+        "0.1",
+        "a floor: the rate never reaches 0",
+        Grade.UNSAFE,
+        theirs={"torchtitan": "lr_scheduler.min_lr_factor", "transformers": "lr_scheduler_kwargs"},
+    ),
+    Fix("trainer.max_steps", "the schedule's length", "both must be the same number"),
+)
+
+RULE = Rule(
+    code="LRN007",
+    name="lr-schedule-horizon-wrong",
+    family=Family.LEARNING,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("learning_rate",),
+    options=Options,
+    explains=("LRN004",),
+)

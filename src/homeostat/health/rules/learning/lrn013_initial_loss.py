@@ -1,0 +1,84 @@
+"""The loss at the start is higher than guessing among all tokens would give.
+
+## What it sees
+The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
+vocabulary, above that of the largest that is in use.
+
+## Why it matters
+A pretrained model begins between 0.5 and 4. Worse than guessing means that it predicts with
+confidence, and wrongly: the wrong tokenizer or template, shifted labels, weights that were loaded
+to the wrong places, or a loss that is summed and not averaged.
+
+## Likely causes
+- loss-not-normalised-by-grad-accum: the loss is a sum; see LRN012, which knows it for sure.
+- weights-not-loaded: weights that were mixed up.
+- chat-template-mismatch: tokens that this model was never trained on.
+
+## What to do
+Score a plain text with the model: about 2 to 4 is right. If it is, look at labels and masks; if it
+is not, look at the checkpoint and the tokenizer.
+
+## Known false alarms
+A loss that is logged as a sum over a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import needed, raw_number
+from homeostat.health.view import Kind, RunView
+
+_LARGEST = 262_144
+
+
+@dataclass(frozen=True)
+class Options:
+    margin: float = option(0.7, "Nats above guessing that are let pass.")
+    min_records: int = option(3, "Records that are needed.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    loss = needed(view, "train/loss")
+    head = loss.finite().head(5)
+    if len(head) < options.min_records or view.setting("model.init") == "random":
+        return
+    vocabulary = raw_number(view, "vocab_size") or view.facts.get("vocab_size") or _LARGEST
+    limit = math.log(vocabulary) + options.margin
+    start = float(np.median(head.values))
+    if start <= limit:
+        return
+    yield Sighting(
+        message=f"The loss begins at {start:.4g}; guessing gives {limit - options.margin:.3g} "
+        "at most: the model is sure, and wrong. Score a plain text with it; then see template, "
+        "labels and checkpoint.",
+        evidence=(f"train/loss {', '.join(f'{v:.4g}' for v in head.values[:3])} at the start",),
+        causes=(Cause("initial-loss-implausible", "worse than guessing"),),
+        fixes=(
+            Fix("model.chat_template", "the model's own", "tokens that the model was trained on"),
+            Fix("model.tokenizer", "the model's own", "ids that mean what the weights learned"),
+        ),
+        first_step=int(head.steps[0]),
+        last_step=int(head.steps[-1]),
+        value=start,
+        limit=limit,
+    )
+
+
+RULE = Rule(
+    code="LRN013",
+    name="initial-loss-implausible",
+    family=Family.LEARNING,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("train/loss",),
+    kinds=(Kind.SFT,),
+    options=Options,
+)

@@ -1,0 +1,81 @@
+"""Weights that should train did not change in an update.
+
+## What it sees
+`probe/trained_unchanged`, a count over the bits of all trained tensors before and after an update,
+is above 0 at `fire` measured updates in a row while the gradient is not 0. (The first update of an
+adapter leaves half of its tensors where they are, which is right.)
+
+## Why it matters
+A part of the model is left out: it takes no part in the forward pass, its gradient is cut off, or
+the optimizer does not hold it.
+
+## Likely causes
+- trained-weights-unmoved: frozen by hand, not attached, or never reached (an expert without
+  tokens).
+- no-gradient-flow: none of the tensors moved.
+- update-below-resolution: steps that are too small for the weights' precision.
+
+## What to do
+See which tensors have a gradient; see `lora.targets` and what was frozen.
+
+## Known false alarms
+Experts of a mixture that no token of these updates reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import is_moe, needed
+from homeostat.health.view import RunView
+from homeostat.health.windows import newest_spell
+
+
+@dataclass(frozen=True)
+class Options:
+    fire: int = option(2, "Measured updates in a row that must show it.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    still = needed(view, "probe/trained_unchanged")
+    norm = view.series("grad_norm")
+    if norm is not None:
+        zero = norm.steps[norm.values == 0]
+        keep = ~np.isin(still.steps, zero)
+        still = type(still)(still.steps[keep], still.values[keep])
+    if not len(still):
+        return
+    spell = newest_spell(still.values > 0, fire=options.fire)
+    if spell is None or not spell.is_open:
+        return
+    first, count = int(still.steps[spell.start]), int(still.latest)
+    yield Sighting(
+        message=f"{count} trained tensors have not changed in the updates since step {first}: a "
+        "part of the model is not trained. See lora.targets and what was frozen.",
+        evidence=(f"probe/trained_unchanged {count} at step {still.steps[-1]}",),
+        causes=(Cause("trained-weights-unmoved", "their bits are the same before and after"),),
+        fixes=(Fix("lora.targets", "names of the model's layers", "what the adapter is put on"),),
+        first_step=first,
+        last_step=int(still.steps[-1]),
+        value=float(count),
+        limit=0.0,
+        level=Level.INFO if is_moe(view) else None,
+    )
+
+
+RULE = Rule(
+    code="LRN019",
+    name="trained-weights-unmoved",
+    family=Family.LEARNING,
+    level=Level.ERROR,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("probe/trained_unchanged",),
+    options=Options,
+    explains=("QNT003",),
+)

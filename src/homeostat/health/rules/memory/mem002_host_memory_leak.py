@@ -1,0 +1,93 @@
+"""Host memory grows step after step.
+
+## What it sees
+Host memory of the process or the node rises steadily over at least `min_records` records, by
+`min_growth` in all, and still in the second half. With a kill by the system or by Ray in the log it
+is an error.
+
+## Why it matters
+The system kills a process without a message of its own when memory runs out.
+
+## Likely causes
+- host-ram-oom: memory ran out, and a process was killed.
+- host-memory-leak: samples, images or logs are kept: by reward workers, agent loops, loaders.
+
+## What to do
+Fewer workers, smaller batches; see which process grows. A higher threshold of the killer only
+delays it. Resume from the last checkpoint.
+
+## Known false alarms
+The file cache counts as used in some metrics, and grows by nature at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.memory.growth import gib, leak
+from homeostat.health.rules.readings import needed
+from homeostat.health.view import RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    min_growth: float = option(0.3, "Growth in all, as a share.")
+    min_bytes: int = option(1073741824, "Bytes that are worth speaking of.")
+    min_records: int = option(16, "Records that are needed.")
+
+
+_KILLED = ("node running low on memory", "oom-kill", "out of memory: killed", "exitcode: -9",
+           "exit code -9", "signal 9", "sigkill")  # fmt: skip
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    used = needed(view, "memory/host_used", "memory/host_rss").finite()
+    killed = view.log.first(*_KILLED)
+    if len(used) < (4 if killed else options.min_records):
+        return
+    growth = leak(view, used, 0.02 if killed else options.min_growth)
+    if growth is None or (killed is None and growth.last - growth.first < options.min_bytes):
+        return
+    why = f"{gib(growth.first)} -> {gib(growth.last)}"
+    causes = [Cause("host-memory-leak", why)]
+    if killed is not None:
+        causes.insert(
+            0, Cause("host-ram-oom", f"line {killed.number}: {killed.text.strip()[:120]}")
+        )
+    yield Sighting(
+        message=f"Host memory grows from {gib(growth.first)} to {gib(growth.last)}, about "
+        f"{growth.per_step / 2**20:.3g} MiB a step"
+        + (", and a process was killed for it" if killed else ", and does not stop")
+        + ". See which process grows; use fewer workers.",
+        causes=tuple(causes),
+        fixes=(
+            Fix(
+                "rewards.workers",
+                "1",
+                "fewer processes that keep what they saw",
+                Grade.SAFE,
+                theirs={"verl": "actor_rollout_ref.rollout.agent.num_workers"},
+            ),
+            Fix("data.num_processes", "1", "fewer copies of the data", Grade.SAFE),
+        ),
+        first_step=int(used.steps[0]),
+        last_step=int(used.steps[-1]),
+        value=growth.last,
+        limit=growth.first,
+        level=Level.ERROR if killed else None,
+    )
+
+
+RULE = Rule(
+    code="MEM002",
+    name="host-memory-leak",
+    family=Family.MEMORY,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("memory/host_used|memory/host_rss",),
+    options=Options,
+)

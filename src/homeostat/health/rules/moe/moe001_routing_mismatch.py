@@ -1,0 +1,126 @@
+"""Trainer and engine send tokens to different experts.
+
+## What it sees
+A model with experts whose log-probs differ between engine and trainer by more than rounding over
+most records (mean distance above `max_gap` nats, KL above `max_kl`, or a mean factor above
+`max_factor`), and routing is not replayed.
+
+## Why it matters
+A router decides by small differences. Where the two sides round differently, a few percent of the
+tokens take another expert, and their log-probs are off by whole nats: ratios explode, and runs
+collapse after some hundred steps.
+
+## Likely causes
+- moe-routing-mismatch: the router's choice differs between the two implementations.
+- engine-logprob-mismatch: the implementations differ in more than the router.
+
+## What to do
+Record the experts at sampling and replay them in training (routing replay, R3); keep the router in
+fp32; correct with importance weights.
+
+## Known false alarms
+Models without experts are never judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import is_moe, is_true, raw
+from homeostat.health.view import Kind, RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    max_gap: float = option(0.03, "Nats that rounding explains.")
+    max_kl: float = option(0.01, "KL that rounding explains.")
+    max_factor: float = option(1.05, "Mean factor that rounding explains.")
+
+
+_REPLAY = (
+    "use_rollout_routing_replay",
+    "use_r3",
+    "router_replay.mode",
+    "enable_rollout_routing_replay",
+)
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    if not is_moe(view):
+        return
+    replay = raw(view, *_REPLAY)
+    if is_true(replay) or str(replay).lower() in ("r2", "r3"):
+        return
+    seen = list(_seen(view, options))
+    if not seen:
+        yield Unknown("no comparison of engine and trainer was logged")
+        return
+    over = [(text, step) for text, step, is_over in seen if is_over]
+    if not over:
+        return
+    corrected = is_true(raw(view, "use_importance_sampling_correction", "use_tis"))
+    yield Sighting(
+        message=f"Engine and trainer of this model with experts disagree: {over[0][0]}. They route "
+        "tokens to different experts. Replay the routing, keep the router in fp32"
+        + ("." if corrected else ", and switch the importance correction on."),
+        evidence=tuple(text for text, _ in over),
+        causes=(
+            Cause("moe-routing-mismatch", "a model with experts, without routing replay"),
+            Cause("engine-logprob-mismatch", over[0][0]),
+        ),
+        fixes=(
+            Fix(
+                "",
+                "on",
+                "experts are those that were sampled with",
+                theirs={
+                    "slime": "--use-rollout-routing-replay",
+                    "miles": "--use-r3",
+                    "verl": "actor_rollout_ref.actor.router_replay.mode",
+                },
+            ),
+            Fix(
+                "algorithm.correction.weight",
+                "token",
+                "weighs what differs",
+                Grade.UNSAFE,
+                theirs={"nemo_rl": "loss_fn.use_importance_sampling_correction"},
+            ),
+        ),
+        first_step=over[0][1],
+        last_step=view.last_step,
+    )
+
+
+def _seen(view: RunView, options: Options) -> Iterator[tuple[str, int, bool]]:
+    """What was compared, from which step on, and whether it is over its limit."""
+    for name, what, limit in (
+        ("sampling/sampling_logp_difference/mean", "mean distance of log-probs", options.max_gap),
+        ("sampling/k3", "KL of trainer from engine", options.max_kl),
+        ("sampling/mult_prob_error", "mean factor between probabilities", options.max_factor),
+    ):
+        series = view.series(name)
+        values = series.finite() if series is not None else None
+        if values is None or len(values) < 3:
+            continue
+        held = values.values > limit
+        text = f"{what} {float(np.median(values.values)):.3g} (limit {limit:g})"
+        step = int(values.steps[int(np.argmax(held))])
+        yield text, step, bool(held.mean() > 0.7 and held[-1])
+
+
+RULE = Rule(
+    code="MOE001",
+    name="moe-routing-mismatch",
+    family=Family.MOE,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    kinds=(Kind.RL,),
+    options=Options,
+)

@@ -1,0 +1,70 @@
+"""Tokens find no room in their expert and pass it by.
+
+## What it sees
+moe/dropped_share above `max_share` on average over the newest records.
+
+## Why it matters
+A dropped token skips the layer. In RL the engine drops none, so that its log-probs differ from the
+trainer's.
+
+## Likely causes
+- expert-load-imbalance: some experts are overfull.
+- expert-tokens-dropped: the capacity factor is small.
+
+## What to do
+Raise the capacity factor, or train without dropping.
+
+## Known false alarms
+Pretraining at a capacity of 1.0 drops some on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import needed
+from homeostat.health.view import RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    max_share: float = option(0.02, "Share of the tokens that may be dropped.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    late = needed(view, "moe/dropped_share").tail(5)
+    share = float(late.values.mean())
+    if len(late) < 3 or share <= options.max_share:
+        return
+    yield Sighting(
+        message=f"{share:.1%} of the tokens find no room in their expert (limit "
+        f"{options.max_share:.0%}) and skip it. Raise the capacity factor, or do not drop.",
+        causes=(Cause("expert-tokens-dropped", f"{share:.1%} of the tokens"),),
+        fixes=(
+            Fix(
+                "",
+                "1.25 or more",
+                "room for more tokens",
+                theirs={"miles": "--moe-capacity-factor"},
+            ),
+        ),
+        first_step=int(late.steps[0]),
+        last_step=int(late.steps[-1]),
+        value=share,
+        limit=options.max_share,
+    )
+
+
+RULE = Rule(
+    code="MOE003",
+    name="expert-tokens-dropped",
+    family=Family.MOE,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("moe/dropped_share",),
+    options=Options,
+)

@@ -1,0 +1,124 @@
+"""One update that was not finite has left weights that are not, and the policy writes garbage.
+
+## What it sees
+Loss, gradient norm, KL or entropy are not finite from one step to the end of the log, and from that
+step on (or the next) the policy is gone: rewards fall to their minimum, completions run to the
+length limit, or samples are one character over and over.
+
+## Why it matters
+Weights that are NaN stay NaN. Nothing but an older checkpoint brings the run back.
+
+## Likely causes
+- nan-update-poisoned-weights: the update was applied although its gradient was not finite.
+- lr-too-high: the gradient norm grew towards it.
+- fp16-overflow: fp16 overflows where bf16 does not.
+- kl-estimator-overflow: the KL grew by orders of magnitude just before.
+
+## What to do
+Go back to the last checkpoint before that step. Skip updates that are not finite (our own trainer
+does, and names the module that they come from). Lower the rate if the gradient grew before it.
+
+## Known false alarms
+None known: all signs must come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import mean_before, mean_since, precision
+from homeostat.health.view import Kind, RunView, Series
+
+_NAMES = ("grad_norm", "train/loss", "train/policy_loss", "kl", "entropy")
+
+
+@dataclass(frozen=True)
+class Options:
+    fire: int = option(2, "Newest records that are not finite.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    found = [_onset(series, options.fire) for name in _NAMES if (series := view.series(name))]
+    starts = [step for step in found if step is not None]
+    if not starts:
+        return
+    first = min(starts)
+    signs = list(_garbage(view, first))
+    if not signs:
+        return
+    yield Sighting(
+        message=f"Loss or gradient is not finite since step {first}, and the policy is lost from "
+        f"there on: {'; '.join(signs)}. The weights hold NaN: go back to a checkpoint before step "
+        f"{first}, and skip updates that are not finite.",
+        evidence=(f"not finite from step {first} to the end", *signs),
+        causes=tuple(_causes(view, first)),
+        fixes=(
+            Fix("checkpoint.load_step", f"before {first}", "weights that are still finite"),
+            Fix("trainer.on_nonfinite", "skip", "such an update is not applied", Grade.SAFE),
+            Fix("trainer.lr", "a third of it", "where the gradient grew before it", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=view.last_step,
+    )
+
+
+def _onset(series: Series, fire: int) -> int | None:
+    """The step since which a series has no finite value to its end."""
+    good = np.flatnonzero(np.isfinite(series.values))
+    start = int(good[-1]) + 1 if len(good) else 0
+    return int(series.steps[start]) if len(series) - start >= fire else None
+
+
+def _garbage(view: RunView, first: int) -> Iterator[str]:
+    """What the policy does since then, and did not before."""
+    before, after = mean_before(view, "reward", first), mean_since(view, "reward", first + 1)
+    if before is not None and after is not None and before > 0.02 and after < 0.1 * before:
+        yield f"the reward fell from {before:.3g} to {after:.3g}"
+    cut_before = mean_before(view, "completions/clipped_ratio", first)
+    cut = mean_since(view, "completions/clipped_ratio", first + 1)
+    if cut is not None and cut > 0.9 and (cut_before is None or cut_before < 0.5):
+        yield f"{cut:.0%} of the completions run to the limit"
+    for sample in view.samples:
+        text = sample.text.strip()
+        if len(text) >= 16 and len(set(text)) <= 2:
+            yield f"a completion is {text[:12]!r} and so on"
+            return
+
+
+def _causes(view: RunView, first: int) -> Iterator[Cause]:
+    yield Cause("nan-update-poisoned-weights", "an update that was not finite was applied")
+    norm = view.series("grad_norm")
+    if norm is not None and _grew(norm, first, 3.0):
+        yield Cause("lr-too-high", "the gradient norm grew towards it")
+    far = view.series("kl")
+    if far is not None and _grew(far, first, 30.0):
+        yield Cause("kl-estimator-overflow", "the KL grew by orders of magnitude before it")
+    if precision(view) == "fp16":
+        yield Cause("fp16-overflow", "fp16 overflows where bf16 does not")
+
+
+def _grew(series: Series, first: int, factor: float) -> bool:
+    before = series.before(first).finite().values
+    if len(before) < 6:
+        return False
+    early, late = np.median(before[: len(before) // 3]), np.median(before[-3:])
+    return bool(late > factor * abs(early) and early > 0)
+
+
+RULE = Rule(
+    code="NUM001",
+    name="nan-update-poisoned-weights",
+    family=Family.NUMERICS,
+    level=Level.ERROR,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("grad_norm|train/loss|train/policy_loss",),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("NUM002", "NUM003", "LRN005", "RWD001", "SYN002"),
+)

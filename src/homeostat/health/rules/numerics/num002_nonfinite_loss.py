@@ -1,0 +1,105 @@
+"""Loss or gradient is not finite, record after record.
+
+## What it sees
+Loss or gradient norm is NaN or infinite in the newest record and in `fire` of the last `window`.
+Where more is known (fp16, a rate far too high, a kernel, a micro-batch larger than its update, a
+policy that is lost already), another rule says so in place of this one.
+
+## Why it matters
+Either such updates are skipped and nothing is learned, or they are applied and the weights are
+lost.
+
+## Likely causes
+- nonfinite-loss: where it comes from is not known yet.
+- grad-norm-explosion: the gradient grew by orders of magnitude before.
+- bad-batch: finite and non-finite steps alternate, so it depends on the rows.
+- fp8-zero-scale: FP8 training divides by the scale of a block, which is 0 for zeros.
+
+## What to do
+Our own runs name the module and direction (event step_skipped) and keep the rows. Elsewhere: repeat
+the step with anomaly detection, with another attention implementation, and in fp32. Replacing NaN
+by 0 in logits, or switching the check off, hides it and does not help.
+
+## Known false alarms
+A metric that is undefined at some steps (a deviation of one value) is not loss or gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import broken, is_true, raw
+from homeostat.health.view import RunView
+from homeostat.health.windows import newest_spell
+
+
+@dataclass(frozen=True)
+class Options:
+    fire: int = option(2, "Records that must show it ...")
+    window: int = option(4, "... among so many.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    bad = broken(view)
+    assert bad is not None, "needs says so"
+    held = bad.values > 0
+    spell = newest_spell(held, fire=options.fire, window=options.window, clear=2)
+    if spell is None or not spell.is_open:
+        return
+    first = int(bad.steps[spell.start])
+    share = float(held[spell.start :].mean())
+    what = _what(view, first)
+    yield Sighting(
+        message=f"{what} not finite since step {first} ({share:.0%} of the records). Find the "
+        "module and the rows that it comes from; do not replace NaN by 0.",
+        evidence=(f"{int(held.sum())} of {len(held)} records are not finite",),
+        causes=tuple(_causes(view, first, share)),
+        fixes=(
+            Fix("trainer.on_nonfinite", "skip", "such an update is not applied", Grade.SAFE),
+            Fix("trainer.precision", "fp32", "tells rounding from a broken row"),
+            Fix("model.attention", "eager", "tells a kernel from the model"),
+        ),
+        first_step=first,
+        last_step=int(bad.steps[-1]),
+        value=share,
+    )
+
+
+def _what(view: RunView, first: int) -> str:
+    loss, norm = (
+        series is not None and not np.all(np.isfinite(series.since(first).values))
+        for series in (view.series("train/loss", "train/policy_loss"), view.series("grad_norm"))
+    )
+    if loss and norm:
+        return "Loss and gradient norm are"
+    return "The loss is" if loss else "The gradient norm is"
+
+
+def _causes(view: RunView, first: int, share: float) -> Iterator[Cause]:
+    norm = view.series("grad_norm")
+    before = norm.before(first).finite().values if norm is not None else np.zeros(0)
+    if len(before) >= 4 and before[-1] > 20 * max(float(np.median(before[:-1])), 1e-12):
+        yield Cause("grad-norm-explosion", f"the gradient norm was {before[-1]:.3g} before it")
+    if is_true(raw(view, "fp8")) or "fp8" in str(view.setting("trainer.precision", default="")):
+        yield Cause("fp8-zero-scale", "FP8 training: a block of zeros has scale 0")
+    if share < 0.7:
+        yield Cause("bad-batch", "finite and non-finite steps alternate")
+    yield Cause("nonfinite-loss", "not finite, step after step")
+
+
+RULE = Rule(
+    code="NUM002",
+    name="nonfinite-loss",
+    family=Family.NUMERICS,
+    level=Level.ERROR,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("train/loss|train/policy_loss|grad_norm",),
+    options=Options,
+    explains=("DAT001", "LRN008"),
+)

@@ -1,0 +1,105 @@
+"""Updates are left out because they are not finite.
+
+## What it sees
+Our own events step_skipped and the metric train/skipped_steps: more than `max_share` of the steps
+since the first one, or `in_a_row` one after the other, were skipped.
+
+## Why it matters
+A skipped update costs a step and harms nothing. Many of them mean that something breaks again and
+again: the same rows, the same module.
+
+## Likely causes
+- bad-batch: the same rows, or a small part of the data.
+- steps-skipped: the module and direction named by the event.
+- fp16-overflow: the run is in fp16.
+
+## What to do
+The event names the module in which the first value was not finite and the file with the rows:
+replay it. Forward points at data or weights, backward at the loss or the precision.
+
+## Known false alarms
+None known: they are counted, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import precision
+from homeostat.health.view import Event, RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    max_share: float = option(0.02, "Share of the steps that is a warning.")
+    in_a_row: int = option(3, "Skipped steps in a row that are an error.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    skipped = view.events_of("step_skipped")
+    count = view.latest("train/skipped_steps") or float(len(skipped))
+    last = view.last_step
+    if not count or not last:
+        return
+    share = count / last
+    steps = sorted(event.step for event in skipped if event.step is not None)
+    longest = _longest(steps)
+    level = Level.WARN if share > options.max_share and count >= 2 else Level.INFO
+    level = Level.ERROR if longest >= options.in_a_row else level
+    origins = Counter(str(event.fields["origin"]) for event in skipped if _has_origin(event))
+    where = f", most often first seen in {origins.most_common(1)[0][0]}" if origins else ""
+    yield Sighting(
+        message=f"{count:.0f} of {last} updates were not finite and were skipped ({share:.1%})"
+        f"{where}. Replay the rows that the event names.",
+        evidence=tuple(f"{number} x {origin}" for origin, number in origins.most_common(3)),
+        causes=tuple(_causes(view, origins, longest)),
+        fixes=(
+            Fix("trainer.on_nonfinite", "halt", "stops at the first one, to look at it"),
+            Fix("data.bad_rows", "drop", "leaves broken rows out"),
+        ),
+        first_step=steps[0] if steps else None,
+        last_step=steps[-1] if steps else last,
+        value=share,
+        limit=options.max_share,
+        level=level,
+    )
+
+
+def _has_origin(event: Event) -> bool:
+    return bool(event.fields.get("origin"))
+
+
+def _longest(steps: list[int]) -> int:
+    """Most skipped steps that follow each other."""
+    best = run = 1 if steps else 0
+    for before, step in pairwise(steps):
+        run = run + 1 if step == before + 1 else 1
+        best = max(best, run)
+    return best
+
+
+def _causes(view: RunView, origins: Counter[str], longest: int) -> Iterator[Cause]:
+    if precision(view) == "fp16":
+        yield Cause("fp16-overflow", "the run is in fp16")
+    if longest <= 1:
+        yield Cause("bad-batch", "single steps, with finite ones between them")
+    why = f"first seen in {next(iter(origins))}" if origins else "updates are not finite"
+    yield Cause("steps-skipped", why)
+
+
+RULE = Rule(
+    code="NUM005",
+    name="steps-skipped",
+    family=Family.NUMERICS,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("train/skipped_steps",),
+    options=Options,
+    explains=("NUM002", "NUM006"),
+)

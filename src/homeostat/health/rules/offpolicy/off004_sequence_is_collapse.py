@@ -1,0 +1,113 @@
+"""The importance weight of whole sequences collapses although the tokens agree.
+
+## What it sees
+Log-probs of single tokens differ by less than `max_gap`, yet the mean ratio is below `limit` in
+most records; or the effective sample size of sequences is below `min_ess` while that of tokens is
+above 0.5.
+
+## Why it matters
+A sequence's ratio is the product of its tokens': small differences add up with length. Most weights
+end near 0, a few at the bound; most of the batch is thrown away.
+
+## Likely causes
+- sequence-level-is-collapse: weights of whole sequences on long completions.
+
+## What to do
+Weight by token, or by the geometric mean (length-normalised) of the ratios.
+
+## Known false alarms
+None known: token ratios of such log-probs average to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import newest
+from homeostat.health.view import Kind, RunView, Series
+
+
+@dataclass(frozen=True)
+class Options:
+    max_gap: float = option(0.05, "Distance of tokens' log-probs that is small.")
+    limit: float = option(0.85, "Mean ratio that such tokens cannot have.")
+    min_ess: float = option(0.2, "Effective sample size of sequences that is too small.")
+    fire: int = option(3, "Records that must show it, and most of all there are.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    gap = newest(view, "sampling/sampling_logp_difference/mean", count=50)
+    if gap is None:
+        return
+    if gap > options.max_gap:
+        return
+    ratio = view.series("sampling/importance_sampling_ratio/mean")
+    if ratio is not None and _mostly(ratio, options.limit, options.fire):
+        value = float(np.median(ratio.finite().values))
+        said = f"the mean importance ratio is {value:.3g}"
+        yield _sighting(view, said, ratio, value, options.limit, gap)
+        return
+    whole, tokens = view.series("sampling/ess_sequence"), newest(view, "sampling/ess", count=50)
+    weighted = "sequence" in str(view.setting("algorithm.correction.weight.type", default=""))
+    if whole is None or tokens is None or tokens < 0.5 or not weighted:
+        return
+    if _mostly(whole, options.min_ess, options.fire):
+        value = float(np.median(whole.finite().values))
+        said = f"{value:.0%} of the sample is left by sequence weights"
+        yield _sighting(view, said, whole, value, options.min_ess, gap)
+
+
+def _mostly(series: Series, limit: float, fire: int) -> bool:
+    low = series.finite().values < limit
+    return bool(low.sum() >= fire and low.mean() > 0.7)
+
+
+def _sighting(
+    view: RunView, said: str, series: Series, value: float, limit: float, gap: float
+) -> Sighting:
+    length = newest(view, "completions/mean_length", count=50)
+    why = f"tokens differ by {gap:.3g} nats only"
+    if length is not None:
+        why += f", but a completion has {length:.0f} of them"
+    return Sighting(
+        message=f"Tokens agree to {gap:.2g} nats, yet {said} (limit {limit:g}): weights of whole "
+        "sequences collapse with length. Weight by token.",
+        evidence=(said, why),
+        causes=(Cause("sequence-level-is-collapse", why),),
+        fixes=(
+            Fix(
+                "algorithm.correction.weight",
+                "token",
+                "does not add up over length",
+                Grade.UNSAFE,
+                theirs={"trl": "vllm_importance_sampling_mode=token_truncate"},
+            ),
+            Fix("algorithm.correction.weight", "geometric", "normalised by length", Grade.UNSAFE),
+        ),
+        first_step=int(series.steps[int((series.values < limit).argmax())]),
+        last_step=int(series.steps[-1]),
+        value=value,
+        limit=limit,
+    )
+
+
+RULE = Rule(
+    code="OFF004",
+    name="sequence-level-is-collapse",
+    family=Family.OFFPOLICY,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=(
+        "sampling/sampling_logp_difference/mean",
+        "sampling/importance_sampling_ratio/mean|sampling/ess_sequence",
+    ),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("OFF005",),
+)

@@ -1,0 +1,70 @@
+"""Updates wait for their rows.
+
+## What it sees
+time/data_wait above `max_share` of time/step on the median of the newest records.
+
+## Why it matters
+The device is idle while the next rows are tokenised or read.
+
+## Likely causes
+- data-starved: tokenising during training, one process, a slow disk.
+
+## What to do
+More processes that prepare (data.num_processes), more updates ahead, or prepare once and cache.
+
+## Known false alarms
+Tiny models, whose step takes less than reading a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.readings import needed
+from homeostat.health.view import RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    max_share: float = option(0.2, "Share of a step that is too much.")
+    warn_share: float = option(0.6, "Share that is a warning.")
+    min_s: float = option(0.05, "Seconds that are worth speaking of.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    wait, step = needed(view, "time/data_wait").tail(20), needed(view, "time/step").tail(20)
+    seconds = float(np.median(wait.values))
+    share = seconds / max(float(np.median(step.values)), 1e-9)
+    if len(wait) < 5 or share <= options.max_share or seconds < options.min_s:
+        return
+    yield Sighting(
+        message=f"Updates wait {seconds:.3g} s for their rows, {share:.0%} of a step (usual: below "
+        f"{options.max_share:.0%}). Prepare rows with more processes, or further ahead.",
+        causes=(Cause("data-starved", f"{share:.0%} of a step"),),
+        fixes=(
+            Fix("data.prefetch_updates", "8", "further ahead", Grade.SAFE),
+            Fix("data.num_processes", "4", "more at one time", Grade.SAFE),
+        ),
+        first_step=int(wait.steps[0]),
+        last_step=int(wait.steps[-1]),
+        value=share,
+        limit=options.max_share,
+        level=Level.WARN if share > options.warn_share and seconds > 1 else None,
+    )
+
+
+RULE = Rule(
+    code="PRF003",
+    name="data-starved",
+    family=Family.PERFORMANCE,
+    level=Level.INFO,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("time/data_wait", "time/step"),
+    options=Options,
+)

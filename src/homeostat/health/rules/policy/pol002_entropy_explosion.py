@@ -1,0 +1,105 @@
+"""The policy's entropy rises towards that of random text.
+
+## What it sees
+Entropy per token above `limit` and `growth` times where it began, in `fire` of the newest `window`
+records. A warning where the reward does not rise along with it.
+
+## Why it matters
+The policy forgets what it knew: probability leaks to tokens that make no sense, and soon whole
+completions do.
+
+## Likely causes
+- entropy-bonus-too-high: the bonus outweighs the reward.
+- lr-too-high: large steps break the model.
+- reward-always-zero: without a reward only noise and the bonus are left to follow.
+- entropy-explosion: rare tokens are pushed up; a wide upper clip range, no KL penalty.
+
+## What to do
+Go back to a checkpoint before the rise. Lower the learning rate or the entropy bonus, add a KL
+penalty, mask samples that are cut or far off-policy.
+
+## Known false alarms
+A model that begins overconfident and learns to explore: entropy and reward rise together, which is
+information only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import newest, trend
+from homeostat.health.view import Kind, RunView
+from homeostat.health.windows import newest_spell
+
+
+@dataclass(frozen=True)
+class Options:
+    limit: float = option(1.0, "Entropy per token, in nats, that is much for a trained model.")
+    growth: float = option(2.0, "Factor over the first records that it must have grown by.")
+    most: float = option(13.0, "Above this it cannot be an entropy per token.")
+    fire: int = option(4, "Records that must show it ...")
+    window: int = option(5, "... among so many.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    entropy = view.series("entropy")
+    assert entropy is not None, "needs says so"
+    finite = entropy.finite()
+    if len(finite) < options.fire + 2 or float(np.median(finite.values)) > options.most:
+        return
+    start = float(np.median(finite.values[:3]))
+    held = (finite.values > options.limit) & (finite.values > options.growth * start)
+    spell = newest_spell(held, fire=options.fire, window=options.window, clear=3)
+    if spell is None or not spell.is_open:
+        return
+    now, first = float(finite.values[spell.end]), int(finite.steps[spell.start])
+    reward = trend(view.series("reward"))
+    gains = reward is not None and reward.rises
+    yield Sighting(
+        message=f"Entropy rose from {start:.3g} to {now:.3g} nats per token (limit "
+        f"{options.limit:.3g}, above it since step {first}). Go back to a checkpoint before that.",
+        evidence=(f"entropy {start:.3g} -> {now:.3g}",)
+        + ((f"reward {reward.start:.3g} -> {reward.end:.3g}",) if reward is not None else ()),
+        causes=tuple(_causes(view)),
+        fixes=(
+            Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
+            Fix("algorithm.kl.coefficient", "0.001 or more", "holds the policy", Grade.UNSAFE),
+            Fix("algorithm.entropy_bonus", "0", "it pays for noise", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=int(finite.steps[spell.end]),
+        value=now,
+        limit=options.limit,
+        level=Level.INFO if gains else None,
+    )
+
+
+def _causes(view: RunView) -> Iterator[Cause]:
+    bonus, grads = view.number("algorithm.entropy_bonus"), trend(view.series("grad_norm"))
+    reward = newest(view, "reward")
+    if bonus is not None and bonus > 0.005:
+        yield Cause("entropy-bonus-too-high", f"the bonus is {bonus:g}")
+    if grads is not None and grads.rises and grads.end > 2 * grads.start:
+        yield Cause("lr-too-high", f"gradients grew from {grads.start:.3g} to {grads.end:.3g}")
+    if reward is not None and reward == 0.0:
+        yield Cause("reward-always-zero", "no reward is left to follow")
+    yield Cause("entropy-explosion", "the policy drifts towards random text")
+
+
+RULE = Rule(
+    code="POL002",
+    name="entropy-explosion",
+    family=Family.POLICY,
+    level=Level.WARN,
+    confidence=Confidence.HEURISTIC,
+    check=check,
+    needs=("entropy",),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("RWD006",),
+)

@@ -1,0 +1,152 @@
+"""KL to the reference grows without bound, and the reward does not repay it.
+
+## What it sees
+One of three: KL per token stays above `max_kl`; or it is above `min_kl` and ten times where it
+began (or above `far_kl`) and growing, while the reward has turned down from its best; or KL summed
+over a completion is above `max_sequence`, ten times where it began and growing.
+
+## Why it matters
+The reference is what keeps the model a language model. Far away from it the reward is not to be
+trusted any more, and text decays.
+
+## Likely causes
+- lr-too-high: each update carries too far.
+- too-many-updates-per-rollout: many updates on the same samples.
+- mode-collapse: the policy has gone over to one answer.
+- reward-hacking: reward rises on, by other means than meant.
+- kl-runaway: no KL penalty, or one too weak, holds it.
+
+## What to do
+Go back to the checkpoint with the best held-out reward. Lower the learning rate, raise the KL
+coefficient (or let it adapt to a target), take fewer updates per rollout, leave cut samples out.
+
+## Known false alarms
+Without a KL penalty a policy may go far and stay well: while its reward rises and KL per token
+stays below `max_kl`, nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import has_lora, monotony, smooth, trend
+from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.windows import newest_spell
+
+
+@dataclass(frozen=True)
+class Options:
+    max_kl: float = option(2.0, "KL per token, in nats, that is too far in any case.")
+    min_kl: float = option(0.1, "KL per token from which on a falling reward is laid to it.")
+    far_kl: float = option(0.5, "The same where KL was never much smaller.")
+    max_sequence: float = option(20.0, "KL of a whole completion that is too far.")
+    huge: float = option(1000.0, "Above this the estimator is to blame, not the policy.")
+    fire: int = option(3, "Records that must show it ...")
+    window: int = option(4, "... among so many.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    kl = view.series("kl", "kl/sequence")
+    assert kl is not None, "needs says so"
+    finite = kl.finite()
+    whole = "kl" not in view.metrics or not len(view.metrics["kl"])
+    if len(finite) < options.fire + 1:
+        return
+    limit = options.max_sequence if whole else options.max_kl
+    start = _early(finite)
+    over = (finite.values > limit) & (finite.values < options.huge)
+    if whole:
+        over &= finite.values > 10.0 * start
+    spell = newest_spell(over, fire=options.fire, window=options.window, clear=3)
+    if spell is not None and spell.is_open:
+        yield _sighting(view, finite, int(finite.steps[spell.start]), limit, start)
+        return
+    turned = None if whole else _turned(view, finite, start, options)
+    if turned is not None:
+        yield _sighting(view, finite, turned, options.min_kl, start)
+
+
+def _early(kl: Series) -> float:
+    """Where it began: the first updates' KL, not the 0 before any."""
+    early = kl.values[: max(3, len(kl) // 6)]
+    positive = early[early > 0.0]
+    return float(np.median(positive)) if len(positive) else 0.0
+
+
+def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | None:
+    """The step at which the reward was best, where it has fallen since while KL grew on."""
+    reward = view.series("reward")
+    far = kl.latest > options.far_kl or kl.latest > max(options.min_kl, 10.0 * start)
+    if reward is None or not far:
+        return None
+    medians, _ = smooth(reward)
+    if len(medians) < 5 or monotony(kl) < 0.8 or kl.latest > options.huge:
+        return None
+    top = int(np.argmax(medians.values))
+    best, since = float(medians.values[top]), medians.values[top:]
+    noise = 1.05 * float(np.median(np.abs(np.diff(reward.finite().values))))
+    lost = best - float(since[-1])
+    if len(since) < 3 or lost < 0.1 * abs(best) or lost < 3.0 * noise:
+        return None
+    return int(medians.steps[top])
+
+
+def _sighting(view: RunView, kl: Series, first: int, limit: float, start: float) -> Sighting:
+    reward = trend(view.series("reward"))
+    falls = reward is not None and reward.falls
+    return Sighting(
+        message=f"KL to the reference grew from {start:.3g} to {kl.latest:.3g} (limit {limit:.3g})"
+        + (" while the reward turned down" if falls else "")
+        + ". Go back to the best checkpoint; lower the learning rate or raise the KL penalty.",
+        evidence=(f"KL {start:.3g} -> {kl.latest:.3g} over steps {kl.steps[0]}-{kl.steps[-1]}",)
+        + ((f"reward {reward.start:.3g} -> {reward.end:.3g}",) if reward is not None else ()),
+        causes=tuple(_causes(view)),
+        fixes=(
+            Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
+            Fix("algorithm.kl.coefficient", "2 to 10 times as large", "pulls back", Grade.UNSAFE),
+            Fix("trainer.updates_per_step", "1", "less drift per rollout", Grade.UNSAFE),
+            Fix("algorithm.overlong", "mask", "cut samples teach wrongly", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=int(kl.steps[-1]),
+        value=kl.latest,
+        limit=limit,
+        confidence=Confidence.INFERRED if falls else None,
+    )
+
+
+def _causes(view: RunView) -> Iterator[Cause]:
+    """Those that something speaks for, the surest first."""
+    lr, updates = view.number("trainer.lr"), view.number("trainer.updates_per_step")
+    grads, reward = trend(view.series("grad_norm")), trend(view.series("reward"))
+    entropy = trend(view.series("entropy/sequence", "entropy"))
+    if lr is not None and lr > (3e-4 if has_lora(view) else 5e-6):
+        yield Cause("lr-too-high", f"the learning rate is {lr:g}")
+    elif grads is not None and grads.rises and grads.end > 1.5 * grads.start:
+        yield Cause("lr-too-high", f"gradients grew from {grads.start:.3g} to {grads.end:.3g}")
+    if entropy is not None and entropy.falls and entropy.end < 0.2 * entropy.start:
+        yield Cause("mode-collapse", f"entropy fell from {entropy.start:.3g} to {entropy.end:.3g}")
+    if updates is not None and updates > 2:
+        yield Cause("too-many-updates-per-rollout", f"{updates:.0f} updates on the same samples")
+    if reward is not None and reward.rises:
+        yield Cause("reward-hacking", "the reward rises on, far from the reference")
+    yield Cause("kl-runaway", "nothing holds the policy near the reference")
+
+
+RULE = Rule(
+    code="POL004",
+    name="kl-runaway",
+    family=Family.POLICY,
+    level=Level.WARN,
+    confidence=Confidence.HEURISTIC,
+    check=check,
+    needs=("kl|kl/sequence",),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("RWD006", "POL015"),
+)

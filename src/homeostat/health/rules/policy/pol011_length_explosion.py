@@ -1,0 +1,118 @@
+"""Completions grow step by step to the length limit while the reward falls.
+
+## What it sees
+The mean length grows to `growth` times where it began, over several records and not in one, the
+share of cut completions rises above `cut`, and the reward falls below `kept` of what it was.
+
+## Why it matters
+The policy slides into long gibberish. Long bad answers are punished less per token than short ones,
+so the slide feeds itself.
+
+## Likely causes
+- length-explosion-gibberish: the loss is averaged per completion, and nothing anchors the policy.
+- too-many-updates-per-rollout: several updates on the same samples push it off-policy.
+- entropy-explosion: probability leaks to tokens that make no sense.
+
+## What to do
+Go back to a checkpoint before the growth. Normalise the loss over tokens or by a fixed length
+(dr_grpo), add a KL penalty, take fewer updates per rollout, mask or penalise cut completions.
+
+## Known false alarms
+Reasoning that becomes longer and better: the reward rises, and nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.offpolicy.gap import is_other_policy
+from homeostat.health.rules.signs import newest, raw_number, trend
+from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.windows import newest_spell
+
+
+@dataclass(frozen=True)
+class Options:
+    growth: float = option(1.8, "Factor over the first records that the length must grow by.")
+    cut: float = option(0.3, "Share of cut completions that it must reach.")
+    kept: float = option(0.7, "Share of the early reward that must be lost below.")
+    gradual: int = option(3, "Records on the way up that tell a slide from a jump.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    length, reward = view.series("completions/mean_length"), view.series("reward")
+    assert length is not None, "needs says so"
+    assert reward is not None, "needs says so"
+    lengths, early = length.finite(), trend(reward)
+    cut, now = newest(view, "completions/clipped_ratio", count=3), newest(view, "reward", count=3)
+    if len(lengths) < 8 or early is None or cut is None or now is None:
+        return
+    base = float(np.median(lengths.values[: max(3, len(lengths) // 6)]))
+    end = float(np.median(lengths.values[-3:]))
+    on_the_way = (lengths.values > base + 0.15 * (end - base)) & (
+        lengths.values < base + 0.85 * (end - base)
+    )
+    grew = end > options.growth * base and int(on_the_way.sum()) >= options.gradual
+    if not grew or cut < options.cut or now > options.kept * early.start or early.start <= 0:
+        return
+    if is_other_policy(view):
+        yield Unknown("the engine does not sample from the trainer's weights")
+        return
+    first = _began(lengths, base, end)
+    yield Sighting(
+        message=f"Completions grew from {base:.4g} to {end:.4g} tokens since step {first}, "
+        f"{cut:.0%} are cut now, and the reward fell from {early.start:.3g} to {now:.3g}.",
+        evidence=(
+            f"mean length {base:.4g} -> {end:.4g}",
+            f"reward {early.start:.3g} -> {now:.3g}",
+        ),
+        causes=tuple(_causes(view)),
+        fixes=(
+            Fix("algorithm.normalise", "fixed", "long answers count in full", Grade.UNSAFE),
+            Fix("algorithm.kl.coefficient", "0.001 or more", "anchors the policy", Grade.UNSAFE),
+            Fix("trainer.updates_per_step", "1", "stays on-policy", Grade.UNSAFE),
+            Fix("algorithm.overlong", "mask", "cut samples teach wrongly", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=int(lengths.steps[-1]),
+        value=end,
+        limit=options.growth * base,
+    )
+
+
+def _began(lengths: Series, base: float, end: float) -> int:
+    grown = lengths.values > base + 0.1 * (end - base)
+    spell = newest_spell(grown, fire=2, clear=2)
+    return int(lengths.steps[spell.start if spell is not None else int(grown.argmax())])
+
+
+def _causes(view: RunView) -> Iterator[Cause]:
+    entropy = trend(view.series("entropy"))
+    passes = max(
+        view.number("trainer.updates_per_step") or 1,
+        raw_number(view, "num_iterations", "ppo_epochs") or 1,
+    )
+    yield Cause("length-explosion-gibberish", "longer and worse at the same time")
+    if passes > 1:
+        yield Cause("too-many-updates-per-rollout", f"{passes:.0f} passes over the same samples")
+    if entropy is not None and entropy.rises and entropy.end > 2 * entropy.start:
+        yield Cause("entropy-explosion", f"entropy {entropy.start:.3g} -> {entropy.end:.3g}")
+
+
+RULE = Rule(
+    code="POL011",
+    name="length-explosion-gibberish",
+    family=Family.POLICY,
+    level=Level.ERROR,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("completions/mean_length", "reward", "completions/clipped_ratio"),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("GEN001", "GEN004", "POL002", "POL004", "RWD001", "RWD006"),
+)

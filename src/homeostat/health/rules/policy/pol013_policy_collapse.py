@@ -1,0 +1,163 @@
+"""From one update to the next the policy turned into garbage.
+
+## What it sees
+After `before` good records the reward drops to less than `kept` of what it was, within two records,
+and stays there for `fire`; at the same time completions jump to the limit or to nothing, or entropy
+or variety jumps. Trainer and engine agree on the tokens, and all numbers are finite. Where fewer
+records were good, nothing at all must be left of the reward.
+
+## Why it matters
+One update has wrecked the weights. Nothing that is sampled from them can repair it.
+
+## Likely causes
+- lr-too-high: the step was too large; the gradient before it stands out.
+- policy-collapse: a batch of outliers, an off-policy batch, a reward that broke.
+
+## What to do
+Go back to the checkpoint before the drop. Lower the learning rate, clip gradients harder, look at
+the batch of that step.
+
+## Known false alarms
+Weights that were damaged on their way to the engine look the same in the reward: there trainer and
+engine disagree, and other rules speak. Where nothing tells the two apart, it is not evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import is_nonfinite
+from homeostat.health.view import Kind, RunView, Series
+
+_SIGNS = (
+    "completions/clipped_ratio",
+    "completions/mean_length",
+    "completions/distinct_share",
+    "entropy",
+)
+_GAPS = ("sampling/sampling_logp_difference/mean", "sampling/k3", "sampling/prob_difference/mean")
+
+
+@dataclass(frozen=True)
+class Options:
+    kept: float = option(0.25, "Share of the reward that is left after a collapse, at most.")
+    before: int = option(5, "Good records before it.")
+    fire: int = option(3, "Bad records after it, all there are.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    reward = view.series("reward")
+    assert reward is not None, "needs says so"
+    known = view.series(*_GAPS) is not None
+    at = _drop(reward, options, before=1 if known else options.before)
+    if at is None or is_nonfinite(view, "grad_norm", "train/loss", "kl", "entropy"):
+        return
+    step = int(reward.steps[at])
+    broken = [said for said in (_jump(view, step, name) for name in _SIGNS) if said]
+    if not broken or any(_grows(view, step, name) for name in _GAPS):
+        return
+    spiked = _spike(view, step)
+    if not spiked and not known:
+        yield Unknown(
+            f"the reward broke at step {step}, but policy and engine cannot be told apart"
+        )
+        return
+    was, now = float(np.median(reward.values[:at])), float(np.median(reward.values[at:]))
+    lr = view.series("learning_rate")
+    rate = (
+        f"the learning rate was {lr.before(step).latest:.3g}" if _has(lr, step) else "a large step"
+    )
+    yield Sighting(
+        message=f"At step {step} the reward fell from {was:.3g} to {now:.3g} at once, and "
+        f"{broken[0]}: an update wrecked the policy. Go back to a checkpoint before it.",
+        evidence=tuple(broken),
+        causes=(
+            Cause("lr-too-high", spiked or rate),
+            Cause("policy-collapse", "garbage from one update to the next"),
+        ),
+        fixes=(
+            Fix("checkpoint.load_step", f"before {step}", "the weights are lost"),
+            Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
+            Fix("trainer.max_grad_norm", "a half", "bounds outliers", Grade.UNSAFE),
+        ),
+        first_step=step,
+        last_step=int(reward.steps[-1]),
+        value=now,
+        limit=options.kept * was,
+    )
+
+
+def _has(series: Series | None, step: int) -> TypeGuard[Series]:
+    return series is not None and len(series.before(step)) > 0
+
+
+def _drop(reward: Series, options: Options, *, before: int) -> int | None:
+    """Where it fell at once and stayed."""
+    values = reward.values
+    if not np.isfinite(values).all():
+        return None
+    for at in range(before, len(values) - options.fire + 1):
+        was = float(np.median(values[max(0, at - options.before) : at]))
+        # The last good records must still be good: a slide is no jump.
+        good = was > 0 and values[max(0, at - 2) : at].min() > 0.6 * was
+        kept = options.kept if at >= options.before else 0.05
+        if good and values[at + 1 :].max() < kept * was:
+            return at
+    return None
+
+
+def _jump(view: RunView, step: int, name: str) -> str:
+    series = view.series(name)
+    if series is None:
+        return ""
+    old, new = series.before(step).finite().values[-5:], series.since(step).finite().values[1:]
+    if len(old) < 1 or len(new) < 1:
+        return ""
+    was, now = float(np.median(old)), float(np.median(new))
+    if name == "completions/clipped_ratio":
+        jumped = now > max(0.6, was + 0.4)
+    elif name == "entropy":
+        jumped = now > max(3.0 * was, 0.8) or now < 0.05 * was
+    elif name == "completions/distinct_share":
+        jumped = now > min(0.95, 1.6 * was) or now < 0.4 * was
+    else:
+        jumped = now > 2.0 * was or now < 0.25 * was
+    return f"{name} went from {was:.3g} to {now:.3g}" if jumped else ""
+
+
+def _grows(view: RunView, step: int, name: str) -> bool:
+    series = view.series(name)
+    if series is None:
+        return False
+    old, new = series.before(step).finite().values[-5:], series.since(step).finite().values
+    return len(old) > 0 and len(new) > 0 and float(np.median(new)) > max(0.1, 5 * np.median(old))
+
+
+def _spike(view: RunView, step: int) -> str:
+    """A gradient just before the drop that stands out from those before it."""
+    grads = view.series("grad_norm")
+    old = grads.before(step).finite().values if grads is not None else np.zeros(0)
+    if len(old) < 5:
+        return ""
+    near, usual = float(old[-2:].max()), float(np.median(old[:-2]))
+    return f"the gradient was {near:.3g} just before ({usual:.3g} else)" if near > 5 * usual else ""
+
+
+RULE = Rule(
+    code="POL013",
+    name="policy-collapse",
+    family=Family.POLICY,
+    level=Level.ERROR,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("reward", "completions/clipped_ratio|completions/mean_length|entropy"),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("GEN001", "GEN003", "GEN004", "POL002", "POL004", "POL015", "RWD001", "RWD006"),
+)

@@ -1,0 +1,115 @@
+"""All samples of a prompt, or all prompts, get one and the same answer.
+
+## What it sees
+The share of distinct texts is no more than one per prompt in `fire` of the newest `window` records,
+while the task is not solved; or printed completions of different prompts are the same text.
+
+## Why it matters
+Groups of copies have no difference to learn from, and a policy with one answer for everything has
+stopped reading its prompt.
+
+## Likely causes
+- mode-collapse: one answer collects the reward.
+- entropy-collapse: every token is certain.
+- group-size-one: one sample per prompt cannot differ from itself.
+
+## What to do
+Go back to a checkpoint with variety, raise temperature or the KL penalty, lower the learning rate.
+Check that the engine samples (temperature above 0, a new seed for each sample).
+
+## Known false alarms
+Solved tasks with short answers: information at most. Batches with the same prompt many times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import newest, solved_share
+from homeostat.health.view import Kind, RunView
+from homeostat.health.windows import newest_spell
+
+
+@dataclass(frozen=True)
+class Options:
+    slack: float = option(1.1, "Distinct texts per prompt that still count as copies.")
+    fire: int = option(4, "Records that must show it ...")
+    window: int = option(6, "... among so many.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    same = _one_text(view)
+    if same is not None:
+        text, num, step = same
+        yield _sighting(view, f"{num} prompts got the same answer, {text[:60]!r}", step, None)
+        return
+    distinct, samples = (
+        view.series("completions/distinct_share"),
+        view.number("rollout.samples_per_prompt"),
+    )
+    reached = solved_share(view)
+    if distinct is None or not samples or samples < 2 or (reached is not None and reached > 0.85):
+        return
+    limit = options.slack / samples
+    spell = newest_spell(
+        distinct.values <= limit, fire=options.fire, window=options.window, clear=3
+    )
+    if spell is not None and spell.is_open:
+        share = float(np.mean(distinct.values[spell.start : spell.end + 1]))
+        said = f"{share:.1%} of the texts are distinct with {samples:.0f} samples per prompt"
+        yield _sighting(view, said, int(distinct.steps[spell.start]), share)
+
+
+def _one_text(view: RunView) -> tuple[str, int, int | None] | None:
+    """A text that stands for most of the newest samples of several prompts."""
+    newest_step = max((s.step for s in view.samples if s.step is not None), default=None)
+    samples = [s for s in view.samples if s.step == newest_step and s.prompt and s.text.strip()]
+    prompts = {sample.prompt for sample in samples}
+    texts = Counter(sample.text.strip() for sample in samples)
+    if len(prompts) < 2 or not texts:
+        return None
+    text, num = texts.most_common(1)[0]
+    shared = {sample.prompt for sample in samples if sample.text.strip() == text}
+    # A short answer ("4", "yes") may be right for several prompts.
+    if len(shared) < 2 or num < 0.8 * len(samples) or len(text.split()) < 4:
+        return None
+    return text, len(shared), newest_step
+
+
+def _sighting(view: RunView, said: str, first: int | None, share: float | None) -> Sighting:
+    entropy = newest(view, "entropy")
+    causes = [Cause("mode-collapse", said)]
+    if entropy is not None and entropy < 0.02:
+        causes.append(Cause("entropy-collapse", f"entropy is {entropy:.3g}"))
+    return Sighting(
+        message=f"{said[0].upper()}{said[1:]}: the policy gives copies. Check temperature and KL.",
+        evidence=(said,),
+        causes=tuple(causes),
+        fixes=(
+            Fix("rollout.temperature", "1.0", "samples vary", Grade.UNSAFE),
+            Fix("algorithm.kl.coefficient", "0.001 or more", "holds the policy", Grade.UNSAFE),
+            Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=view.last_step,
+        value=share,
+    )
+
+
+RULE = Rule(
+    code="POL015",
+    name="mode-collapse",
+    family=Family.POLICY,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("RWD001",),
+)

@@ -1,0 +1,58 @@
+"""Tensors have changed their dtype, or whether they train.
+
+## What it sees
+`probe/dtype_odd`, the number of parameters whose dtype or requires_grad differs from the run's
+start, above 0.
+
+## Why it matters
+A weight that was cast rounds away its updates; one that stopped requiring gradients does not train.
+
+## Likely causes
+- dtype-odd: a hook, an autocast or a loaded checkpoint changed them.
+
+## What to do
+See what touches the model after it is built. Our own runs change neither.
+
+## Known false alarms
+None known: both are compared with the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import NoOptions, Rule
+from homeostat.health.rules.readings import needed
+from homeostat.health.view import RunView
+
+
+def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
+    odd = needed(view, "probe/dtype_odd")
+    at = np.flatnonzero(odd.values > 0)
+    if not len(at) or not odd.latest > 0:
+        return
+    first = int(odd.steps[at[0]])
+    yield Sighting(
+        message=f"{int(odd.latest)} parameters changed their dtype or whether they train, first at "
+        f"step {first}. See what touches the model after it is built.",
+        causes=(Cause("dtype-odd", "dtype or requires_grad differs from the start"),),
+        fixes=(Fix("checkpoint.load_step", f"before {first}", "the model as it was built"),),
+        first_step=first,
+        last_step=int(odd.steps[-1]),
+        value=odd.latest,
+        limit=0.0,
+    )
+
+
+RULE = Rule(
+    code="QNT003",
+    name="dtype-odd",
+    family=Family.PRECISION,
+    level=Level.ERROR,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("probe/dtype_odd",),
+)

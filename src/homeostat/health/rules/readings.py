@@ -1,0 +1,263 @@
+"""What several rules read out of a view: what the settings say, how a series began and ended.
+
+All are pure. What is not known is None, never a guess: "no adapter" and "nothing is said of an
+adapter" are told apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from homeostat.health.view import Kind, RunView, Series
+from homeostat.types import FloatArray64
+
+# Rates that guides and papers train with: (lowest, highest), by kind of run and adapter.
+_RATES = {
+    (Kind.SFT, False): (1e-5, 5e-5),
+    (Kind.SFT, True): (1e-4, 3e-4),
+    (Kind.RL, False): (1e-7, 2e-6),
+    (Kind.RL, True): (1e-6, 1e-4),
+    (Kind.PREFERENCE, False): (1e-7, 5e-6),
+    (Kind.PREFERENCE, True): (5e-7, 5e-5),
+}
+_MOE_NAME = re.compile(r"moe|mixtral|\d+b-a\d|deepseek-?v[23]|kimi-?k2|moonlight|gpt-oss", re.I)
+_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s?b(?![a-z])", re.I)
+# Bytes of weights below which a model is a toy.
+_TINY = 200e6
+_TRUE = ("true", "1", "yes", "on")
+_FALSE = ("false", "0", "no", "off")
+_DTYPES = (
+    ("bf16", ("bf16", "bfloat16")),
+    ("fp16", ("fp16", "float16", "half")),
+    ("fp32", ("fp32", "float32")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The band of usual learning rates, and what it was chosen by."""
+
+    low: float
+    high: float
+    what: str
+
+
+def needed(view: RunView, *names: str) -> Series:
+    """A series that the rule's `needs` has promised."""
+    found = view.series(*names)
+    assert found is not None, f"needs must say {names}"
+    return found
+
+
+def mean_since(view: RunView, name: str, step: int) -> float | None:
+    """Mean of the finite values from a step on; None where there are none."""
+    series = view.series(name)
+    return _mean(series.since(step)) if series is not None else None
+
+
+def mean_before(view: RunView, name: str, step: int) -> float | None:
+    series = view.series(name)
+    return _mean(series.before(step)) if series is not None else None
+
+
+def _mean(series: Series) -> float | None:
+    values = series.finite().values
+    return float(values.mean()) if len(values) else None
+
+
+def ends(series: Series, *, share: float = 0.25) -> tuple[float, float]:
+    """Medians of the first and of the last part of a series; at least two values each."""
+    count = max(2, int(len(series) * share))
+    return float(np.median(series.values[:count])), float(np.median(series.values[-count:]))
+
+
+def rank_correlation(series: Series) -> float:
+    """How steadily a series rises (1) or falls (-1), whatever the shape; 0 for a constant."""
+    values = series.finite().values
+    if len(values) < 3 or np.ptp(values) == 0:
+        return 0.0
+    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float)
+    return float(np.corrcoef(np.arange(len(values)), ranks)[0, 1])
+
+
+def noise(values: FloatArray64) -> float:
+    """Deviation of a value from its neighbours, whatever the trend."""
+    if len(values) < 3:
+        return 0.0
+    return float(np.median(np.abs(np.diff(values)))) / 0.954
+
+
+def is_flat(series: Series, *, sigmas: float = 2.0) -> bool:
+    """The end differs from the beginning by no more than the noise of their means."""
+    finite = series.finite()
+    if len(finite) < 6:
+        return False
+    half = len(finite) // 2
+    first, last = finite.values[:half], finite.values[-half:]
+    error = noise(finite.values) * (2 / half) ** 0.5
+    return abs(float(last.mean() - first.mean())) <= sigmas * error
+
+
+def prints_zero(view: RunView, name: str) -> bool:
+    """Whether a 0 of this metric may be a small number that was printed with few decimals."""
+    decimals = view.decimals.get(name)
+    return decimals is not None and decimals < 4
+
+
+def broken(view: RunView) -> Series | None:
+    """Records of loss and gradient norm: 1 where one of them is not finite, or stands for it."""
+    parts = [view.series(name) for name in ("train/loss", "train/policy_loss", "grad_norm")]
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    steps = np.unique(np.concatenate([part.steps for part in found]))
+    bad = np.zeros(len(steps))
+    for part in found:
+        bad[np.searchsorted(steps, part.steps)] += ~np.isfinite(part.values)
+    loss = parts[0]
+    if view.kind is Kind.SFT and loss is not None and bad.any():
+        # Trainers that filter NaN out of their means print it as 0.
+        bad[np.searchsorted(steps, loss.steps)] += loss.values == 0
+    return Series(steps, np.minimum(bad, 1.0))
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name -> value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def raw(view: RunView, *names: str) -> Any:
+    """A setting by its own framework's name: the whole of it, or its last parts. Dashes are
+    underscores. None where nothing is said."""
+    known = {
+        name.lstrip("-").replace("-", "_").lower(): value
+        for name, value in flat_settings(view.raw_settings)
+    }
+    for name in names:
+        for key, value in known.items():
+            if (key == name or key.endswith("." + name)) and value is not None:
+                return value
+    return None
+
+
+def raw_number(view: RunView, *names: str) -> float | None:
+    found = raw(view, *names)
+    if isinstance(found, bool) or not isinstance(found, int | float | str):
+        return None
+    try:
+        return float(found)
+    except ValueError:
+        return None
+
+
+def is_true(value: Any) -> bool:
+    return str(value).lower() in _TRUE
+
+
+def is_false(value: Any) -> bool:
+    return str(value).lower() in _FALSE
+
+
+def has_adapter(view: RunView) -> bool | None:
+    """Whether an adapter is trained in place of all weights; None where nothing says."""
+    rank = view.number("lora.rank")
+    if rank is not None:
+        return rank > 0
+    kind = str(raw(view, "train_type", "tuner_type", "finetuning_type", "adapter", "use_peft"))
+    if kind.lower() in ("full", "false"):
+        return False
+    if kind.lower() in ("lora", "qlora", "dora", "true"):
+        return True
+    for name, value in flat_settings(view.raw_settings):
+        *parts, last = name.lower().split(".")
+        if (last.startswith("lora") or "peft" in parts) and value and not is_false(value):
+            return True
+    if view.framework.name == "homeostat" and view.settings:
+        return False
+    return None
+
+
+def peak_rate(view: RunView) -> float | None:
+    """The learning rate that was asked for, or else the largest that was used."""
+    asked = view.number("trainer.lr")
+    used = view.series("learning_rate")
+    if asked is not None or used is None:
+        return asked
+    finite = used.finite().values
+    return float(finite.max()) if len(finite) else None
+
+
+def usual_rates(view: RunView) -> Rates | None:
+    """The band that is usual for such a run; None for a model that starts from nothing or is so
+    small that no guide is about it."""
+    if view.setting("model.init") == "random" or view.kind is Kind.UNKNOWN or is_tiny(view):
+        return None
+    adapter = has_adapter(view)
+    low, high = _RATES[view.kind, bool(adapter)]
+    if adapter is None:
+        low, high = _RATES[view.kind, False][0], _RATES[view.kind, True][1]
+    what = {True: "an adapter", False: "a whole model", None: "such a run"}[adapter]
+    return Rates(low, high, what)
+
+
+def is_tiny(view: RunView) -> bool:
+    """Whether the model is known to be far smaller than those that guides are about."""
+    loaded = view.events_of("model_loaded")
+    size = loaded[-1].fields.get("bytes") if loaded else view.facts.get("model_bytes")
+    return isinstance(size, int | float) and size < _TINY
+
+
+def is_climbing(view: RunView) -> bool:
+    """The learning rate still rises at the end of what was logged: warm-up."""
+    rates = view.series("learning_rate")
+    return rates is not None and len(rates) > 1 and rates.latest > rates.values[-2]
+
+
+def precision(view: RunView) -> str:
+    """fp16, bf16, fp32, or "" where nothing says."""
+    said = str(view.setting("trainer.precision", default="")).lower()
+    if is_true(raw(view, "fp16")):
+        return "fp16"
+    if is_true(raw(view, "bf16")):
+        return "bf16"
+    kind = str(raw(view, "dtype", "torch_dtype", "mixed_precision", "precision") or said).lower()
+    for text in (said, kind):
+        for name, spellings in _DTYPES:
+            if any(spelling in text for spelling in spellings):
+                return name
+    return ""
+
+
+def is_moe(view: RunView) -> bool:
+    """Whether the model has experts, by its metrics, its settings or its name."""
+    if any(name.startswith("moe/") for name in view.metrics):
+        return True
+    for name, value in flat_settings({**view.raw_settings, **view.settings}):
+        last = name.lower().replace("-", "_").rsplit(".", 1)[-1]
+        named = "model" in name.lower() or last in ("path", "hf_checkpoint")
+        if named and isinstance(value, str) and _MOE_NAME.search(value):
+            return True
+        if last in ("num_experts", "expert_model_parallel_size") and str(value) not in ("0", "1"):
+            return True
+        if last in ("use_rollout_routing_replay", "use_r3"):
+            return True
+    return False
+
+
+def model_size(view: RunView) -> float | None:
+    """Billions of parameters, by the model's name."""
+    names = ("model", "model_name", "model_path", "base_model", "hf_checkpoint", "model.path")
+    for text in (view.setting("model.path"), *(raw(view, name) for name in names)):
+        sizes = _SIZE.findall(str(text).replace("-", " ")) if text is not None else []
+        if sizes:
+            return float(sizes[0])
+    return None

@@ -1,0 +1,96 @@
+"""Every answer earns the same, which is neither nothing nor the maximum.
+
+## What it sees
+The mean reward is the same number, not 0, in the newest `fire` records (twice as many where the
+deviation of rewards is not logged), and their deviation is 0. A reward at its maximum is left to RWD005.
+
+## Why it matters
+Different answers of a policy that samples cannot all be worth the same: what scores them does not
+look at them, or they do not change.
+
+## Likely causes
+- reward-constant: the function returns a default, or reads a column in place of the completion.
+- reward-fn-failing: a failure is turned into a fixed value.
+- mode-collapse: all answers are one text.
+
+## What to do
+Give the function two completions, one good and one bad, and compare. Read a few completions.
+
+## Known false alarms
+A few records that were printed with two decimals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import highest_reward, is_zero, newest
+from homeostat.health.view import Kind, RunView
+from homeostat.types import FloatArray64
+
+
+@dataclass(frozen=True)
+class Options:
+    fire: int = option(4, "Records in a row with the same reward.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    reward = view.series("reward")
+    assert reward is not None, "needs says so"
+    values = reward.finite().values
+    if len(values) < options.fire or _differ(values[-options.fire :]):
+        return
+    value, top = float(values[-1]), highest_reward(view)
+    spread = view.series("reward_std")
+    newest_spread = spread.tail(options.fire).values if spread is not None else np.ones(1)
+    differs = not is_zero(view, "reward_std", newest_spread).all()
+    # Without the deviation, chance equality of a few records must be ruled out.
+    differs = differs if spread is not None else len(values) < 2 * options.fire
+    coarse = view.decimals.get("reward", 9) < 3
+    if value == 0.0 or differs or coarse or (top is not None and value >= 0.95 * top):
+        return
+    same = np.flatnonzero(np.abs(values - value) > 1e-9 * abs(value))
+    first = int(reward.finite().steps[same[-1] + 1 if len(same) else 0])
+    yield Sighting(
+        message=f"The mean reward has been exactly {value:.6g} since step {first}: what scores the "
+        "answers does not tell them apart. Try it by hand on a good and a bad one.",
+        evidence=(f"reward {value:.6g} in every record from step {first} on",),
+        causes=tuple(_causes(view)),
+        fixes=(Fix("rewards.functions", "one that reads the completion", "all score alike"),),
+        first_step=first,
+        last_step=int(reward.steps[-1]),
+        value=value,
+    )
+
+
+def _differ(values: FloatArray64) -> bool:
+    """More than sums in another order do."""
+    return float(np.ptp(values)) > 1e-9 * float(np.abs(values).max())
+
+
+def _causes(view: RunView) -> Iterator[Cause]:
+    if any(s.finite().values.sum() > 0 for s in view.matching("rewards/", "/failed").values()):
+        yield Cause("reward-fn-failing", "values are missing, and a fixed one stands for them")
+    distinct = newest(view, "completions/distinct_share")
+    if distinct is not None and distinct < 0.05:
+        yield Cause("mode-collapse", f"{distinct:.1%} of the texts are distinct")
+    yield Cause("reward-constant", "the reward does not depend on the answer")
+
+
+RULE = Rule(
+    code="RWD004",
+    name="reward-constant",
+    family=Family.REWARD,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("reward",),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("RWD001",),
+)

@@ -1,0 +1,145 @@
+"""The reward falls far below what it had reached, and stays there.
+
+## What it sees
+Running medians of the reward: the newest is more than `min_fall` below the best one, by more than
+noise explains, and every one of the last `fire` records lies below the middle between the two.
+
+## Why it matters
+The policy unlearns. Every further step trains on worse samples; the best weights are behind.
+
+## Likely causes
+- nan-update-poisoned-weights: an update that was not finite has been applied.
+- kl-runaway: the policy has left the reference, and KL grows on.
+- policy-collapse: entropy jumped, output is broken.
+- entropy-collapse: the policy cannot try anything new.
+- length-explosion-gibberish: completions have grown to the limit.
+- engine-logprob-mismatch: trainer and engine disagree more and more.
+- lr-too-high: steps too large for the objective; gradients grow.
+- reward-sign-flipped: the policy grows surer while it earns less: it is paid for the opposite.
+
+## What to do
+Go back to the best checkpoint. Lower the learning rate, add or raise the KL penalty, take fewer
+updates per rollout. See which other metric moved first.
+
+## Known false alarms
+A curriculum that turns to harder prompts, a changed reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.offpolicy.gap import is_other_policy
+from homeostat.health.rules.signs import highest_reward, is_nonfinite, smooth, trend
+from homeostat.health.view import Kind, RunView, Series
+
+
+@dataclass(frozen=True)
+class Options:
+    min_fall: float = option(0.3, "Share of the best reward that must be lost.")
+    fire: int = option(5, "Newest records that must all be low.")
+    low: float = option(0.05, "Share of the maximum below which there is little to lose.")
+    noise: float = option(4.0, "Standard deviations of a record that the fall must exceed.")
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """Best and newest running median, and the step from which on the reward fell."""
+
+    best: float
+    now: float
+    at: int
+
+
+def fall_of(reward: Series, options: Options) -> Fall | None:
+    """The fall, if it is one."""
+    medians, window = smooth(reward)
+    finite = reward.finite()
+    if len(finite) < 2 * options.fire or len(medians) < options.fire:
+        return None
+    top = int(np.argmax(medians.values))
+    best, now = float(medians.values[top]), float(medians.values[-1])
+    noise = 1.4826 / np.sqrt(2.0) * float(np.median(np.abs(np.diff(finite.values))))
+    newest = finite.values[-options.fire :]
+    low = newest.max() < best - 0.5 * (best - now)
+    # Rewards may be negative: a fall is measured against the size of the best and of the range.
+    size = max(abs(best), 0.5 * float(np.ptp(medians.values)))
+    if not low or best - now < options.min_fall * size or best - now < options.noise * noise:
+        return None
+    return Fall(best, now, int(medians.steps[max(0, top - (window - 1) // 2)]))
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    reward = view.series("reward")
+    assert reward is not None, "needs says so"
+    fall = fall_of(reward, options)
+    top = highest_reward(view)
+    # Next to nothing lost is nothing lost: a lucky answer or two.
+    if fall is None or (top is not None and fall.best < options.low * top):
+        return
+    if is_other_policy(view):
+        yield Unknown("the engine does not sample from the trainer's weights")
+        return
+    lost = (fall.best - fall.now) / abs(fall.best) if fall.best else 1.0
+    yield Sighting(
+        message=f"The reward fell from {fall.best:.4g} (around step {fall.at}) to {fall.now:.4g}, "
+        f"{min(lost, 1.0):.0%} of it lost. Go back to the best checkpoint before you go on.",
+        evidence=(f"reward {fall.best:.4g} at step {fall.at}, {reward.latest:.4g} now",),
+        causes=tuple(_causes(view)),
+        fixes=(
+            Fix("checkpoint.load_step", "the best step", "the weights of now are worse"),
+            Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
+            Fix("algorithm.kl.coefficient", "0.001 or more", "holds the policy", Grade.UNSAFE),
+        ),
+        first_step=fall.at,
+        last_step=int(reward.steps[-1]),
+        value=fall.now,
+        limit=fall.best * (1.0 - options.min_fall),
+    )
+
+
+def _causes(view: RunView) -> Iterator[Cause]:
+    """What moved along with it, the surest first."""
+    kl, entropy = trend(view.series("kl", "kl/sequence")), trend(view.series("entropy"))
+    cut = trend(view.series("completions/clipped_ratio"))
+    gap = trend(view.series("sampling/sampling_logp_difference/mean", "sampling/k3"))
+    grads = trend(view.series("grad_norm"))
+    if is_nonfinite(view, "grad_norm", "train/loss", "kl", "entropy"):
+        yield Cause("nan-update-poisoned-weights", "loss, gradient or KL is not finite")
+    if cut is not None and cut.rises and cut.end > 0.5:
+        yield Cause("length-explosion-gibberish", f"{cut.end:.0%} of the completions are cut now")
+    if kl is not None and kl.rises and kl.end > max(0.1, 5 * abs(kl.start)):
+        yield Cause("kl-runaway", f"KL rose from {kl.start:.3g} to {kl.end:.3g}")
+    if gap is not None and gap.rises and gap.end > max(0.1, 3 * gap.start):
+        yield Cause("train-infer-logprob-drift", f"trainer and engine differ by {gap.end:.3g}")
+    if entropy is not None and entropy.rises and entropy.end > 2 * entropy.start:
+        yield Cause(
+            "policy-collapse", f"entropy rose from {entropy.start:.3g} to {entropy.end:.3g}"
+        )
+    if entropy is not None and entropy.falls and entropy.end < 0.02:
+        yield Cause("entropy-collapse", f"entropy fell to {entropy.end:.3g}")
+    if grads is not None and grads.rises and grads.end > 2 * grads.start:
+        yield Cause("lr-too-high", f"gradients grew from {grads.start:.3g} to {grads.end:.3g}")
+    steady = grads is None or not grads.rises or grads.end < 1.5 * grads.start
+    if entropy is not None and entropy.falls and entropy.end < 0.7 * entropy.start and steady:
+        yield Cause("reward-sign-flipped", "it grows surer while it earns less, without a shock")
+    yield Cause("reward-collapse", "the reward fell and stays low")
+
+
+RULE = Rule(
+    code="RWD006",
+    name="reward-collapse",
+    family=Family.REWARD,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("reward",),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=("GEN001", "RWD001"),
+)

@@ -1,0 +1,101 @@
+"""The reward that is trained on rises, while the one that it stands for falls.
+
+## What it sees
+The training reward rises by more than noise, while the reward (or accuracy) on held-out prompts
+falls by more than `min_fall` of where it began, in `evals` evaluations at least.
+
+## Why it matters
+The policy has found what the reward pays for, and it is not what was meant. Training on makes the
+model worse.
+
+## Likely causes
+- reward-hacking: the training reward can be had without solving the task.
+- entropy-collapse: the policy became sure of itself in place of being right.
+- overfitting: the prompts are few and known by heart.
+
+## What to do
+Read completions with a high reward. Close the loophole, weigh the rewards anew, add a KL penalty,
+and go back to the checkpoint that was best on held-out prompts.
+
+## Known false alarms
+Held-out prompts of another task than the trained ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import monotony, newest, trend
+from homeostat.health.view import Kind, RunView, Series
+
+
+@dataclass(frozen=True)
+class Options:
+    min_fall: float = option(0.1, "Share of the first held-out reward that must be lost.")
+    evals: int = option(4, "Evaluations that there must be.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    held_out, reward = _held_out(view), view.series("reward")
+    assert held_out is not None, "needs says so"
+    assert reward is not None, "needs says so"
+    if len(held_out) < options.evals:
+        return
+    rise = trend(reward)
+    start, best = held_out.first, float(held_out.values.max())
+    lost = start - held_out.latest
+    falls = lost > options.min_fall * abs(start) and monotony(held_out) < -0.7
+    if rise is None or not rise.rises or not falls:
+        return
+    at = int(held_out.steps[int(held_out.values.argmax())])
+    yield Sighting(
+        message=f"The training reward rose from {rise.start:.4g} to {rise.end:.4g} while the "
+        f"held-out reward fell from {best:.4g} (step {at}) to {held_out.latest:.4g}. Read "
+        "completions with a high reward.",
+        evidence=(
+            f"reward {rise.start:.4g} -> {rise.end:.4g}",
+            f"held-out {start:.4g} -> {held_out.latest:.4g} in {len(held_out)} evaluations",
+        ),
+        causes=tuple(_causes(view)),
+        fixes=(
+            Fix("rewards.functions", "one without the loophole", "it pays for something else"),
+            Fix("algorithm.kl.coefficient", "0.001 or more", "holds the policy", Grade.UNSAFE),
+        ),
+        first_step=at,
+        last_step=int(held_out.steps[-1]),
+        value=held_out.latest,
+        limit=best,
+    )
+
+
+def _held_out(view: RunView) -> Series | None:
+    found = view.series("eval/reward", "eval/pass@1")
+    if found is None:
+        found = next(iter(view.matching("eval/rewards/", "/mean").values()), None)
+    return found.finite() if found is not None else None
+
+
+def _causes(view: RunView) -> Iterator[Cause]:
+    yield Cause("reward-hacking", "the two rewards part ways")
+    entropy, now = trend(view.series("entropy")), newest(view, "entropy")
+    if entropy is not None and now is not None and entropy.falls and now < 0.2 * entropy.start:
+        yield Cause("entropy-collapse", f"entropy fell from {entropy.start:.3g} to {now:.3g}")
+    epochs = view.latest("epoch")
+    if epochs is not None and epochs > 5:
+        yield Cause("overfitting", f"the prompts were seen {epochs:.0f} times")
+
+
+RULE = Rule(
+    code="RWD007",
+    name="reward-hacking",
+    family=Family.REWARD,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=("reward", "eval/reward|eval/pass@1"),
+    kinds=(Kind.RL,),
+    options=Options,
+)

@@ -1,0 +1,80 @@
+"""Steps wait for reward functions.
+
+## What it sees
+Scoring takes more than `max_share` of a step and more than `min_s` seconds, in `fire` of the
+newest `window` records.
+
+## Why it matters
+Accelerators stand idle while a few processes compute rewards.
+
+## Likely causes
+- reward-slow: too few reward workers, or a function that calls out to something slow.
+
+## What to do
+More workers, a faster function, a bound on the time that one call may take.
+
+## Known false alarms
+Rewards from a large judge model may be worth their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.view import Kind, RunView
+from homeostat.health.windows import newest_spell
+
+
+@dataclass(frozen=True)
+class Options:
+    max_share: float = option(0.4, "Share of a step's time that is too much.")
+    min_s: float = option(1.0, "Seconds below which it does not matter.")
+    fire: int = option(4, "Records that must show it ...")
+    window: int = option(6, "... among so many.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    reward, whole = view.series("time/reward"), view.series("time/step")
+    assert reward is not None, "needs says so"
+    assert whole is not None, "needs says so"
+    reward, whole = reward.on(whole)
+    shares = reward.values / np.maximum(whole.values, 1e-9)
+    held = (shares > options.max_share) & (reward.values > options.min_s)
+    spell = newest_spell(held, fire=options.fire, window=options.window, clear=3)
+    if spell is None or not spell.is_open:
+        return
+    part = slice(spell.start, spell.end + 1)
+    share, seconds = float(shares[part].mean()), float(reward.values[part].mean())
+    first = int(reward.steps[spell.start])
+    yield Sighting(
+        message=f"Rewards take {seconds:.3g} s, {share:.0%} of a step, since step {first} (limit "
+        f"{options.max_share:.0%}). More reward workers would shorten it.",
+        evidence=(f"time/reward {seconds:.3g} s, time/step {whole.values[part].mean():.3g} s",),
+        causes=(Cause("reward-slow", f"{seconds:.3g} s a step"),),
+        fixes=(
+            Fix("rewards.workers", "more", "groups are scored side by side", Grade.SAFE),
+            Fix("rewards.timeout_s", "shorter", "bounds a call that hangs", Grade.ADVICE),
+        ),
+        first_step=first,
+        last_step=int(reward.steps[spell.end]),
+        value=share,
+        limit=options.max_share,
+    )
+
+
+RULE = Rule(
+    code="RWD013",
+    name="reward-slow",
+    family=Family.REWARD,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("time/reward", "time/step"),
+    kinds=(Kind.RL,),
+    options=Options,
+)

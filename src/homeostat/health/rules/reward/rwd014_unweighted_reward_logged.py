@@ -1,0 +1,83 @@
+"""The logged reward is the plain sum of the reward functions, although they have weights.
+
+## What it sees
+Weights are set that are not all 1; the logged reward equals the sum of the functions' means without
+them, and not the one with them, over `fire` records.
+
+## Why it matters
+Only the display is off: advantages use the weights. But who reads the curve compares wrong numbers.
+
+## Likely causes
+- benign-unweighted-reward-logged: some versions of a trainer log the sum before weighting.
+
+## What to do
+Nothing for the training. Compute the weighted sum from the functions' means, or upgrade.
+
+## Known false alarms
+None: nothing needs to be cured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import reward_functions
+from homeostat.health.view import Kind, RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    fire: int = option(3, "Records that must agree.")
+    tolerance: float = option(0.01, "Distance of two rewards that count as equal.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    reward, functions = view.series("reward"), reward_functions(view)
+    assert reward is not None, "needs says so"
+    weights = _weights(view)
+    if weights is None or len(weights) != len(functions):
+        yield Unknown("the weights of the rewards are not known")
+        return
+    means = np.array([s.finite().values.mean() for s in functions.values()])
+    logged = float(reward.finite().values.mean()) if len(reward.finite()) else float("nan")
+    plain, weighted = float(means.sum()), float(means @ np.array(weights))
+    is_plain = abs(logged - plain) < options.tolerance
+    if len(reward) < options.fire or not is_plain or abs(weighted - plain) < options.tolerance:
+        return
+    yield Sighting(
+        message=f"The logged reward {logged:.4g} is the sum without weights; with them it is "
+        f"{weighted:.4g}. Training uses the weights: only the curve is off.",
+        evidence=(f"weights {weights}", f"means {means.round(4).tolist()}"),
+        causes=(Cause("benign-unweighted-reward-logged", "the sum is logged before weighting"),),
+        fixes=(Fix("", "", "compute the weighted sum yourself, or upgrade the trainer"),),
+        first_step=int(reward.steps[0]),
+        last_step=int(reward.steps[-1]),
+        value=logged,
+        limit=weighted,
+    )
+
+
+def _weights(view: RunView) -> list[float] | None:
+    for key, value in [*view.raw_settings.items(), *view.settings.items()]:
+        if str(key).rsplit(".", 1)[-1].lower() == "reward_weights" and isinstance(value, list):
+            if all(isinstance(w, int | float) for w in value):
+                return [float(w) for w in value]
+    return None
+
+
+RULE = Rule(
+    code="RWD014",
+    name="benign-unweighted-reward-logged",
+    family=Family.REWARD,
+    level=Level.INFO,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("reward",),
+    kinds=(Kind.RL,),
+    options=Options,
+)

@@ -1,0 +1,84 @@
+"""The reward stays low and flat over many steps.
+
+## What it sees
+After `steps` steps the mean reward is still below `low` of the most that can be earned, without a
+rise that is more than noise.
+
+## Why it matters
+Most runs that will learn show it by then. It costs little to look, and much to wait.
+
+## Likely causes
+- truncation-at-cap: most answers are cut before they give a result.
+- lr-too-low: the policy does not move (KL stays next to nothing).
+- task-too-hard: too few answers are right to learn from.
+
+## What to do
+Read completions; check the share of groups with a difference; try easier prompts, more samples per
+prompt, or a larger learning rate.
+
+## Known false alarms
+Hard tasks on which reward rises after hundreds of steps. It is information.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.rules.signs import newest, solved_share, trend
+from homeostat.health.view import Kind, RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    steps: int = option(20, "Steps after which a rise should show.")
+    low: float = option(0.15, "Share of the maximum that counts as low.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    reward, reached = view.series("reward"), solved_share(view)
+    assert reward is not None, "needs says so"
+    moved = trend(reward)
+    span = int(reward.steps[-1] - reward.steps[0]) + 1
+    if span < options.steps or moved is None or reached is None:
+        return
+    if reached >= options.low or moved.is_real or reached <= 0.0:
+        return
+    yield Sighting(
+        message=f"After {span} steps the reward is {reached:.1%} of the maximum and flat (expected "
+        f"above {options.low:.0%} by now). Read a few completions.",
+        evidence=(f"reward {moved.start:.4g} at first, {moved.end:.4g} now",),
+        causes=tuple(_causes(view)),
+        fixes=(
+            Fix("rollout.samples_per_prompt", "16", "more groups with a success", Grade.UNSAFE),
+            Fix("trainer.lr", "2 to 5 times as large", "if KL stays near 0", Grade.UNSAFE),
+        ),
+        first_step=int(reward.steps[0]),
+        last_step=int(reward.steps[-1]),
+        value=reached,
+        limit=options.low,
+    )
+
+
+def _causes(view: RunView) -> Iterator[Cause]:
+    cut, kl = newest(view, "completions/clipped_ratio"), newest(view, "kl")
+    if cut is not None and cut > 0.5:
+        yield Cause("truncation-at-cap", f"{cut:.0%} of the completions are cut")
+    if kl is not None and 0.0 <= kl < 1e-4:
+        yield Cause("lr-too-low", f"KL is {kl:.2g}: the policy hardly moves")
+    yield Cause("task-too-hard", "few answers are right")
+
+
+RULE = Rule(
+    code="RWD015",
+    name="reward-not-rising",
+    family=Family.REWARD,
+    level=Level.INFO,
+    confidence=Confidence.HEURISTIC,
+    check=check,
+    needs=("reward",),
+    kinds=(Kind.RL,),
+    options=Options,
+)

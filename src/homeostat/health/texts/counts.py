@@ -1,0 +1,151 @@
+"""Numbers that stand in log lines: what words alone do not decide."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from statistics import median
+
+from homeostat.health.log import LogLine
+from homeostat.health.view import RunView
+
+# Lines read of one kind; more of them say nothing new.
+MAX_LINES = 5000
+_FREED = re.compile(r"sleep mode freed (-?[\d.]+) gib memory, ([\d.]+) gib memory is still")
+_BEFORE_AFTER = re.compile(r"before (?:sleep|release|offload)\D*([\d.]+).*after \w+\D*([\d.]+)")
+_CUMULATIVE = re.compile(r"cumulative_preemption(?:_cnt)?=(\d+)")
+_SECONDS = re.compile(r"(\d+) ?s(?:econds?|ec)?\b")
+_RANK = re.compile(r"\[rank ?(\d+)\]")
+_WORK = re.compile(r"worknccl\(seqnum=(\d+), optype=(\w+), numelin=(\d+)")
+_ACCEPTANCE = re.compile(r"acceptance rate: ([\d.]+)(%?)")
+_SGLANG = re.compile(r"#running-req: (\d+).*?token usage: ([\d.]+).*?#queue-req: (\d+)")
+_VLLM = re.compile(r"running: (\d+) reqs, waiting: (\d+) reqs.*?kv cache usage: ([\d.]+)%")
+
+
+def lines_of(view: RunView, *patterns: str) -> Iterator[LogLine]:
+    for pattern in patterns:
+        for count, line in enumerate(view.log.find(pattern)):
+            if count == MAX_LINES:
+                break
+            yield line
+
+
+def numbers_of(view: RunView, pattern: str, values: re.Pattern[str]) -> list[list[float]]:
+    """The numbers of each line that matches both."""
+    found = []
+    for line in lines_of(view, pattern):
+        match = values.search(line.text.lower())
+        if match is not None:
+            found.append([_float(part) for part in match.groups()])
+    return found
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def at_least(count: int, *patterns: str) -> Callable[[RunView], bool]:
+    """Whether so many lines match."""
+    return lambda view: sum(1 for _ in lines_of(view, *patterns)) >= count
+
+
+def sleep_freed_nothing(view: RunView) -> bool:
+    """The engine went to sleep, and hardly any memory came back, each time that it was told."""
+    pairs = numbers_of(view, "before*after", _BEFORE_AFTER)
+    shares = [1 - after / before for before, after in pairs if before > 1.0]
+    freed = numbers_of(view, "sleep mode freed", _FREED)
+    shares += [gone / (gone + kept) for gone, kept in freed if gone + kept > 1.0]
+    return bool(shares) and max(shares) < 0.1
+
+
+def sleep_leaks(view: RunView) -> bool:
+    """What an engine keeps while it sleeps grew each time, and by a fifth or more in all."""
+    kept = [row[1] for row in numbers_of(view, "sleep mode freed", _FREED)]
+    kept = kept or [row[1] for row in numbers_of(view, "before*after", _BEFORE_AFTER)]
+    steps = list(pairwise(kept))
+    growing = sum(b > a for a, b in steps)
+    return len(kept) >= 4 and growing >= 0.9 * len(steps) and kept[-1] >= 1.2 * max(kept[0], 0.5)
+
+
+def is_preempted_often(view: RunView) -> bool:
+    """Requests lose their cache again and again, not once at a peak."""
+    totals = numbers_of(view, "cumulative_preemption", _CUMULATIVE)
+    return max((row[0] for row in totals), default=0.0) >= 50 or at_least(20, "retract requests")(
+        view
+    )
+
+
+def waited_long(view: RunView) -> bool:
+    """A placement group was waited for, for a minute or more."""
+    for line in lines_of(view, "waiting for*placement group"):
+        if any(int(found) >= 60 for found in _SECONDS.findall(line.text.lower())):
+            return True
+    return False
+
+
+def ranks_disagree(view: RunView) -> bool:
+    """Ranks that timed out were in different collectives: of another kind, size or number."""
+    works: dict[str, tuple[str, ...]] = {}
+    for line in lines_of(view, "worknccl(seqnum="):
+        text = line.text.lower()
+        rank, work = _RANK.search(text), _WORK.search(text)
+        if rank is not None and work is not None:
+            works.setdefault(rank[1], work.groups())
+    return len(set(works.values())) > 1
+
+
+def is_stuck_after_update(view: RunView) -> bool:
+    """Nothing but waiting follows the newest weight update."""
+    update = view.log.last(*UPDATED)
+    if update is None:
+        return False
+    waits = [x for x in lines_of(view, *WAITING) if x.number > update.number]
+    later = view.log.last(*PROGRESS)
+    return len(waits) >= 3 and (later is None or later.number < waits[0].number)
+
+
+UPDATED = ("weight update took", "weights updated", "updated weights", "update_weights*200 ok")
+WAITING = (
+    "waiting for rollouts",
+    "waiting for the inference",
+    "waiting for inference",
+    "waiting for generation",
+    "still waiting for",
+)
+PROGRESS = ("success step", "success*| step", "generated*rollouts", "rollout finished")
+
+
+def acceptance(view: RunView) -> list[float]:
+    """Draft acceptance rates as an engine prints them, in [0, 1]."""
+    found = []
+    for line in lines_of(view, "acceptance rate:"):
+        match = _ACCEPTANCE.search(line.text.lower())
+        if match is not None:
+            found.append(_float(match[1]) / (100.0 if match[2] else 1.0))
+    return found
+
+
+def accepts_little(view: RunView) -> bool:
+    newest = acceptance(view)[-5:]
+    return len(newest) >= 3 and max(newest) < 0.3
+
+
+def accepts_moderately(view: RunView) -> bool:
+    newest = acceptance(view)[-5:]
+    return len(newest) >= 3 and min(newest) >= 0.3 and max(newest) < 0.85
+
+
+def is_concurrency_bound(view: RunView) -> bool:
+    """Requests queue while most of the engine's cache is empty."""
+    rows = numbers_of(view, "#running-req:*#queue-req:", _SGLANG)
+    loads = [(run, queue, used) for run, used, queue in rows]
+    rows = numbers_of(view, "reqs, waiting:*cache usage", _VLLM)
+    loads += [(run, queue, used / 100) for run, queue, used in rows]
+    if len(loads) < 5:
+        return False
+    queued = median(queue - run for run, queue, _ in loads)
+    return queued > 0 and median(used for _, _, used in loads) < 0.3

@@ -1,0 +1,49 @@
+"""How many bytes are alive at most while tensors without data go through real code.
+
+On the meta device every operation makes tensors that have a shape and no memory. Counting the
+storages that are alive tells what the same code would hold on a real device, whatever the
+architecture: the code that is measured is the code that runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# What the CUDA allocator rounds every block up to.
+_ROUND = 512
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts what operations inside allocate on the meta device. `peak` is over its lifetime."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self._alive: dict[int, tuple[int, Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.is_meta:
+                self._note(leaf.untyped_storage())
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._alive:
+            return
+        size = -(-storage.nbytes() // _ROUND) * _ROUND
+        self._alive[key] = (size, weakref.ref(storage, lambda _: self._forget(key)))
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _forget(self, key: int) -> None:
+        size, _ = self._alive.pop(key)
+        self.now -= size

@@ -1,0 +1,193 @@
+"""What a run will hold on each device, before it starts: the plan, and what would make it smaller.
+
+    training     held + what the largest micro-batch needs (train/estimate.py: done without data)
+    sampling     held + the engine's cache + one pass over prompts or one token each (RL, native)
+
+The two take turns where the engine sleeps; where it does not, its cache is there all the time. On a
+CPU the process itself (interpreter, libraries) comes on top: it is read from this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from homeostat.config.load import build_config
+from homeostat.config.run import RunConfig
+from homeostat.data.loader import micro_batches
+from homeostat.data.prompts import PromptSet
+from homeostat.errors import ConfigError
+from homeostat.models.preview import ModelPreview
+from homeostat.observe.devices import host_rss
+from homeostat.rollout.native.memory import free_bytes
+from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
+from homeostat.train.runtime import Runtime
+from homeostat.types import TokenRow, TrainBatch
+
+# Bytes of fp32 logits, their exponentials, and the float64 sums that a token is drawn by.
+_DRAW_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of one device, at most."""
+
+    device: str
+    capacity: int
+    process: int
+    update: UpdateMemory
+    cache: int = 0
+    sampling: int = 0
+    sleeps: bool = True
+
+    @property
+    def training_peak(self) -> int:
+        return self.process + self.update.peak + (0 if self.sleeps else self.cache)
+
+    @property
+    def sampling_peak(self) -> int:
+        return self.process + self.update.held + self.cache + self.sampling
+
+    @property
+    def peak(self) -> int:
+        return max(self.training_peak, self.sampling_peak if self.cache else 0)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.capacity
+
+    def as_json(self) -> dict[str, Any]:
+        parts = {name: getattr(self.update, name) for name in UpdateMemory.__slots__}
+        return {
+            "device": self.device,
+            "capacity_bytes": self.capacity,
+            "peak_bytes": self.peak,
+            "training_peak_bytes": self.training_peak,
+            "sampling_peak_bytes": self.sampling_peak if self.cache else 0,
+            "fits": self.fits,
+            "process_bytes": self.process,
+            **{f"{name}_bytes": value for name, value in parts.items()},
+            "cache_bytes": self.cache,
+            "sampling_bytes": self.sampling,
+        }
+
+
+def plan_memory(
+    config: RunConfig,
+    runtime: Runtime,
+    batch: TrainBatch,
+    *,
+    preview: ModelPreview,
+    longest_prompt: int = 0,
+) -> MemoryPlan:
+    """`batch` is the largest micro-batch of the run."""
+    device = runtime.device
+    update = estimate_update(config, runtime, batch)
+    process = host_rss() if device.type == "cpu" else 0
+    capacity = free_bytes(device) + process
+    plan = MemoryPlan(str(device), capacity, process, update)
+    if not config.is_rl or not config.engine.shares_weights:
+        return plan
+    cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
+    running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
+    drawing = running * preview.vocab_size * _DRAW_BYTES
+    tokens = min(config.engine.prefill_tokens, longest_prompt * config.rollout.prompts_per_step)
+    prefill = estimate_prefill(config, runtime, num_tokens=tokens)
+    return MemoryPlan(
+        plan.device,
+        capacity,
+        process,
+        update,
+        cache=cache,
+        sampling=max(drawing, prefill),
+        sleeps=config.engine.sleep,
+    )
+
+
+def cache_bytes(
+    config: RunConfig, preview: ModelPreview, *, device: torch.device, longest_prompt: int
+) -> int:
+    """The most that cached keys and values take: all that run at one time, or the engine's share
+    of what is free."""
+    per_token = preview.cache_bytes_per_token
+    assert per_token is not None, "combinations asks for the native decoder"
+    running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
+    wanted = per_token * (longest_prompt + config.rollout.max_new_tokens) * running
+    return min(wanted, int(config.engine.memory_share * free_bytes(device)))
+
+
+def largest_rl_batch(config: RunConfig, prompts: PromptSet) -> TrainBatch:
+    """The largest micro-batch of a step whose completions all reach their limit."""
+    trained, rollout = config.rollout.max_new_tokens, config.rollout
+    rows_per_update = -(-rollout.samples_per_step // config.trainer.updates_per_step)
+    needed = -(-rows_per_update // rollout.samples_per_prompt)
+    order = np.argsort(prompts.lengths)[::-1]
+    rows: list[TokenRow] = []
+    for number in range(needed):
+        prompt_T = prompts[int(order[number % len(order)])].tokens_T
+        tokens_T = np.concatenate([prompt_T, np.zeros(trained, dtype=np.int64)])
+        weights_T = (np.arange(len(tokens_T)) >= len(prompt_T)).astype(np.float32)
+        columns = {name: np.zeros(len(tokens_T), np.float32) for name in _columns(config)}
+        for _ in range(rollout.samples_per_prompt):
+            rows.append(TokenRow(len(rows), tokens_T, weights_T, columns))
+    rows = rows[:rows_per_update]
+    batches = micro_batches(rows, config.trainer, num_ranks=config.num_ranks)
+    return max(batches, key=lambda batch: batch.num_tokens)
+
+
+def _columns(config: RunConfig) -> list[str]:
+    names = ["advantage", "engine_logp"]
+    names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
+    return names + (["ref_logp"] if config.algorithm.kl is not None else [])
+
+
+def ladder(
+    config: RunConfig, plan_of: Callable[[RunConfig], MemoryPlan]
+) -> Iterator[tuple[list[str], MemoryPlan]]:
+    """Settings that lower the peak, least disruptive first, each on top of those before it; the
+    last is the first that fits, where any does."""
+    raw = config.model_dump(mode="json", exclude_unset=True)
+    changes: list[str] = []
+    lowest = plan_of(config).peak
+    for rung in _rungs(config):
+        try:
+            plan = plan_of(build_config(raw, [*changes, rung], file=None))
+        except ConfigError:
+            # What this recipe cannot take is no advice for it.
+            continue
+        if plan.peak >= lowest:
+            continue
+        lowest = plan.peak
+        # A key that comes again takes its earlier value's place.
+        changes = [text for text in changes if text.split("=")[0] != rung.split("=")[0]] + [rung]
+        yield list(changes), plan
+        if plan.fits:
+            return
+
+
+def _rungs(config: RunConfig) -> Iterator[str]:
+    """Same result first; then what trades speed; then what changes the run."""
+    trainer = config.trainer
+    tokens = trainer.max_tokens_per_device
+    while trainer.packing and tokens // 2 >= config.longest_row:
+        tokens //= 2
+        yield f"trainer.max_tokens_per_device={tokens}"
+    if trainer.micro_batch_rows is not None and trainer.micro_batch_rows > 1:
+        yield "trainer.micro_batch_rows=1"
+    if trainer.logits_chunk_bytes > 16 * 2**20:
+        yield "trainer.logits_chunk_bytes=16MiB"
+    if config.is_rl and not config.engine.sleep:
+        yield "engine.sleep=true"
+    if config.is_rl and config.engine.memory_share > 0.2:
+        yield "engine.memory_share=0.2"
+    if not trainer.gradient_checkpointing:
+        yield "trainer.gradient_checkpointing=true"
+    if trainer.precision == "fp32" and trainer.device != "cpu":
+        yield "trainer.precision=bf16"
+    if config.lora is None:
+        yield "lora.rank=16"
+    yield f"data.max_length={max(2, config.data.max_length // 2)}"

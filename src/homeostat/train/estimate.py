@@ -1,0 +1,138 @@
+"""What an update will hold at most, found by doing it without data.
+
+    held throughout   weights, the optimizer's masters, gradients and moments, a reference
+    on top, at most   what one micro-batch keeps between forward and backward, its logits, and the
+                      gradients that are made on the way
+
+The update runs on the meta device through the same forward pass, loss and checkpointing as the
+real one, and every tensor that is alive is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from homeostat.algorithms import sft
+from homeostat.algorithms.policy import policy_spec
+from homeostat.config.rollout import AdapterOffReference
+from homeostat.config.run import RunConfig
+from homeostat.models.shape_only import ShapeDecoder, shape_decoder
+from homeostat.ops.attention import PackedLayout, resolve_kernel
+from homeostat.ops.live_bytes import LiveBytes
+from homeostat.train.build import reference_of
+from homeostat.train.forward import Forward
+from homeostat.train.runtime import Runtime
+from homeostat.types import LossSpec, TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMemory:
+    """Bytes of one device."""
+
+    weights: int
+    optimizer: int
+    gradients: int
+    reference: int
+    work: int
+
+    @property
+    def held(self) -> int:
+        return self.weights + self.optimizer + self.gradients + self.reference
+
+    @property
+    def peak(self) -> int:
+        return self.held + self.work
+
+
+def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> UpdateMemory:
+    """For an update whose largest micro-batch is `batch`, on one of the ranks."""
+    shape = shape_decoder(
+        config.model,
+        config.lora,
+        dtype=runtime.dtype,
+        kernel=_kernel(config, runtime),
+        gradient_checkpointing=config.trainer.gradient_checkpointing,
+    )
+    trained = sum(p.numel() for p in shape.parameters() if p.requires_grad)
+    weights = sum(p.numel() * p.element_size() for p in shape.parameters())
+    has_masters = runtime.dtype != torch.float32
+    shards = config.num_shards
+    work = _work(config, runtime, shape, batch, frees_gradients=has_masters)
+    needs_copy = reference_of(config) is not None and not isinstance(
+        reference_of(config), AdapterOffReference
+    )
+    # Moments, and below fp32 the masters and the gradients that are summed for them.
+    return UpdateMemory(
+        weights=weights // shards,
+        optimizer=trained * (12 if has_masters else 8) // shards,
+        gradients=trained * 4 // shards if has_masters else 0,
+        reference=weights // shards if needs_copy else 0,
+        work=work,
+    )
+
+
+def estimate_prefill(config: RunConfig, runtime: Runtime, *, num_tokens: int) -> int:
+    """What a pass over so many prompt tokens needs, without gradients."""
+    kernel = _kernel(config, runtime)
+    shape = shape_decoder(
+        config.model, config.lora, dtype=runtime.dtype, kernel=kernel, gradient_checkpointing=False
+    )
+    nowhere = torch.device("meta")
+    tokens_N = torch.zeros(num_tokens, dtype=torch.int64, device=nowhere)
+    with LiveBytes() as live, torch.no_grad():
+        shape.hidden(tokens_N, tokens_N, PackedLayout.of([num_tokens], nowhere))
+    return live.peak
+
+
+def _work(
+    config: RunConfig,
+    runtime: Runtime,
+    shape: ShapeDecoder,
+    batch: TrainBatch,
+    *,
+    frees_gradients: bool,
+) -> int:
+    """Two micro-batches: gradients of the first are there while the second is computed."""
+    nowhere = replace(runtime, device=torch.device("meta"), pin_memory=False)
+    forward = Forward.of(shape, config.trainer, runtime=nowhere, seed=0)
+    spec = _loss_spec(config, batch)
+    if frees_gradients:
+        for parameter in shape.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_drop_gradient)
+    with LiveBytes() as live:
+        for _ in range(2):
+            _, terms = forward.loss(shape, batch, spec, step=1)
+            terms.loss.backward()
+    return live.peak
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
+def _kernel(config: RunConfig, runtime: Runtime) -> str:
+    shape = shape_decoder(
+        config.model, None, dtype=runtime.dtype, kernel="sdpa", gradient_checkpointing=False
+    ).config
+    return resolve_kernel(
+        config.model.attention,
+        device_type=runtime.device.type,
+        dtype=runtime.dtype,
+        head_dim=shape.head_dim,
+    )
+
+
+def _loss_spec(config: RunConfig, batch: TrainBatch) -> LossSpec:
+    if not config.is_rl:
+        return sft.loss_spec(config.algorithm, batch.rows())
+    kl = config.algorithm.kl
+    in_loss = kl is not None and kl.place == "loss"
+    return policy_spec(
+        config.algorithm,
+        denominator=1.0,
+        temperature=config.rollout.temperature,
+        kl_coefficient=kl.coefficient if in_loss else None,
+    )

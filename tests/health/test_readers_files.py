@@ -1,0 +1,261 @@
+"""Metric files and run folders: JSON lines, CSV, the trainer's state, TensorBoard, W&B, our own."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+
+import pytest
+
+from homeostat.errors import HomeostatError
+from homeostat.health.readers import open_run, read_text, view_of_run
+from homeostat.health.view import Kind
+from homeostat.observe.completions import write_completions
+from homeostat.types import Completion, Prompt, RolloutGroup, Sample, StopReason
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while True:
+        value, low = value >> 7, value & 0x7F
+        out.append(low | (0x80 if value else 0))
+        if not value:
+            return bytes(out)
+
+
+def field(number: int, payload: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+def event(step: int, tag: str, value: bytes) -> bytes:
+    """A TensorBoard record; `value` is the encoded field that holds the number."""
+    data = varint(2 << 3) + varint(step) + field(5, field(1, field(1, tag.encode()) + value))
+    return struct.pack("<Q", len(data)) + b"crc_" + data + b"crc_"
+
+
+def simple(value: float) -> bytes:
+    return varint(2 << 3 | 5) + struct.pack("<f", value)
+
+
+def tensor(value: float) -> bytes:
+    return field(8, varint(1 << 3) + varint(2) + field(4, struct.pack("<d", value)))
+
+
+def wandb_file(records: list[bytes]) -> bytes:
+    """Records in LevelDB's log format: chunks that never cross a block."""
+    out = bytearray(b":W&B\xe1\xbe\x00")
+    for record in records:
+        left, is_first = record, True
+        while True:
+            room = 32_768 - len(out) % 32_768
+            if room < 7:
+                out += bytes(room)
+                continue
+            chunk, left = left[: room - 7], left[room - 7 :]
+            kind = (1 if is_first else 4) if not left else (2 if is_first else 3)
+            out += b"crc_" + struct.pack("<HB", len(chunk), kind) + chunk
+            is_first = False
+            if not left:
+                break
+    return bytes(out)
+
+
+def history(step: int, values: dict[str, object]) -> bytes:
+    items = b"".join(
+        field(1, field(2, name.encode()) + field(16, json.dumps(value).encode()))
+        for name, value in values.items()
+    )
+    return field(2, items + field(2, varint(1 << 3) + varint(step)))
+
+
+def test_json_lines_are_read_in_columns_and_odd_lines_one_by_one(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"step": n, "train/loss": n / 2, "reward": "nan" if n == 3 else 0.5, "note": None})
+        for n in range(1, 5001)
+    ]
+    lines[100] = lines[100][:20]
+    lines.insert(2000, "a line of text")
+    (tmp_path / "m.jsonl").write_text("\n".join(lines) + "\n")
+    view = open_run(tmp_path / "m.jsonl")
+    loss = view.metrics["train/loss"]
+    assert loss.steps.tolist() == [n for n in range(1, 5001) if n != 101]
+    assert loss.values.tolist() == [n / 2 for n in range(1, 5001) if n != 101]
+    assert math.isnan(view.metrics["reward"].values[2])
+    assert "note" not in view.metrics
+    assert [line.number for line in view.log.find("a line of text")] == [2001]
+
+
+def test_columns_and_rows_give_the_same_series() -> None:
+    records = [{"step": n, "loss": n * 0.5, "kl": 0.1} | ({"eval_loss": 1.0} if n % 7 == 0 else {})
+               for n in range(1, 60)]  # fmt: skip
+    text = "\n".join(map(json.dumps, records))
+    whole = read_text(text)
+    # A word before each row keeps them from being taken as columns.
+    rows = read_text("\n".join(f"row {json.dumps(record)}" for record in records))
+    assert whole.metrics.keys() == rows.metrics.keys()
+    for name, series in whole.metrics.items():
+        assert series.steps.tolist() == rows.metrics[name].steps.tolist()
+        assert series.values.tolist() == rows.metrics[name].values.tolist()
+
+
+def test_json_lines_of_two_runs_and_of_a_resumed_one() -> None:
+    def part(steps: range, loss: float) -> list[str]:
+        return [json.dumps({"step": n, "loss": loss, "reward": 0.5}) for n in steps]
+
+    restarted = read_text("\n".join(part(range(1, 30), 1.0) + part(range(1, 20), 2.0)))
+    assert restarted.metrics["train/loss"].values.tolist() == [2.0] * 19
+    assert len(restarted.facts["runs"][0]["metrics"]["train/loss"]) == 29
+    resumed = read_text("\n".join(part(range(1, 30), 1.0) + part(range(11, 20), 2.0)))
+    assert resumed.metrics["train/loss"].values.tolist() == [1.0] * 10 + [2.0] * 9
+
+
+def test_csv_with_gaps_and_the_export_of_a_tracker(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,train_loss,val_loss\n0,0,2.5,\n0,1,2.25,3.5\n")
+    view = open_run(tmp_path / "metrics.csv")
+    assert view.metrics["train/loss"].values.tolist() == [2.5, 2.25]
+    assert view.metrics["eval/loss"].steps.tolist() == [1]
+    export = 'Step,"my run - train/loss","my run - train/loss__MIN"\n1,"2.5","2.5"\n2,"1,250.5",""\n'
+    assert read_text(export).metrics["train/loss"].values.tolist() == [2.5, 1250.5]
+
+
+def test_the_trainers_state(tmp_path: Path) -> None:
+    state = {
+        "max_steps": 40,
+        "log_history": [
+            {"step": 10, "epoch": 0.25, "loss": 2.5, "learning_rate": 1e-5},
+            {"step": 10, "epoch": 0.25, "eval_loss": 2.75},
+            {"step": 20, "epoch": 0.5, "loss": 2.25, "learning_rate": 5e-6},
+        ],
+    }
+    (tmp_path / "checkpoint-20").mkdir()
+    (tmp_path / "checkpoint-20" / "trainer_state.json").write_text(json.dumps(state, indent=2))
+    view = open_run(tmp_path / "checkpoint-20" / "trainer_state.json")
+    assert view.metrics["train/loss"].steps.tolist() == [10, 20]
+    assert view.metrics["eval/loss"].steps.tolist() == [10]
+    assert (view.total_steps, view.kind) == (40, Kind.SFT)
+    assert view_of_run(tmp_path).metrics["train/loss"].steps.tolist() == [10, 20]
+
+
+def test_tensorboard_scalars_old_and_new_up_to_the_torn_end(tmp_path: Path) -> None:
+    records = [event(n, "train/loss", simple(n / 4)) for n in range(3)]
+    records += [event(n, "train/grad_norm", tensor(n / 8)) for n in range(3)]
+    path = tmp_path / "events.out.tfevents.1.host"
+    path.write_bytes(b"".join(records) + event(3, "train/loss", simple(9.0))[:-9])
+    view = open_run(tmp_path)
+    assert view.metrics["train/loss"].values.tolist() == [0.0, 0.25, 0.5]
+    assert view.metrics["grad_norm"].values.tolist() == [0.0, 0.125, 0.25]
+    assert view.facts["sources"] == (str(path),)
+
+
+def test_wandb_offline_history_config_and_output(tmp_path: Path) -> None:
+    run = tmp_path / "wandb" / "offline-run-20260101_100000-abc"
+    (run / "files").mkdir(parents=True)
+    config = field(17, field(4, field(1, field(1, b"learning_rate") + field(16, b"1e-05"))))
+    rows = [
+        history(n, {"loss": n / 2, "reward": 0.5, "table": {"path": "x" * 500}}) for n in range(200)
+    ]
+    (run / "run-abc.wandb").write_bytes(wandb_file([config, *rows]))
+    (run / "files" / "output.log").write_text("RuntimeError: something broke\n")
+    (run / "files" / "config.yaml").write_text("num_generations:\n  value: 8\n_wandb:\n  value: {}\n")
+    view = open_run(tmp_path)
+    assert view.metrics["train/loss"].values.tolist() == [n / 2 for n in range(200)]
+    assert view.setting("trainer.lr") == 1e-05
+    assert view.setting("rollout.samples_per_prompt") == 8
+    assert view.log.has("something broke")
+
+
+def our_run(path: Path, algorithm: str = "grpo") -> None:
+    path.mkdir()
+    config = {"runs_dir": "runs", "algorithm": {"type": algorithm}, "trainer": {"lr": 1e-6}}
+    (path / "config.json").write_text(json.dumps(config))
+    records = [
+        {"step": n, "time": 1e9 + n, "train/loss": 0.5, "learning_rate": 1e-6, "time/step": 1.0}
+        for n in range(1, 11)
+    ]
+    records[4]["train/loss"] = "nan"
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + '\n{"step": 11, "tr')
+    events = [
+        {"kind": "training", "step": 0, "time": 1.0, "total_steps": 50},
+        {"kind": "step_skipped", "step": 5, "time": 2.0, "origin": "layers.3"},
+    ]
+    (path / "events.jsonl").write_text("\n".join(map(json.dumps, events)) + "\n")
+    (path / "console.log").write_text("12:00 step 5 loss nan\n")
+    (path / "traceback.txt").write_text("Traceback (most recent call last):\nValueError: no\n")
+
+
+def test_our_own_run_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    our_run(path)
+    prompt = Prompt(prompt_id=3, prompt="2+2?")
+    completion = Completion.of([1, 2], logps=[-0.5, -0.5], stop_reason=StopReason.LENGTH) \
+        if hasattr(Completion, "of") else None  # fmt: skip
+    if completion is not None:
+        sample = Sample(completion=completion, text="4", reward=1.0, rewards={})
+        group = RolloutGroup(prompt=prompt, samples=[sample])
+        write_completions(path / "completions", 5, [group], advantages=[[0.0]])
+    view = view_of_run(path)
+    assert (view.framework.name, view.kind, view.total_steps) == ("homeostat", Kind.RL, 50)
+    assert view.setting("trainer.lr") == 1e-6
+    assert math.isnan(view.metrics["train/loss"].values[4])
+    assert "time" not in view.metrics
+    assert view.events_of("step_skipped")[0].fields["origin"] == "layers.3"
+    assert view.log.has("ValueError: no")
+    # A file of the folder stands for all of it.
+    assert open_run(path / "metrics.jsonl").total_steps == 50
+
+
+def test_our_sft_run_is_no_rl(tmp_path: Path) -> None:
+    our_run(tmp_path / "run", algorithm="sft")
+    assert view_of_run(tmp_path / "run").kind is Kind.SFT
+
+
+def test_a_folder_of_several_files_becomes_one_view(tmp_path: Path) -> None:
+    rows = [f'{{"current_steps": {n}, "total_steps": 9, "loss": 0.5, "lr": 1e-5}}' for n in range(1, 4)]
+    (tmp_path / "trainer_log.jsonl").write_text("\n".join(rows))
+    (tmp_path / "train.log").write_text("{'loss': 0.5, 'epoch': 0.1}\nCUDA out of memory\n")
+    (tmp_path / "config.yaml").write_text("learning_rate: 1e-5\nnested:\n  flag: true\n")
+    (tmp_path / "training_args.bin").write_bytes(b"\x80\x04not to be unpickled.")
+    view = open_run(tmp_path)
+    assert view.metrics["train/loss"].steps.tolist() == [1, 2, 3]
+    assert view.log.has("out of memory")
+    assert (view.total_steps, view.raw_settings["nested.flag"]) == (9, True)
+    assert view.number("trainer.lr") == 1e-5
+    assert len(view.facts["sources"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.json", '{"a": {"learning_rate": 1e-06}, "b": [1, {"c": null}]}'),
+        ("c.yaml", "a:\n  learning_rate: 1e-06\nb: [1, {c: null}]\n"),
+        ("c.toml", "b = 1\n[a]\nlearning_rate = 1e-06\n"),
+        ("c.txt", "Namespace(a={'learning_rate': 1e-06}, b=[1])"),
+    ],
+)
+def test_configs_of_every_format(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / "log.txt").write_text("{'loss': 1.0}\n")
+    view = open_run(tmp_path / "log.txt", config=tmp_path / name)
+    assert view.raw_settings["a.learning_rate"] == 1e-06
+    assert view.setting("trainer.lr") == 1e-06
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.yaml").write_text("a: &x [1]\nb: *x\n")
+    (tmp_path / "log.txt").write_text("hello\n")
+    with pytest.raises(HomeostatError, match="no such file"):
+        open_run(tmp_path / "nothing.log")
+    with pytest.raises(HomeostatError, match="no metrics or logs"):
+        open_run(tmp_path / "empty")
+    with pytest.raises(HomeostatError, match="no settings"):
+        open_run(tmp_path / "log.txt", config=tmp_path / "bad.yaml")
+
+
+def test_a_log_in_the_encoding_of_another_system(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_bytes("{'loss': 1.5}\r\nein Wort\r\n".encode("utf-16"))
+    view = open_run(tmp_path / "log.txt")
+    assert view.metrics["train/loss"].values.tolist() == [1.5]
+    assert view.log.lines[0].text == "ein Wort"

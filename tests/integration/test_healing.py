@@ -1,0 +1,288 @@
+"""Runs that are watched: findings are written down, remedies are tried, judged and taken back."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from tests.support import runs, tiny, tiny_rl
+
+from homeostat.config import RunConfig
+from homeostat.errors import (
+    ConfigError,
+    DiskFullError,
+    NonFiniteHaltError,
+    NotServedError,
+    TrainingHaltedError,
+)
+from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.run import dispatch
+from homeostat.run.hooks import Hooks
+from homeostat.run.result import RunResult
+from homeostat.run.session import open_session
+from homeostat.train.checkpoint import CheckpointStore
+
+# Rules with limits that every run breaks, so that what follows a finding can be seen.
+RATIO = "health.options={POL009: {limit: 0.5}}"
+NEVER_ZERO_STD = "health.options={RWD001: {max_share: -1.0, fire: 1, window: 1}}"
+
+
+def train(config: RunConfig, hooks: Hooks) -> RunResult:
+    console = Console(file=io.StringIO())
+    with open_session(
+        config, recipe="", command=["train"], console=console, log_level="error"
+    ) as session:
+        return dispatch.train(config, session, hooks)
+
+
+def findings(config: RunConfig) -> list[dict[str, Any]]:
+    return list(iter_jsonl(config.run_dir / "findings.jsonl"))
+
+
+def told(config: RunConfig) -> list[tuple[str, int, str]]:
+    return [(line["state"], line["step"], line["code"]) for line in findings(config)]
+
+
+def rates(config: RunConfig) -> dict[int, float]:
+    records = read_metrics(config.run_dir / "metrics.jsonl")
+    return {record["step"]: record["learning_rate"] for record in records}
+
+
+def constant_lr(folder: Path, *overrides: str) -> RunConfig:
+    """One that updates at every step, whatever the rewards."""
+    steady = ("trainer.schedule={type: constant, warmup_steps: 0}", "algorithm.entropy_bonus=1e-3")
+    return tiny_rl.config(folder, *steady, *overrides)
+
+
+def test_a_healthy_run_is_the_same_whether_it_is_healed_or_not(tmp_path: Path) -> None:
+    for heal in ("off", "safe", "all"):
+        runs.train(tiny_rl.config(tmp_path, f"name={heal}", f"health.heal={heal}"))
+    configs = [tiny_rl.config(tmp_path, f"name={heal}") for heal in ("off", "safe", "all")]
+    assert len({tuple(runs.losses(config)) for config in configs}) == 1
+    assert len({json.dumps(sorted(map(str, runs.final_tensors(c).items()))) for c in configs}) == 1
+    for config in configs:
+        assert runs.events(config, "rule_failed") == []
+        assert runs.events(config, "remedy_applied") == []
+        assert read_metrics(config.run_dir / "metrics.jsonl")[-1]["time/health"] > 0
+
+
+def test_findings_are_written_down_and_survive_a_resume(tmp_path: Path) -> None:
+    whole = tiny_rl.config(tmp_path, NEVER_ZERO_STD, "name=whole", "trainer.max_steps=6")
+    runs.train(whole)
+    assert told(whole)[0] == ("open", 1, "RWD001")
+    cut = tiny_rl.config(tmp_path, NEVER_ZERO_STD, "name=cut", "trainer.max_steps=6")
+
+    class Stop(Hooks):
+        def before_step(self, step: int, parts: Any) -> None:
+            if step == 6:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(cut, Stop())
+    runs.train(cut)
+    assert told(cut) == told(whole)
+    assert runs.losses(cut) == runs.losses(whole)
+    assert {"code", "name", "family", "level", "confidence", "first_step", "message", "evidence",
+            "causes", "fixes", "state", "step"} <= findings(cut)[0].keys()  # fmt: skip
+
+
+def test_a_remedy_that_does_not_help_is_taken_back(tmp_path: Path) -> None:
+    # With one update the ratio is 1 at any learning rate.
+    still = ("trainer.updates_per_step=1", "trainer.max_steps=18")
+    config = constant_lr(tmp_path, RATIO, "health.heal=all", *still)
+    runs.train(config)
+    (applied,) = runs.events(config, "remedy_applied")
+    facts = {name: applied[name] for name in ("path", "old", "new", "grade", "code", "cause")}
+    assert facts == {
+        "path": "trainer.lr",
+        "old": 1e-2,
+        "new": 5e-3,
+        "grade": "unsafe",
+        "code": "POL009",
+        "cause": "ppo-ratio-exceeds-threshold",
+    }
+    first, last = applied["step"], applied["step"] + applied["window"] - 1
+    assert [rates(config)[step] for step in (first - 1, first, last, last + 1)] == pytest.approx(
+        [1e-2, 5e-3, 5e-3, 1e-2]
+    )
+    (judged,) = runs.events(config, "remedy_judged")
+    assert judged["helped"] is False
+    (reverted,) = runs.events(config, "remedy_reverted")
+    assert (reverted["step"], reverted["new"]) == (last + 1, 1e-2)
+
+
+def test_an_edit_goes_on_after_a_resume_and_is_dropped_when_healing_is_off(tmp_path: Path) -> None:
+    config = constant_lr(tmp_path, RATIO, "health.heal=all", "trainer.max_steps=6")
+    runs.train(config)
+    assert rates(config)[6] == pytest.approx(5e-3)
+    assert len(runs.events(config, "remedy_applied")) == 1
+    runs.train(constant_lr(tmp_path, RATIO, "health.heal=all", "trainer.max_steps=8"))
+    assert rates(config)[8] == pytest.approx(5e-3)
+    assert len(runs.events(config, "remedy_applied")) == 1
+    runs.train(constant_lr(tmp_path, RATIO, "health.heal=off", "trainer.max_steps=10"))
+    assert rates(config)[10] == pytest.approx(1e-2)
+    (reverted,) = runs.events(config, "remedy_reverted")
+    assert (reverted["path"], reverted["why"]) == ("trainer.lr", "health.heal=off")
+
+
+def test_nothing_unsafe_is_done_unless_asked_for(tmp_path: Path) -> None:
+    config = constant_lr(tmp_path, RATIO, "trainer.max_steps=6")
+    runs.train(config)
+    assert ("open", 3, "POL009") in told(config)
+    assert runs.events(config, "remedy_applied") == []
+    assert rates(config)[6] == pytest.approx(1e-2)
+
+
+def test_an_error_may_halt_the_run_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    config = constant_lr(tmp_path, RATIO, "health.on_error=halt", "checkpoint.interval_steps=100")
+    with pytest.raises(TrainingHaltedError, match="POL009"):
+        runs.train(config)
+    assert CheckpointStore(config.run_dir / "checkpoints").steps() == [3]
+    assert runs.events(config, "health_halted")[0]["step"] == 3
+    # Begun again it goes on: the finding is known.
+    runs.train(config)
+    assert CheckpointStore(config.run_dir / "checkpoints").steps() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("health.levels={RWD00: off}", "RWD00.*Did you mean RWD0"),
+        ("health.options={RWD001: {max_shar: 0.5}}", "Did you mean max_share"),
+        ("health.options={RWD001: {fire: 0.5}}", "fire.*kind of its default"),
+        ("health.allow=[{code: RWD999, reason: test}]", "RWD999"),
+    ],
+)
+def test_rules_and_options_that_do_not_exist_are_refused(
+    tmp_path: Path, override: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        runs.train(tiny_rl.config(tmp_path, override))
+
+
+def test_an_allowance_without_use_is_told_at_the_end(tmp_path: Path) -> None:
+    known = "{code: RWD001, reason: a test}"
+    config = tiny_rl.config(
+        tmp_path, NEVER_ZERO_STD, f"health.allow=[{known}, {{code: POL009, reason: none}}]"
+    )
+    runs.train(config)
+    assert [code for _, _, code in told(config) if code == "RWD001"] == []
+    assert [event["code"] for event in runs.events(config, "allowance_unused")] == ["POL009"]
+
+
+class SpoilWeights(Hooks):
+    """Once, before a step: one weight becomes a NaN."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step == self.step:
+            self.step = -1
+            weight = next(parts.trainer.model.parameters())
+            with torch.no_grad():
+                weight.view(-1)[:] = float("nan")
+
+
+def test_a_poisoned_run_goes_back_to_its_last_healthy_checkpoint(tmp_path: Path) -> None:
+    sound = tiny.config(tmp_path, "name=sound")
+    runs.train(sound)
+    ill = tiny.config(tmp_path, "name=ill", "health.heal=all")
+    result = train(ill, SpoilWeights(6))
+    assert result.step == 6
+    assert runs.losses(ill) == runs.losses(sound)
+    assert runs.final_tensors(ill) == runs.final_tensors(sound)
+    (back,) = runs.events(ill, "rolled_back")
+    assert (back["from_step"], back["to_step"]) == (5, 4)
+    refused = tiny.config(tmp_path, "name=refused")
+    with pytest.raises(NonFiniteHaltError):
+        train(refused, SpoilWeights(6))
+
+
+def test_a_skipped_step_is_told_as_the_remedy_that_it_is(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path)
+    with pytest.raises(NonFiniteHaltError):
+        train(config, SpoilWeights(2))
+    (told_as,) = runs.events(config, "remedy_applied")
+    assert (told_as["remedy"], told_as["grade"]) == ("skip_step", "safe")
+
+
+class FullDisk(Hooks):
+    """Room for so many checkpoints, and no more: the quota of a disk."""
+
+    def __init__(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most = most
+        self.patch = monkeypatch
+
+    def started(self, parts: Any, session: Any) -> None:
+        store, write = session.checkpoints, parts.trainer.save
+
+        def save(folder: Path) -> None:
+            if len(store.steps()) >= self.most:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(folder)
+
+        self.patch.setattr(parts.trainer, "save", save)
+
+
+def test_a_full_disk_gives_up_the_oldest_checkpoint_and_never_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.config(tmp_path, "name=healed")
+    train(config, FullDisk(2, monkeypatch))
+    assert CheckpointStore(config.run_dir / "checkpoints").steps() == [4, 6]
+    applied = runs.events(config, "remedy_applied")
+    assert [event["remedy"] for event in applied] == ["prune_checkpoints"]
+    assert runs.events(config, "checkpoint_failed") == []
+    stuck = tiny.config(tmp_path, "name=stuck")
+    with pytest.raises(DiskFullError):
+        train(stuck, FullDisk(1, monkeypatch))
+    assert CheckpointStore(stuck.run_dir / "checkpoints").steps() == [2]
+    off = tiny.config(tmp_path, "name=off", "health.heal=off")
+    with pytest.raises(DiskFullError):
+        train(off, FullDisk(2, monkeypatch))
+
+
+OWN = ("engine.own_process=true", "trainer.max_steps=4")
+
+
+class WrongOnce(Hooks):
+    """An engine that computes with other weights, until it is sent them again."""
+
+    def started(self, parts: Any, session: Any) -> None:
+        score = parts.engine.score
+
+        def wrong(rows: Any, *, temperature: float) -> Any:
+            parts.engine.score = score
+            return [values + 1.0 for values in score(rows, temperature=temperature)]
+
+        parts.engine.score = wrong
+
+
+def test_weights_that_are_not_served_are_sent_again(tmp_path: Path) -> None:
+    sound, ill = (tiny_rl.config(tmp_path, *OWN, f"name={name}") for name in ("sound", "ill"))
+    runs.train(sound)
+    train(ill, WrongOnce())
+    (applied,) = runs.events(ill, "remedy_applied")
+    assert (applied["remedy"], applied["grade"]) == ("republish_weights", "safe")
+    assert "does not serve" in applied["cause"]
+    assert runs.losses(ill) == runs.losses(sound)
+    off = tiny_rl.config(tmp_path, *OWN, "name=off", "health.heal=off")
+    with pytest.raises(NotServedError):
+        train(off, WrongOnce())
+
+
+def test_a_mismatch_of_engine_and_trainer_is_answered_by_new_weights(tmp_path: Path) -> None:
+    config = tiny_rl.config(tmp_path, *OWN, "health.options={OFF001: {nats: -1.0, fire: 1}}")
+    runs.train(config)
+    applied = runs.events(config, "remedy_applied")
+    assert [(event["code"], event["remedy"]) for event in applied][:1] == [("OFF001", "republish")]
+    published = [event["version"] for event in runs.events(config, "weights_published")]
+    assert published.count(applied[0]["step"] - 1) == 2
