@@ -5,6 +5,7 @@
     observe/events.py          -> events.md
     RUN_FOLDER, below          -> run_folder.md
     the Typer app              -> cli.md
+    health/registry.py         -> rules.md, and rules/ with a page for each family
 
 `make docs` runs it; tests/style/test_docs.py fails while a page is stale.
 """
@@ -12,8 +13,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -23,11 +26,17 @@ from pydantic_core import PydanticUndefined
 from typer.models import ArgumentInfo, OptionInfo
 
 from homeostat.cli.app import EXIT_CODES
+from homeostat.cli.explain import page
+from homeostat.cli.rules import headline
 from homeostat.cli.verbs import app
 from homeostat.config.base import ByteSize, Settings
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import settings_types
+from homeostat.health.finding import Family
+from homeostat.health.registry import RULES, TROUBLES
+from homeostat.health.rule import Rule
+from homeostat.health.vocabulary import WORDS
 from homeostat.observe import events, names
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -36,6 +45,8 @@ RUN_FOLDER = {
     "config.yaml": "The recipe as it was given.",
     "config.json": "The resolved config: presets, overrides and defaults filled in.",
     "metrics.jsonl": "One record per `observe.log_interval` steps: see [metrics](metrics.md).",
+    "findings.jsonl": "Illnesses (`health`): a line where one begins or gets worse, a line where "
+    "it is over, each with evidence, causes and fixes.",
     "events.jsonl": "What happened, in order: see [events](events.md).",
     "row_losses.jsonl": "Per step: the ids of its rows and their losses (`observe.row_losses`).",
     "console.log": "All that was shown or logged, whichever view was chosen.",
@@ -88,7 +99,10 @@ def pages() -> dict[str, str]:
         "events.md": events_page,
         "run_folder.md": run_folder_page,
         "cli.md": cli_page,
+        "rules.md": rules_page,
     }
+    for family in Family:
+        makers[f"rules/{family.value}.md"] = partial(family_page, family)
     return {name: f"{NOTE}\n{make().rstrip()}\n" for name, make in makers.items()}
 
 
@@ -298,6 +312,45 @@ def cli_page() -> str:
     return f"# Command line\n\n{app.info.help}\n\n{table(('exit code', 'meaning'), codes)}\n{verbs}"
 
 
+def rules_page() -> str:
+    """The index of the rules, by family; then the words of a diagnosis."""
+    rows = []
+    for rule in RULES:
+        link = f"[{rule.code}](rules/{rule.family.value}.md#{rule.code.lower()}-{rule.name})"
+        rows.append((link, rule.name, rule.family.value, rule.level.value, headline(rule)))
+    words = [
+        (f"`{name}`", family.value, meaning)
+        for family, names_of in WORDS.items()
+        for name, meaning in sorted(names_of.items())
+    ]
+    return (
+        "# Rules\n\n"
+        f"{len(RULES)} rules, of which {len(TROUBLES)} know an error by its text. "
+        "`homeostat explain CODE` shows a rule's page, [the guide](../guide/doctor.md) how to use "
+        "them.\n\n"
+        f"{table(('code', 'name', 'family', 'level', 'about'), rows)}\n"
+        "## Words\n\n"
+        "Every name that a finding or a cause may have. Those that begin with `benign-` look like "
+        "an illness and are none: their findings have level info.\n\n"
+        f"{table(('name', 'family', 'meaning'), words)}"
+    )
+
+
+def family_page(family: Family) -> str:
+    """The pages of one family's rules, each as `homeostat explain` shows it."""
+    rules = [rule for rule in RULES if rule.family is family]
+    sections = "\n".join(_rule_section(rule) for rule in rules)
+    return f"# Rules about {family.value}\n\n[All rules](../rules.md)\n\n{sections}"
+
+
+def _rule_section(rule: Rule) -> str:
+    title, about, *lines = page(rule)
+    # A rule's page is a page of its own; here it is a section.
+    text = re.sub(r"^## ", "### ", "\n".join(lines), flags=re.M)
+    text = re.sub(r"\n(### .+)\n(?=\S)", r"\n\1\n\n", text)
+    return f"#{title}\n\n{about}\n\n{text.strip()}\n"
+
+
 def _verb(function: Callable[..., Any]) -> str:
     """One verb, from its signature: what a parameter is, its Annotated type says."""
     hints = get_type_hints(function, include_extras=True)
@@ -338,7 +391,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    REFERENCE.mkdir(parents=True, exist_ok=True)
+    (REFERENCE / "rules").mkdir(parents=True, exist_ok=True)
     for name, content in pages().items():
         (REFERENCE / name).write_text(content, encoding="utf-8")
 

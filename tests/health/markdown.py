@@ -3,6 +3,7 @@
 ```toml    framework, kind, total_steps; [options] [settings] [facts] [decimals]
 ```csv     metrics: `step, name, name`; a step may be `1..30`, a value `0.1->0.9` (a line) or
            `0.5~0.1` (normal noise around 0.5, seeded), or empty (not logged)
+```earlier metrics of an earlier run in the same log, as in csv
 ```events  JSON lines: kind, step, fields
 ```samples JSON lines: step, text, ...
 ```log     console text, one line each; `[step N]` alone on a line sets the step
@@ -59,10 +60,16 @@ class Case:
             events=tuple(Event(e.pop("kind"), e.pop("step", None), e) for e in events),
             log=_log(self.blocks.get("log", "")),
             samples=tuple(SampleText(**sample) for sample in samples),
-            facts=about.get("facts", {}),
+            facts=about.get("facts", {}) | self._earlier(),
             total_steps=about.get("total_steps"),
             decimals=about.get("decimals", {}),
         )
+
+    def _earlier(self) -> dict[str, Any]:
+        """An earlier run of the same log."""
+        if "earlier" not in self.blocks:
+            return {}
+        return {"runs": ({"label": "earlier", "metrics": _metrics(self.blocks["earlier"])},)}
 
     def _lines(self, block: str) -> list[str]:
         return [line for line in self.blocks.get(block, "").splitlines() if line.strip()]

@@ -80,7 +80,9 @@ def test_verl_rows_behind_ray_prefixes_and_colours() -> None:
 
 
 def test_three_decimals_of_everything_are_remembered() -> None:
-    view = read_text("step:4 - actor/entropy:0.000 - actor/lr:0.000 - response_length/mean:91.500\n")
+    view = read_text(
+        "step:4 - actor/entropy:0.000 - actor/lr:0.000 - response_length/mean:91.500\n"
+    )
     assert view.decimals["entropy"] == 3
 
 
@@ -163,6 +165,15 @@ def test_blocks_below_a_header() -> None:
     assert values_of(forge, name) == [1568987.96, 2.5]
 
 
+def test_rows_below_a_header_that_comes_now_and_then_are_counted_on() -> None:
+    row = "{'loss': 0.5, 'reward': 0.25}\n"
+    view = read_text(f"---- Step 10 ----\n{row}{row}---- Step 20 ----\n{row}{row}")
+    assert steps_of(view, "reward") == [10, 11, 20, 21]
+    again = read_text(f"Step 1\n{row}Step 2\n{row}Step 1\n{row}")
+    assert steps_of(again, "reward") == [1]
+    assert len(again.facts["runs"]) == 1
+
+
 def test_torchtitan_megatron_and_lists_with_commas() -> None:
     titan = read_text(
         "[rank0]:[titan] 2026-01-01 10:00:00,1 - root - INFO - step:  5  loss:  7.9000  "
@@ -173,7 +184,7 @@ def test_torchtitan_megatron_and_lists_with_commas() -> None:
     assert (steps_of(titan, "train/loss"), values_of(titan, "train/loss")) == ([5], [7.9])
     assert values_of(titan, "throughput/tokens_per_s_per_device") == [6200.0]
     megatron = read_text(
-        " iteration       10/     100 | consumed samples:          640 | elapsed time per iteration "
+        " iteration       10/     100 | consumed samples:         640 | elapsed time per iteration "
         "(ms): 1204.5 | learning rate: 1.0E-06 | lm loss: 1.25E+00 | grad norm: 0.500 |\n"
     )
     assert (steps_of(megatron, "train/loss"), megatron.total_steps) == ([10], 100)
@@ -203,20 +214,28 @@ def test_mmengine_counts_through_epochs_and_litgpt_by_iteration() -> None:
 
 @pytest.mark.parametrize("sign", ["\t", "   ", " | "])
 def test_a_notebook_table(sign: str) -> None:
-    rows = [["Step", "Training Loss", "reward"], ["1", "0.500000", "0.125000"], ["2", "No log", "1.0"]]
+    rows = [
+        ["Step", "Training Loss", "reward"],
+        ["1", "0.500000", "0.125000"],
+        ["2", "No log", "1.0"],
+    ]
     view = read_text("\n".join(sign.join(row) for row in rows))
     assert (steps_of(view, "train/loss"), steps_of(view, "reward")) == ([1], [1, 2])
 
 
 def test_engine_lines_are_metrics_and_stay_in_the_log() -> None:
-    line = "[2026-01-01 10:00:00 TP0] Decode batch, #running-req: 6, token usage: 0.83, #queue-req: {}"
+    line = (
+        "[2026-01-01 10:00:00 TP0] Decode batch, #running-req: 6, token usage: 0.83, #queue-req: {}"
+    )
     alone = read_text("\n".join(line.format(n) for n in range(3)))
     assert len(alone.log.lines) == 3
     assert [len(series) for series in alone.metrics.values()] == [3, 3, 3]
     # Within training they are of the step that was being trained.
     mixed = read_text("\n".join(f"step:{n} - actor/entropy:0.5\n{line.format(n)}" for n in (7, 8)))
     assert mixed.last_step == 8
-    spec = read_text("INFO SpecDecoding metrics: Draft acceptance rate: 62.0%, Accepted: 10 tokens\n")
+    spec = read_text(
+        "INFO SpecDecoding metrics: Draft acceptance rate: 62.0%, Accepted: 10 tokens\n"
+    )
     assert 0.62 in [series.latest for series in spec.metrics.values()]
 
 
@@ -313,6 +332,23 @@ def test_samples_of_one_line_and_below_tags() -> None:
     assert (second.prompt, second.text, second.reward) == ("How many?", "", -1.0)
     assert (third.prompt, third.text) == ("What is 2+2?", "Let me see.\nIt is 4.")
     assert third.reward == 0.5
+
+
+def test_samples_of_a_drawn_table_in_a_panel() -> None:
+    view = read_text(
+        "\u256d\u2500\u2500\u2500\u2500 Step 10 \u2500\u2500\u2500\u2500\u2500\u2500\u256e\n"
+        "\u2502 \u250f\u2501\u2501\u2533\u2501\u2501\u2513 \u2502\n"
+        "\u2502 \u2503 Prompt \u2503 Completion \u2503 exact \u2503 Advantage \u2503 \u2502\n"
+        "\u2502 \u2521\u2501\u2501\u2547\u2501\u2501\u2529 \u2502\n"
+        "\u2502 \u2502 2+2? \u2502 It is      \u2502 0.25 \u2502 -0.71 \u2502 \u2502\n"
+        "\u2502 \u2502      \u2502 4          \u2502      \u2502       \u2502 \u2502\n"
+        "\u2502 \u251c\u2500\u2500\u253c\u2500\u2500\u2524 \u2502\n"
+        "\u2502 \u2502 3+3? \u2502            \u2502 1.00 \u2502  0.71 \u2502 \u2502\n"
+        "\u2502 \u2514\u2500\u2500\u2534\u2500\u2500\u2518 \u2502\n"
+    )
+    first, second = view.samples
+    assert (first.step, first.prompt, first.text, first.reward) == (10, "2+2?", "It is 4", 0.25)
+    assert (second.prompt, second.text, second.reward) == ("3+3?", "", 1.0)
 
 
 def test_preference_runs_and_ppo_are_told_apart() -> None:

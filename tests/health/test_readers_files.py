@@ -7,13 +7,14 @@ import math
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from homeostat.errors import HomeostatError
 from homeostat.health.readers import open_run, read_text, view_of_run
 from homeostat.health.view import Kind
 from homeostat.observe.completions import write_completions
-from homeostat.types import Completion, Prompt, RolloutGroup, Sample, StopReason
+from homeostat.types import Completion, Prompt, RolloutGroup, Sample, Segment, StopReason
 
 
 def varint(value: int) -> bytes:
@@ -72,7 +73,9 @@ def history(step: int, values: dict[str, object]) -> bytes:
 
 def test_json_lines_are_read_in_columns_and_odd_lines_one_by_one(tmp_path: Path) -> None:
     lines = [
-        json.dumps({"step": n, "train/loss": n / 2, "reward": "nan" if n == 3 else 0.5, "note": None})
+        json.dumps(
+            {"step": n, "train/loss": n / 2, "reward": "nan" if n == 3 else 0.5, "note": None}
+        )
         for n in range(1, 5001)
     ]
     lines[100] = lines[100][:20]
@@ -112,11 +115,15 @@ def test_json_lines_of_two_runs_and_of_a_resumed_one() -> None:
 
 
 def test_csv_with_gaps_and_the_export_of_a_tracker(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("epoch,step,train_loss,val_loss\n0,0,2.5,\n0,1,2.25,3.5\n")
+    (tmp_path / "metrics.csv").write_text(
+        "epoch,step,train_loss,val_loss\n0,0,2.5,\n0,1,2.25,3.5\n"
+    )
     view = open_run(tmp_path / "metrics.csv")
     assert view.metrics["train/loss"].values.tolist() == [2.5, 2.25]
     assert view.metrics["eval/loss"].steps.tolist() == [1]
-    export = 'Step,"my run - train/loss","my run - train/loss__MIN"\n1,"2.5","2.5"\n2,"1,250.5",""\n'
+    export = (
+        'Step,"my run - train/loss","my run - train/loss__MIN"\n1,"2.5","2.5"\n2,"1,250.5",""\n'
+    )
     assert read_text(export).metrics["train/loss"].values.tolist() == [2.5, 1250.5]
 
 
@@ -158,7 +165,9 @@ def test_wandb_offline_history_config_and_output(tmp_path: Path) -> None:
     ]
     (run / "run-abc.wandb").write_bytes(wandb_file([config, *rows]))
     (run / "files" / "output.log").write_text("RuntimeError: something broke\n")
-    (run / "files" / "config.yaml").write_text("num_generations:\n  value: 8\n_wandb:\n  value: {}\n")
+    (run / "files" / "config.yaml").write_text(
+        "num_generations:\n  value: 8\n_wandb:\n  value: {}\n"
+    )
     view = open_run(tmp_path)
     assert view.metrics["train/loss"].values.tolist() == [n / 2 for n in range(200)]
     assert view.setting("trainer.lr") == 1e-05
@@ -188,13 +197,13 @@ def our_run(path: Path, algorithm: str = "grpo") -> None:
 def test_our_own_run_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
     our_run(path)
-    prompt = Prompt(prompt_id=3, prompt="2+2?")
-    completion = Completion.of([1, 2], logps=[-0.5, -0.5], stop_reason=StopReason.LENGTH) \
-        if hasattr(Completion, "of") else None  # fmt: skip
-    if completion is not None:
-        sample = Sample(completion=completion, text="4", reward=1.0, rewards={})
-        group = RolloutGroup(prompt=prompt, samples=[sample])
-        write_completions(path / "completions", 5, [group], advantages=[[0.0]])
+    tokens = np.array([1, 2])
+    segment = Segment(tokens, np.zeros(2, dtype=np.float32), policy_version=5)
+    completion = Completion("r", (segment,), StopReason.LENGTH)
+    sample = Sample(completion, "It is 4", rewards={"exact": 1.0}, reward=1.0)
+    group = RolloutGroup(Prompt(3, tokens, "2+2?", {}), (sample,))
+    for step in range(1, 6):
+        write_completions(path / "completions", step, [group], advantages=[[0.0]])
     view = view_of_run(path)
     assert (view.framework.name, view.kind, view.total_steps) == ("homeostat", Kind.RL, 50)
     assert view.setting("trainer.lr") == 1e-6
@@ -202,6 +211,9 @@ def test_our_own_run_folder(tmp_path: Path) -> None:
     assert "time" not in view.metrics
     assert view.events_of("step_skipped")[0].fields["origin"] == "layers.3"
     assert view.log.has("ValueError: no")
+    assert [sample.step for sample in view.samples] == [1, 4, 5]
+    first = view.samples[0]
+    assert (first.prompt, first.text, first.stop_reason) == ("2+2?", "It is 4", "length")
     # A file of the folder stands for all of it.
     assert open_run(path / "metrics.jsonl").total_steps == 50
 
@@ -212,7 +224,9 @@ def test_our_sft_run_is_no_rl(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_several_files_becomes_one_view(tmp_path: Path) -> None:
-    rows = [f'{{"current_steps": {n}, "total_steps": 9, "loss": 0.5, "lr": 1e-5}}' for n in range(1, 4)]
+    rows = [
+        f'{{"current_steps": {n}, "total_steps": 9, "loss": 0.5, "lr": 1e-5}}' for n in range(1, 4)
+    ]
     (tmp_path / "trainer_log.jsonl").write_text("\n".join(rows))
     (tmp_path / "train.log").write_text("{'loss': 0.5, 'epoch': 0.1}\nCUDA out of memory\n")
     (tmp_path / "config.yaml").write_text("learning_rate: 1e-5\nnested:\n  flag: true\n")

@@ -23,12 +23,16 @@ import pytest
 
 from homeostat.health.diagnose import diagnose
 from homeostat.health.finding import Finding, Level
+from homeostat.health.frameworks import ALL
+from homeostat.health.frameworks.planned import FOREIGN, PLANNED
 from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES, TROUBLES
 from homeostat.health.texts.trouble import Trouble
 from homeostat.health.vocabulary import FAMILY_OF
 
 FOLDER = Path(__file__).parent / "texts"
+CONFIG_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
+OUR_KEYS = set(re.findall(r"^\| `([\w.]+)`", CONFIG_PAGE.read_text(encoding="utf-8"), re.M))
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,13 @@ def test_a_trouble_has_a_case_and_says_what_to_do(trouble: Trouble) -> None:
     assert trouble.fixes, "what should its owner do?"
     causes = [cause.name for cause in trouble.causes] or [trouble.name]
     assert [name for name in causes if name not in FAMILY_OF] == []
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.code)
+def test_a_fix_names_settings_and_frameworks_that_exist(trouble: Trouble) -> None:
+    for fix in trouble.fixes:
+        assert not fix.setting or fix.setting in OUR_KEYS | set(PLANNED) | set(FOREIGN)
+        assert set(fix.theirs) <= set(ALL)
 
 
 def test_a_case_belongs_to_a_trouble() -> None:

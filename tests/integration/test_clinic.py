@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from homeostat.clinic.bodies import write_model
 from homeostat.clinic.catalogue import HEALTHY, INJECTORS, SHORT
 from homeostat.clinic.injector import Cure, Dose
 from homeostat.clinic.job import Job, Kind
@@ -61,6 +62,8 @@ def test_every_recipe_is_one_that_train_accepts(tmp_path: Path) -> None:
     for name, fault in INJECTORS.items():
         folder = tmp_path / "ill" / name
         raw = fault.body.recipe(folder, bases=tmp_path / "bases", seed=1)
+        if fault.body.base is not None:
+            write_model(fault.body.base.weights(tmp_path / "bases"))
         fault(fault.dosed(1)).prepare(raw, folder)
         assert build_config(raw, [], file=None).is_rl == fault.body.is_rl
 

@@ -16,6 +16,7 @@ from tests.support.every_key import (
     outputs,
     rl_algorithm,
     rl_correction,
+    rl_health,
     rl_rewards,
     rl_sampling,
     rl_sources,
@@ -30,7 +31,15 @@ from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
 SFT_PARTS = (inputs, trainer, cluster, outputs)
-RL_PARTS = (rl_algorithm, rl_correction, rl_sampling, rl_rewards, rl_sources, rl_sync)
+RL_PARTS = (
+    rl_algorithm,
+    rl_correction,
+    rl_sampling,
+    rl_rewards,
+    rl_sources,
+    rl_sync,
+    rl_health,
+)
 SFT_CASES = {name: case for part in SFT_PARTS for name, case in part.CASES.items()}
 RL_CASES = {name: case for part in RL_PARTS for name, case in part.CASES.items()}
 # Real runs with vLLM, where it is installed: tests/vllm/test_vllm_keys.py.

@@ -119,13 +119,23 @@ def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["config.md", "metrics.md", "events.md", "run_folder.md", "cli.md"]
+    "name", ["config.md", "metrics.md", "events.md", "run_folder.md", "cli.md", "rules.md"]
 )
 def test_the_reference_is_fresh(name: str) -> None:
     fresh = load_generator().pages()
     assert name in fresh
     stored = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert stored == fresh[name], "stale: run `make docs`"
+
+
+def test_the_pages_of_the_rules_are_fresh() -> None:
+    fresh = {name: text for name, text in load_generator().pages().items() if "/" in name}
+    stored = {
+        f"rules/{file.name}": file.read_text(encoding="utf-8")
+        for file in (ROOT / "docs" / "reference" / "rules").glob("*.md")
+    }
+    assert stored.keys() == fresh.keys(), "stale: run `make docs`"
+    assert [name for name, text in fresh.items() if stored[name] != text] == []
 
 
 def test_the_reference_has_no_other_pages() -> None:

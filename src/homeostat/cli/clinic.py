@@ -74,3 +74,4 @@ def _tell(console: Console, ended: Ended) -> None:
     job = ended.job
     how = f" with health.heal={job.heal}" if job.kind == "ill" and job.heal != "off" else ""
     console.print(f"{job.kind} {job.name}{how}: {ended.how}, {ended.seconds:.0f} s", style="dim")
+    console.file.flush()

@@ -40,10 +40,9 @@ HEALTHY: dict[str, Body] = {
 SHORT = (
     "sft_pairs",
     "grpo_sort",
-    "lr_too_high",
     "frozen_layers",
+    "rows_unusable",
     "reward_constant",
     "reward_raises",
-    "temperature_mismatch",
-    "out_of_memory",
+    "truncated",
 )

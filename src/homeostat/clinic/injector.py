@@ -68,6 +68,7 @@ class Injector(Hooks):
 
     def __init__(self, dose: Dose) -> None:
         self.dose = dose
+        self._has_struck = False
 
     @classmethod
     def dosed(cls, seed: int) -> Dose:
@@ -86,4 +87,11 @@ class Injector(Hooks):
         """Before `train` is called on the run directory again (num_calls)."""
 
     def is_ill(self, step: int) -> bool:
+        """For a fault that lasts."""
         return step >= self.dose.onset
+
+    def strikes(self, step: int) -> bool:
+        """For a fault that happens once, also in a run that goes back and comes by again."""
+        now = step >= self.dose.onset and not self._has_struck
+        self._has_struck = self._has_struck or now
+        return now

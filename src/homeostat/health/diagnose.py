@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
 from homeostat.health.rule import Rule
 from homeostat.health.view import Kind, RunView
@@ -36,13 +38,21 @@ def diagnose(
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Diagnosis:
     """Ask every rule. `options`: code -> option -> value, where they differ from the defaults."""
+    # Logs hold numbers of any size; what overflows is not finite, and is judged as such.
+    with np.errstate(all="ignore"):
+        return _diagnose(view, rules, options=options or {})
+
+
+def _diagnose(
+    view: RunView, rules: Sequence[Rule], *, options: Mapping[str, Mapping[str, Any]]
+) -> Diagnosis:
     findings: list[Finding] = []
     unknown: list[NotEvaluated] = []
     num_clear = 0
     for rule in rules:
         if rule.kinds and view.kind is not Kind.UNKNOWN and view.kind not in rule.kinds:
             continue
-        found = judge(rule, view, options=(options or {}).get(rule.code, {}))
+        found = judge(rule, view, options=options.get(rule.code, {}))
         if isinstance(found, NotEvaluated):
             unknown.append(found)
         elif found:

@@ -18,6 +18,7 @@ from homeostat.health.log import LogLine
 from homeostat.health.view import RunView
 
 UNKNOWN_ERROR = "ERR000"
+LAUNCHERS = ("torchrun", "accelerate")
 # Lines from the end of a log in which an error is what ended the run.
 _LAST_LINES = 40
 _MAX_QUOTE = 300
@@ -43,6 +44,8 @@ def told(fix: Fix, framework: Framework) -> ToldFix:
         )
         if setting:
             break
+    # Ports and numbers of processes are told to what starts the framework.
+    setting = setting or next((fix.theirs[one] for one in LAUNCHERS if one in fix.theirs), None)
     return ToldFix(setting or None, fix.value, fix.why, fix.grade.value)
 
 
@@ -121,9 +124,9 @@ def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
 
 def _unprefixed(text: str) -> str:
     """A line without the brackets that Ray, torchrun and loggers put before it."""
-    while text[:1] in "([":
+    while text.startswith(("(", "[")):
         end = text.find(")" if text[0] == "(" else "]")
-        if end < 0 or not text:
+        if end < 0:
             break
         # One space belongs to the prefix, further ones to the line.
         text = text[end + 1 :].removeprefix(":").removeprefix(" ")

@@ -167,13 +167,11 @@ def _why(missing: Sequence[NotEvaluated]) -> str:
 
 
 def _finding(page: Page, finding: Finding, view: RunView, *, place: int) -> None:
-    level = page.style(finding.level.value, finding.level.value)
-    name = page.style(f"{finding.code} {finding.name}", "bold")
-    since = f", since step {finding.first_step:,}" if finding.first_step is not None else ""
     about = f" ({finding.subject})" if finding.subject else ""
-    where = page.style(f"{finding.family.value}, {finding.confidence.value}{since}", "dim")
-    page.lines.append(f"{place}. {level} {name}{printable(about)}")
-    page.lines.append(f"   {where}")
+    title = f"{finding.level.value} {finding.code} {finding.name}{about}"
+    page.add(title, first=f"{place}. ", style=finding.level.value)
+    since = f", since step {finding.first_step:,}" if finding.first_step is not None else ""
+    page.add(f"{finding.family}, {finding.confidence}{since}", indent=3, style="dim")
     page.add(finding.message, indent=3)
     if finding.evidence:
         _list(page, "Evidence", [(line, "") for line in finding.evidence])

@@ -51,6 +51,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "length-limit-inconsistent": "Prompt, answer and engine length limits do not fit together.",
         "token-budget-below-sequence": "One sequence is longer than the token budget of a micro batch.",
         "attention-unsupported": "The attention kernel asked for does not exist for this model or GPU.",
+        "weight-decay-too-high": "Weight decay shrinks the weights faster than they learn.",
     },
     Family.DATA: {
         "all-labels-masked": "Every response token has label -100 (or is truncated away).",

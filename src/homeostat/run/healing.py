@@ -152,7 +152,7 @@ class Healer:
         self._recipe = config
         self._mode = config.health.heal
         self._watch = watch
-        self._emit = emit
+        self.emit = emit
         self._ways = ways
         if healing.overlay:
             self._go_on_with_edits()
@@ -182,7 +182,7 @@ class Healer:
             done = self._edit(LR, target + 1) if self.healing.roll_backs else None
             facts = {"code": "", "cause": str(error), "remedy": "roll-back"}
             grade = {"grade": str(Grade.UNSAFE), "window": 0}
-            self._emit("remedy_applied", step, **facts, **asdict(done or Done()), **grade)
+            self.emit("remedy_applied", step, **facts, **asdict(done or Done()), **grade)
             self._leave(target, step, code="", cause="numbers that are not finite", done=done)
 
     def _rescue_step(self, step: int) -> int | None:
@@ -253,7 +253,7 @@ class Healer:
         self.healing.trial = trial
         changed = {"path": done.path, "old": done.old, "new": done.new}
         fields = {**trial.facts(), **changed, "grade": str(remedy.grade), "window": remedy.window}
-        self._emit("remedy_applied", step, **fields)
+        self.emit("remedy_applied", step, **fields)
 
     def _edit(self, edit: ConfigEdit, step: int, *, over: float = 1.0) -> Done | None:
         if not self._ways.can_edit(edit.path):
@@ -282,7 +282,7 @@ class Healer:
         helped = not is_open or is_better(trial.before, after, better=trial.better)
         self.healing.trial = None
         measured = {"metric": trial.metric, "before": trial.before, "after": after}
-        self._emit("remedy_judged", step, **trial.facts(), helped=helped, **measured)
+        self.emit("remedy_judged", step, **trial.facts(), helped=helped, **measured)
         if not helped:
             self.healing.tried[_label(trial.code, trial.subject, trial.remedy)] = GIVEN_UP
             self._take_back(trial, step)
@@ -298,13 +298,13 @@ class Healer:
             self._put_in_force()
         elif not self._ways.undo(trial.action, trial.old):
             return
-        self._emit("remedy_reverted", step, **facts, why=why)
+        self.emit("remedy_reverted", step, **facts, why=why)
 
     def _revert(self, path: str, *, why: str, step: int) -> None:
         edit = self.healing.overlay.pop(path)
         facts = {"code": "", "cause": "", "remedy": "edit", "path": path, "why": why}
         facts |= {"old": edit.value, "new": value_at(self._recipe, path)}
-        self._emit("remedy_reverted", step, **facts)
+        self.emit("remedy_reverted", step, **facts)
 
     def _put_in_force(self) -> None:
         config = self._recipe
@@ -330,7 +330,7 @@ class Healer:
         self.healing.went_to = target
         changed = asdict(done or Done())
         facts = {"code": code, "cause": cause, "from_step": step - 1, "to_step": target}
-        self._emit("rolled_back", target, **facts, **changed)
+        self.emit("rolled_back", target, **facts, **changed)
         raise RollBackError(target, self.healing)
 
     def _mean(self, metric: str, *, until: int, count: int) -> float | None:

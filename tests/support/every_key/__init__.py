@@ -18,6 +18,7 @@ pytest.register_assert_rewrite(
             "rl_rewards",
             "rl_sources",
             "rl_sync",
+            "rl_health",
             "engine_vllm",
         )
     )

@@ -41,7 +41,7 @@ class StaleEngine(Injector):
     body = Body("sort", steps=50, changes={"trainer.lr": 2e-3})
 
     def before_step(self, step: int, parts: Any) -> None:
-        if step == self.dose.onset:
+        if self.strikes(step):
             part_ways(parts.engine)
 
 
@@ -53,7 +53,7 @@ class LayerDamaged(Injector):
     strength = (0.05, 0.2)
 
     def before_step(self, step: int, parts: Any) -> None:
-        if step != self.dose.onset:
+        if not self.strikes(step):
             return
         torch.manual_seed(self.dose.seed)
         model = part_ways(parts.engine)
@@ -70,7 +70,7 @@ class OtherCheckpoint(Injector):
     expects = ("engine-weights-differ", "engine-logprob-mismatch", "weight-conversion-wrong")
 
     def before_step(self, step: int, parts: Any) -> None:
-        if step != self.dose.onset:
+        if not self.strikes(step):
             return
         torch.manual_seed(self.dose.seed)
         with torch.no_grad():
@@ -85,7 +85,7 @@ class TemperatureMismatch(Injector):
     expects = ("engine-logprob-mismatch",)
 
     def before_step(self, step: int, parts: Any) -> None:
-        if step == self.dose.onset:
+        if self.strikes(step):
             collector = parts.collector
             collector.sampling = replace(collector.sampling, temperature=self.dose.strength)
 
@@ -99,7 +99,7 @@ class RareSync(Injector):
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         put(raw, "sync.interval", round(self.dose.strength))
-        raw["trainer"]["lr"] *= 5
+        raw["trainer"]["lr"] *= 2
 
 
 class BadPublication(Injector):
@@ -113,15 +113,14 @@ class BadPublication(Injector):
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         raw["sync"] = {"interval": self.dose.onset - 1, "verify": self.verify}
-        raw["trainer"]["lr"] /= 4
+        raw["trainer"]["lr"] /= 20
 
     def started(self, parts: Any, session: Session) -> None:
         trainer, parcels = parts.trainer, parts.trainer.parcels
 
         def damaged(role: Role, packer: Packer) -> Iterator[Parcel]:
-            if parts.state.step != self.dose.onset - 1 or self.__dict__.get("is_done"):
+            if not self.strikes(parts.state.step + 1):
                 return parcels(role, packer)
-            self.is_done = True
             return packer.pack(self._with_noise(trainer.weights(role)))
 
         trainer.parcels = damaged
@@ -140,7 +139,7 @@ class BadPublicationVerified(BadPublication):
 
 
 class EngineKilled(Injector):
-    """The engine's process is killed."""
+    """The engine's process is killed, three times in a few steps."""
 
     name, family = "engine_killed", Family.GENERATION
     expects = ("engine-restarts", "engine-died")
@@ -148,7 +147,7 @@ class EngineKilled(Injector):
     cure, vital, stays = Cure.SAFE, "reward", True
 
     def before_step(self, step: int, parts: Any) -> None:
-        if step == self.dose.onset:
+        if step - self.dose.onset in (0, 3, 6):
             for process in descendants("homeostat.workers.child"):
                 os.kill(process, signal.SIGKILL)
 
@@ -164,7 +163,7 @@ class EngineHung(Injector):
         raw["engine"]["stall_s"] = 4.0
 
     def before_step(self, step: int, parts: Any) -> None:
-        if step == self.dose.onset:
+        if self.strikes(step):
             for process in descendants("homeostat.workers.child"):
                 os.kill(process, signal.SIGSTOP)
 

@@ -122,7 +122,7 @@ class FrozenLayers(Injector):
     body, onset = SORT_SFT, (6, 14)
 
     def before_step(self, step: int, parts: Any) -> None:
-        if step == self.dose.onset:
+        if self.strikes(step):
             for name, param in parts.trainer.model.causal_lm.named_parameters():
                 if ".layers.0." in name:
                     param.requires_grad_(False)
@@ -163,18 +163,15 @@ class GradientSpikes(Injector):
     name, family, expects = "gradient_spikes", Family.LEARNING, ("grad-norm-spikes",)
     strength = (300.0, 3000.0)
 
-    def before_update(self, step: int, parts: Any, rollouts: Any = None) -> None:
-        if self.is_ill(step) and (step - self.dose.onset) % 4 == 0:
-            weight = parts.trainer.model.output_weight()
-            handle = weight.register_hook(lambda grad: grad * self.dose.strength)
-            self.handle = handle
+    def started(self, parts: Any, session: Session) -> None:
+        def damage(grad: torch.Tensor) -> torch.Tensor:
+            since = parts.state.step + 1 - self.dose.onset
+            return grad * self.dose.strength if since >= 0 and since % 4 == 0 else grad
 
-    def after_update(self, step: int, parts: Any) -> None:
-        if handle := self.__dict__.pop("handle", None):
-            handle.remove()
+        parts.trainer.model.output_weight().register_hook(damage)
 
 
-class WeightsDecayToNoise(Injector):
+class WeightsDrift(Injector):
     """Every update is followed by noise in the weights: the policy forgets."""
 
     name, family = "weights_drift", Family.POLICY
@@ -203,5 +200,5 @@ FAULTS: tuple[type[Injector], ...] = (
     WeightsStay,
     Overfitting,
     GradientSpikes,
-    WeightsDecayToNoise,
+    WeightsDrift,
 )

@@ -67,7 +67,7 @@ class DiskFull(Injector):
     is_fatal = True
 
     def before_step(self, step: int, parts: Any) -> None:
-        if step == self.dose.onset:
+        if self.strikes(step):
             limit = round(self.dose.strength)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
@@ -81,8 +81,7 @@ class CorruptCheckpoint(Injector):
     vital, stays = "train/loss", True
 
     def after_step(self, step: int, parts: Any) -> None:
-        if step == self.dose.onset and not self.__dict__.get("stopped"):
-            self.stopped = True
+        if self.strikes(step):
             os.kill(os.getpid(), signal.SIGTERM)
 
     def between_calls(self, run_dir: Path) -> None:

@@ -25,7 +25,7 @@ class NanWeight(Injector):
     cure, vital = Cure.ALL, "reward"
 
     def after_update(self, step: int, parts: Any) -> None:
-        if step == self.dose.onset:
+        if self.strikes(step):
             named = sorted(parts.trainer.optimizer.params.items())
             _, param = random.Random(self.dose.seed).choice(named)
             param.data.view(-1)[0] = float("nan")

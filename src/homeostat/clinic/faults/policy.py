@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,21 @@ class Truncated(Injector):
 
 
 class WrongEos(Injector):
-    """The tokenizer names another token as the end than the one the model was taught."""
+    """Model and tokenizer name another token as the end than the one that was taught."""
 
     name, family, onset = "wrong_eos", Family.GENERATION, FROM_START
     expects = ("no-eos", "missing-stop-token", "truncation-at-cap")
 
     def prepare(self, raw: Raw, folder: Path) -> None:
-        other = bodies.write_model(folder / "other")
-        file = other / "tokenizer_config.json"
-        file.write_text(file.read_text().replace('"eos_token": "$"', '"eos_token": "?"'))
-        raw["model"]["tokenizer"] = str(other)
+        model = Path(shutil.copytree(raw["model"]["path"], folder / "model"))
+        taught, named = (bodies.SYMBOLS.index(one) for one in (bodies.END, bodies.USER))
+        for name in ("config.json", "generation_config.json"):
+            file = model / name
+            text = file.read_text()
+            file.write_text(text.replace(f'"eos_token_id": {taught}', f'"eos_token_id": {named}'))
+        file = model / "tokenizer_config.json"
+        file.write_text(file.read_text().replace('"eos_token": "$"', '"eos_token": "~"'))
+        raw["model"]["path"] = str(model)
 
 
 class EosForgotten(Injector):
@@ -129,9 +135,13 @@ class EosForgotten(Injector):
     expects = ("no-eos", "missing-stop-token", "truncation-at-cap")
 
     def after_update(self, step: int, parts: Any) -> None:
-        if self.is_ill(step):
-            with torch.no_grad():
-                parts.trainer.model.output_weight()[bodies.SYMBOLS.index(bodies.END)] *= -1.0
+        if not self.is_ill(step):
+            return
+        with torch.no_grad():
+            row_D = parts.trainer.model.output_weight()[bodies.SYMBOLS.index(bodies.END)]
+            if self.strikes(step):
+                self.damaged_D = -row_D.clone()
+            row_D.copy_(self.damaged_D)
 
 
 FAULTS: tuple[type[Injector], ...] = (

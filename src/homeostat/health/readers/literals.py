@@ -23,8 +23,10 @@ _WHOLE = re.compile(r"[-+]?[0-9]+")
 _WORD = re.compile(r"[^\s,:={}\[\]()'\"<>][^,={}\[\]()'\"<>\n]*|[^\s,={}\[\]()'\"<>]")
 _STRING = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 _SPACE = re.compile(r"\s*")
-_ESCAPE = re.compile(r"\\(n|t|r|.)", re.DOTALL)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_ESCAPE = re.compile(
+    r"\\(x[\da-fA-F]{2}|u[\da-fA-F]{4}|U00(?:0[\da-fA-F]|10)[\da-fA-F]{4}|.)", re.DOTALL
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _NUMERIC_CALLS = re.compile(r"(?:\w+\.)*(?:float|int|tensor|array)\d*")
 _ENUM = re.compile(r"<[^<>\n]*>")
 _PYTHON_WORDS = (
@@ -73,7 +75,7 @@ def _quick(text: str, start: int) -> tuple[dict[str, Any], int] | None:
     body = text[start:end]
     if not body.startswith("{"):
         return None
-    if "'" in body:
+    if "'" in body and body[1:2] != '"':
         if '"' in body or "\\" in body:
             return None
         body = body.replace("'", '"')
@@ -118,8 +120,13 @@ def _string(text: str, at: int) -> tuple[str, int]:
         raise _TornError
     inner = found[1] if found[1] is not None else found[2]
     if "\\" in inner:
-        inner = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), inner)
+        inner = _ESCAPE.sub(_unescaped, inner)
     return inner, found.end()
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    escape = found[1]
+    return chr(int(escape[1:], 16)) if len(escape) > 1 else _ESCAPES.get(escape, escape)
 
 
 def _word(text: str, at: int, depth: int) -> tuple[Any, int]:

@@ -20,7 +20,7 @@ VALUE = rf"(?:{_WRAPPED})?(?:{NUMBER})"
 _MAX_CHARS = 64
 _WITH_UNIT = re.compile(
     rf"\s*(?:{_WRAPPED}(?P<inner>{NUMBER})[^()]*\)|(?P<plain>{NUMBER}))\s*"
-    r"(?P<unit>%|[A-Za-z\u00b5][\w./^ -]*)?\s*(?:\([^()]*\))?\s*"
+    r"(?P<unit>%|(?!x[\da-fA-F])[A-Za-z\u00b5][\w./^ -]*)?\s*(?:\([^()]*\))?\s*"
 )
 
 

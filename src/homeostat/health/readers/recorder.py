@@ -56,6 +56,7 @@ class Recorder:
         self.summary: dict[str, float] = {}
         self.step: int | None = None
         self.header: int | None = None
+        self._is_header_new = False
         self.total_steps: int | None = None
         self.forms: dict[str, int] = {}
         # What the log said before the current run, in order: setting and value.
@@ -64,6 +65,7 @@ class Recorder:
         self.num_rows = 0
         self._counters: dict[str, _Counter] = {}
         self._bar: int | None = None
+        self._is_total_of_bar = False
         self._mentioned: int | None = None
         self._names_at_step: set[str] = set()
         self._first_epoch: float | None = None
@@ -124,9 +126,18 @@ class Recorder:
         else:
             column.extend(steps, values)
 
+    def begin_step(self, step: int, total: int | None) -> None:
+        """A header that names a step: the rows below it are of that step."""
+        if step < MAX_STEP:
+            self.header, self._is_header_new = step, True
+            self.total_steps = total or self.total_steps
+
     def bar(self, count: int, total: int) -> None:
         """A progress bar of training: the row that follows is of the step that it shows."""
-        if self.total_steps in (None, total) and 0 < count <= total:
+        # Evaluation draws bars of its own, with fewer steps.
+        is_longer = self._is_total_of_bar and total > (self.total_steps or 0)
+        if (self.total_steps in (None, total) or is_longer) and 0 < count <= total:
+            self._is_total_of_bar = self.total_steps is None or is_longer or self._is_total_of_bar
             self.total_steps = total
             self._bar = count
 
@@ -177,7 +188,9 @@ class Recorder:
 
     def _counted(self, row: Row) -> int:
         """The step of a row that names none."""
-        if self.header is not None:
+        if self.header is not None and self._is_header_new:
+            self._is_header_new = False
+            self._check_counter(":header", self.header)
             return self.header
         epoch = row.values.get(_EPOCH)
         if epoch is not None and self._epoch is not None and epoch < self._epoch:
@@ -198,6 +211,9 @@ class Recorder:
             self._next_run()
             return self._bar or 1
         earlier = np.asarray(column.values) < epoch
+        if not earlier.any():
+            self._next_run()
+            return self._bar or 1
         step = int(np.asarray(column.steps)[earlier][-1]) + 1
         self._resume(step)
         return step

@@ -133,8 +133,7 @@ class TextReader:
             return row, False
         header = self._blocks.header(body)
         if header is not None:
-            self.recorder.header = header[0]
-            self.recorder.total_steps = header[1] or self.recorder.total_steps
+            self.recorder.begin_step(*header)
             return None, True
         row = self._blocks.row(body) or self._tables.row(body) or line_rows.read_line(body)
         return row, row is not None

@@ -11,6 +11,7 @@ import re
 
 from homeostat.health.readers.literals import plain_value
 from homeostat.health.readers.numbers import NUMBER
+from homeostat.health.readers.rich_tables import RichTables
 from homeostat.health.view import Event, SampleText
 
 MAX_EVENTS = 50_000
@@ -80,10 +81,11 @@ def event_in(text: str, step: int | None) -> Event | None:
 
 
 class Samples:
-    """Completions printed in a log, of one line or below a [response] tag."""
+    """Completions printed in a log: of one line, below a [response] tag, or in a drawn table."""
 
     def __init__(self) -> None:
         self.found: list[SampleText] = []
+        self._tables = RichTables()
         self._prompt = ""
         self._tag = ""
         self._lines: list[str] = []
@@ -97,6 +99,9 @@ class Samples:
             self._close(tag["tag"].lower(), tag["text"], step)
         elif self._tag and len(self._lines) < 200:
             self._lines.append(text)
+        drawn = self._tables.feed(text, step)
+        if drawn is not None:
+            self._add(drawn)
         if "'" in text or '"' in text:
             self._one_line(text, step)
 

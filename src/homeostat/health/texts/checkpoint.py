@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homeostat.health.finding import Cause, Confidence, Family, Level
-from homeostat.health.texts.conditions import ended_there, first_failures
+from homeostat.health.texts.conditions import first_failures
 from homeostat.health.texts.parts import advice, safe
 from homeostat.health.texts.trouble import Trouble
 
@@ -158,13 +158,6 @@ _SAVING = (
                     "TMPDIR to folders that the user may write."
                 ),
             ),
-        ),
-        when=ended_there(
-            "PermissionError",
-            "Permission denied",
-            "Read-only file system",
-            "[Errno 30]",
-            "Operation not permitted",
         ),
         confidence=Confidence.INFERRED,
     ),
@@ -444,16 +437,6 @@ _RESUMING = (
                 verl="trainer.resume_mode",
                 axolotl="resume_from_checkpoint",
             ),
-        ),
-        when=ended_there(
-            "valid checkpoint",
-            "checkpoint index",
-            "checkpoint does not exist",
-            "No checkpoint found",
-            "does not exist",
-            "latest file",
-            "no checkpoint in",
-            "resume_from_checkpoint",
         ),
     ),
     Trouble(
@@ -774,4 +757,6 @@ _LOADING = (
     ),
 )
 
-TROUBLES: tuple[Trouble, ...] = first_failures(_SAVING + _RESUMING + _LOADING)
+TROUBLES: tuple[Trouble, ...] = first_failures(
+    _SAVING + _RESUMING + _LOADING, run_goes_on=("ERR550", "ERR560")
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homeostat.health.finding import Cause, Confidence, Family
-from homeostat.health.texts.conditions import ended_there, first_failures
+from homeostat.health.texts.conditions import first_failures
 from homeostat.health.texts.parts import advice, change, safe
 from homeostat.health.texts.trouble import Trouble
 from homeostat.health.view import RunView
@@ -431,14 +431,6 @@ _KEYS = (
         what="A setting that has no default was not given.",
         why="The framework cannot guess it.",
         fixes=(advice("", "Give the setting that the message names."),),
-        when=ended_there(
-            "MissingMandatoryValue",
-            "Missing mandatory value",
-            "arguments are required",
-            "Field required",
-            "must be specified when using",
-            "Please set at least one of",
-        ),
     ),
     Trouble(
         code="ERR410",
@@ -471,21 +463,6 @@ _KEYS = (
                     "where a preset or a DeepSpeed/FSDP file sets it."
                 ),
             ),
-        ),
-        when=ended_there(
-            "mutually exclusive",
-            "at the same time",
-            "cannot both be",
-            "not allowed with argument",
-            "At most one of fp16",
-            "You cannot specify both",
-            "cannot be used together",
-            "simultaneously",
-            "strategy to match",
-            "but not both",
-            "is not compatible with",
-            "are incompatible",
-            "option is not compatible",
         ),
         confidence=Confidence.INFERRED,
     ),
@@ -523,17 +500,6 @@ _KEYS = (
                 "Else the setting that the message or the line above names: take off its quotes.",
             ),
         ),
-        when=ended_there(
-            "not supported between instances",
-            "must be real number",
-            "Input should be a valid",
-            "could not convert string",
-            "invalid literal for int",
-            "cannot be interpreted as an integer",
-            "error: argument",
-            "unsupported operand",
-            "multiply sequence",
-        ),
         confidence=Confidence.INFERRED,
     ),
     Trouble(
@@ -561,12 +527,6 @@ _KEYS = (
                     "message names."
                 ),
             ),
-        ),
-        when=ended_there(
-            "No such file or directory",
-            "FileNotFoundError",
-            "NotADirectoryError",
-            "Unable to find any data file",
         ),
         confidence=Confidence.HEURISTIC,
     ),
@@ -854,9 +814,6 @@ _MODEL = (
                 slime="--sglang-context-length",
             ),
         ),
-        when=ended_there(
-            "total sequence length", "max_model_len", "prompt_length + response_length"
-        ),
     ),
     Trouble(
         code="ERR419",
@@ -942,9 +899,6 @@ _MODEL = (
                 ms_swift="--attn_impl",
             ),
             advice("", "For the engine choose another backend (VLLM_ATTENTION_BACKEND)."),
-        ),
-        when=ended_there(
-            "does not support", "is not supported", "head dimension", "Valid backends are"
         ),
     ),
 )

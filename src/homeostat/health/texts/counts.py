@@ -11,14 +11,13 @@ from homeostat.health.log import LogLine
 from homeostat.health.view import RunView
 
 # Lines read of one kind; more of them say nothing new.
-MAX_LINES = 5000
+MAX_LINES = 2000
 _FREED = re.compile(r"sleep mode freed (-?[\d.]+) gib memory, ([\d.]+) gib memory is still")
 _BEFORE_AFTER = re.compile(r"before (?:sleep|release|offload)\D*([\d.]+).*after \w+\D*([\d.]+)")
 _CUMULATIVE = re.compile(r"cumulative_preemption(?:_cnt)?=(\d+)")
 _SECONDS = re.compile(r"(\d+) ?s(?:econds?|ec)?\b")
 _RANK = re.compile(r"\[rank ?(\d+)\]")
 _WORK = re.compile(r"worknccl\(seqnum=(\d+), optype=(\w+), numelin=(\d+)")
-_ACCEPTANCE = re.compile(r"acceptance rate: ([\d.]+)(%?)")
 _SGLANG = re.compile(r"#running-req: (\d+).*?token usage: ([\d.]+).*?#queue-req: (\d+)")
 _VLLM = re.compile(r"running: (\d+) reqs, waiting: (\d+) reqs.*?kv cache usage: ([\d.]+)%")
 
@@ -117,26 +116,6 @@ WAITING = (
     "still waiting for",
 )
 PROGRESS = ("success step", "success*| step", "generated*rollouts", "rollout finished")
-
-
-def acceptance(view: RunView) -> list[float]:
-    """Draft acceptance rates as an engine prints them, in [0, 1]."""
-    found = []
-    for line in lines_of(view, "acceptance rate:"):
-        match = _ACCEPTANCE.search(line.text.lower())
-        if match is not None:
-            found.append(_float(match[1]) / (100.0 if match[2] else 1.0))
-    return found
-
-
-def accepts_little(view: RunView) -> bool:
-    newest = acceptance(view)[-5:]
-    return len(newest) >= 3 and max(newest) < 0.3
-
-
-def accepts_moderately(view: RunView) -> bool:
-    newest = acceptance(view)[-5:]
-    return len(newest) >= 3 and min(newest) >= 0.3 and max(newest) < 0.85
 
 
 def is_concurrency_bound(view: RunView) -> bool:

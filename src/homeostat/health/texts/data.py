@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from homeostat.health.finding import Cause, Confidence, Family, Level
-from homeostat.health.texts.conditions import ended_there, first_failures
+from homeostat.health.texts.conditions import first_failures
 from homeostat.health.texts.parts import advice, change, safe
 from homeostat.health.texts.trouble import Trouble
 from homeostat.health.view import RunView
@@ -256,9 +256,6 @@ _TOKENS = (
                 lightrft="--prompt_max_len",
                 slime="--rollout-max-prompt-len",
             ),
-        ),
-        when=ended_there(
-            "max_length", "max_prompt_length", "Prompt length", "longer than the maximum"
         ),
     ),
     Trouble(
@@ -903,19 +900,6 @@ _ROWS = (
                 ),
             ),
         ),
-        when=ended_there(
-            "Arrow",
-            "DatasetGeneration",
-            "generating the dataset",
-            "JSON parse error",
-            "Couldn't cast",
-            "column names don't match",
-            "Parquet magic bytes",
-            "Failed to read file",
-            "JSONDecodeError",
-            "must have the same columns",
-            "UnicodeDecodeError",
-        ),
         confidence=Confidence.INFERRED,
     ),
     Trouble(
@@ -1042,9 +1026,10 @@ _ROWS = (
             ),
             safe("data.num_processes", "1", "Fewer processes also need less memory."),
         ),
-        when=ended_there("DataLoader worker process", "RemoteTraceback"),
         confidence=Confidence.HEURISTIC,
     ),
 )
 
-TROUBLES: tuple[Trouble, ...] = first_failures(_TOKENS + _LABELS + _TEMPLATES + _ROWS)
+TROUBLES: tuple[Trouble, ...] = first_failures(
+    _TOKENS + _LABELS + _TEMPLATES + _ROWS, run_goes_on=("ERR452",)
+)

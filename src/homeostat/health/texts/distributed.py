@@ -485,9 +485,8 @@ TROUBLES: tuple[Trouble, ...] = (
         fixes=(
             advice(
                 "another port, or 0 for a free one",
-                "Two runs on one node must not share the default 29500.",
-                torchrun="--master_port, --rdzv-endpoint localhost:0",
-                accelerate="--main_process_port",
+                "Two runs on one node must not share the default 29500: torchrun --rdzv-endpoint "
+                "localhost:0, accelerate launch --main_process_port 0.",
                 deepspeed="--master_port",
                 trl="--main_process_port; vllm_group_port",
                 axolotl="--main-process-port",
@@ -607,9 +606,8 @@ TROUBLES: tuple[Trouble, ...] = (
         fixes=(
             advice(
                 "as many processes per node as visible cards",
-                "`nvidia-smi -L` and CUDA_VISIBLE_DEVICES must agree with it.",
-                torchrun="--nproc_per_node",
-                accelerate="--num_processes",
+                "`nvidia-smi -L` and CUDA_VISIBLE_DEVICES must agree with torchrun's "
+                "--nproc_per_node or accelerate's --num_processes.",
             ),
         ),
         explains=("ERR106", *AFTERMATH),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from homeostat.health.finding import Cause, Confidence, Family, Level
-from homeostat.health.texts.conditions import ended_there, first_failures
+from homeostat.health.texts.conditions import first_failures
 from homeostat.health.texts.parts import advice, safe
 from homeostat.health.texts.trouble import Trouble
 
-_NO_MODULE = ("No module named",)
 _REINSTALL = (
     "Install it into the same environment that runs the training (`python -m pip`), and on "
     "every node."
@@ -34,7 +33,6 @@ _PACKAGES = (
                 ),
             ),
         ),
-        when=ended_there(*_NO_MODULE),
         confidence=Confidence.INFERRED,
         explains=("ERR424",),
     ),
@@ -118,12 +116,6 @@ _PACKAGES = (
                     "and Python; `pip install flash-attn --no-build-isolation` builds one."
                 ),
             ),
-        ),
-        when=ended_there(
-            "No module named 'flash_attn",
-            "flash_attn seems to be not installed",
-            "FlashAttention2 has been toggled on",
-            "FlashAttention-2 is not available",
         ),
         explains=("ERR300", "ERR307"),
     ),
@@ -218,15 +210,6 @@ _PACKAGES = (
             ),
             advice("", "Megatron-LM must be on PYTHONPATH of the Ray workers, too."),
         ),
-        when=ended_there(
-            "No module named 'apex'",
-            "No module named 'transformer_engine",
-            "No module named 'amp_C'",
-            "No module named 'fused_layer_norm_cuda'",
-            "No module named 'megatron",
-            "No module named 'mbridge'",
-            "requires the custom CUDA extension",
-        ),
         explains=("ERR300",),
     ),
     Trouble(
@@ -300,15 +283,6 @@ _PACKAGES = (
             advice(
                 "", ("Or switch off the setting that needs it (kernel patch, tracker, adapter).")
             ),
-        ),
-        when=ended_there(
-            *_NO_MODULE,
-            "not found in your environment",
-            "requires the SentencePiece library",
-            "but it was not found",
-            "is not installed",
-            "requires peft",
-            "requires you to install",
         ),
         explains=("ERR300",),
     ),
@@ -727,16 +701,6 @@ _CUDA = (
                 ),
             ),
         ),
-        when=ended_there(
-            "cannot be run in",
-            "numpy.dtype size changed",
-            "_ARRAY_API not found",
-            "removed in the NumPy 2.0",
-            "numpy.core.multiarray failed",
-            "Numpy is not available",
-            "module 'numpy' has no attribute",
-            "No module named 'numpy.",
-        ),
         explains=("ERR300", "ERR324"),
     ),
     Trouble(
@@ -989,14 +953,6 @@ _VERSIONS = (
                     "the library."
                 ),
             ),
-        ),
-        when=ended_there(
-            "cannot import name",
-            *_NO_MODULE,
-            "has no attribute",
-            "Failed to import",
-            "partially initialized module",
-            "PreTrainedConfig",
         ),
         explains=("ERR300",),
     ),
@@ -1314,7 +1270,6 @@ _BUILDS = (
                 ),
             ),
         ),
-        when=ended_there("CUDA_HOME", "nvcc", "MissingCUDAException"),
         explains=("ERR335", "ERR340", "ERR424", "ERR300"),
     ),
     Trouble(
@@ -1421,7 +1376,6 @@ _BUILDS = (
                 trl="deepspeed config: zero_optimization.offload_optimizer",
             ),
         ),
-        when=ended_there("Error building extension", "Unable to JIT load", "ds_opt_adam"),
         explains=("ERR335",),
     ),
     Trouble(
@@ -1567,13 +1521,6 @@ _CACHES = (
                 axolotl="torch_compile",
                 transformers="torch_compile",
             ),
-        ),
-        when=ended_there(
-            "BackendCompilerFailed",
-            "torch._inductor.exc.",
-            "InductorError",
-            "LoweringException",
-            "torch._dynamo.exc.",
         ),
         confidence=Confidence.INFERRED,
     ),
@@ -1777,17 +1724,6 @@ _HUB = (
                 ),
             ),
         ),
-        when=ended_there(
-            "LocalEntryNotFoundError",
-            "couldn't connect to",
-            "outgoing traffic has been disabled",
-            "OfflineModeIsEnabled",
-            "huggingface.co",
-            "hf-mirror.com",
-            "on the Hub",
-            "offline mode is enabled",
-            "client has been closed",
-        ),
         explains=("ERR351",),
     ),
     Trouble(
@@ -1816,16 +1752,6 @@ _HUB = (
             ),
             advice("", "Check the free space of HF_HOME and the proxy's limits."),
         ),
-        when=ended_there(
-            "CAS service error",
-            "CAS",
-            "reconstruction error",
-            "Consistency check failed",
-            "ChunkedEncodingError",
-            "IncompleteRead",
-            "writer channel closed",
-            "xet",
-        ),
     ),
     Trouble(
         code="ERR354",
@@ -1849,7 +1775,6 @@ _HUB = (
                 ),
             ),
         ),
-        when=ended_there("429", "Too Many Requests", "rate limit"),
         explains=("ERR351", "ERR352"),
     ),
     Trouble(
@@ -1916,7 +1841,6 @@ _HUB = (
                 llama_factory="report_to",
             ),
         ),
-        when=ended_there("wandb", "api_key not configured", "mlflow", "swanlab"),
     ),
     Trouble(
         code="ERR357",
@@ -1945,9 +1869,6 @@ _HUB = (
                 ),
             ),
             advice("", "Or train without 8-bit optimisers and 4-bit loading."),
-        ),
-        when=ended_there(
-            "bitsandbytes", "CUDA Setup failed", "cget_managed_ptr", "Configured CUDA binary"
         ),
         explains=("ERR314", "ERR306", "ERR324"),
     ),
@@ -1980,7 +1901,6 @@ _HUB = (
                 ),
             ),
         ),
-        when=ended_there("triton", "PassManager::run failed", "0 active drivers"),
         confidence=Confidence.INFERRED,
         explains=("ERR300", "ERR324", "ERR346"),
     ),

@@ -182,5 +182,6 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
                 ),
             ),
         ),
-    )
+    ),
+    run_goes_on=("ERR667",),
 )

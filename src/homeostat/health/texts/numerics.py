@@ -329,5 +329,6 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
             ),
             level=Level.INFO,
         ),
-    )
+    ),
+    run_goes_on=("ERR650", "ERR657"),
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import islice
 
 from homeostat.health.log import Log, LogLine
 from homeostat.health.view import RunView
@@ -110,6 +111,8 @@ _TOTAL = re.compile(r"total capacity of ([\d.]+) ([kmgt])i?b", re.I)
 _GIB = {"k": 2**-20, "m": 2**-10, "g": 1.0, "t": 2.0**10}
 # Lines looked back for frames, and how many of the same speaker's are read.
 _BACK, _READ = 80, 24
+# Errors whose frames are read.
+MAX_ERRORS = 12
 
 
 def oom_at(place: str) -> Callable[[RunView], bool]:
@@ -122,13 +125,10 @@ def places(log: Log) -> set[str]:
     return {place for line in oom_lines(log) if (place := place_of(log, line))}
 
 
-def oom_lines(log: Log) -> Iterator[LogLine]:
-    seen: set[int] = set()
-    for pattern in OOM:
-        for line in log.find(pattern):
-            if line.number not in seen:
-                seen.add(line.number)
-                yield line
+def oom_lines(log: Log) -> list[LogLine]:
+    """The first such lines of each wording, in order. What fails later mostly follows from them."""
+    found = {line.number: line for text in OOM for line in islice(log.find(text), MAX_ERRORS)}
+    return [found[number] for number in sorted(found)][:MAX_ERRORS]
 
 
 def place_of(log: Log, error: LogLine) -> str:

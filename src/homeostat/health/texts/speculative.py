@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from homeostat.health.finding import Cause, Confidence, Family, Level
-from homeostat.health.texts import counts
+from homeostat.health.finding import Family
 from homeostat.health.texts.parts import AFTERMATH, advice
 from homeostat.health.texts.trouble import Trouble
 
@@ -78,52 +77,6 @@ TROUBLES: tuple[Trouble, ...] = (
             advice("a newer engine", "The list of exclusions shrinks with each release."),
         ),
         explains=AFTERMATH,
-    ),
-    Trouble(
-        code="ERR723",
-        name="spec-low-acceptance",
-        family=Family.SPECULATIVE,
-        level=Level.WARN,
-        confidence=Confidence.HEURISTIC,
-        texts=("acceptance rate:",),
-        when=counts.accepts_little,
-        what="The engine accepts fewer than three in ten draft tokens: speculation costs more than "
-        "it saves.",
-        why="The draft no longer resembles the policy, which RL moves away from it; or it looks "
-        "too far ahead.",
-        causes=(
-            Cause("spec-low-acceptance", "The engine's own rate, in its newest reports."),
-            Cause("draft-model-drift", "A draft that is not trained along falls behind."),
-        ),
-        fixes=(
-            advice(
-                "fewer draft tokens",
-                "Late positions are rarely accepted.",
-                vllm="num_speculative_tokens",
-                sglang="--speculative-num-draft-tokens",
-                miles="--sglang-speculative-num-draft-tokens",
-                slime="--sglang-speculative-num-draft-tokens",
-            ),
-            advice(
-                "train the draft along with the policy",
-                "An MTP head can learn from every step.",
-                slime="--enable-mtp-training",
-                miles="--enable-mtp-training",
-            ),
-        ),
-    ),
-    Trouble(
-        code="ERR724",
-        name="benign-spec-acceptance-moderate",
-        family=Family.SPECULATIVE,
-        level=Level.INFO,
-        texts=("acceptance rate:",),
-        when=counts.accepts_moderately,
-        what="Draft acceptance is moderate and steady: nothing is wrong.",
-        why="At a rate of 0.6 with three draft tokens a step yields about two tokens.",
-        fixes=(
-            advice("nothing", "Fewer draft tokens only pay if system efficiency falls below 0.5."),
-        ),
     ),
     Trouble(
         code="ERR725",

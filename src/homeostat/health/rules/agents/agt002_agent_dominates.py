@@ -35,7 +35,7 @@ class Options:
     high: float = option(0.9, "Share of the span that wins always.")
     low: float = option(0.1, "Share that never does.")
     min_records: int = option(12, "Records that are needed.")
-    min_span: float = option(0.3, "Span of the rewards that is worth speaking of.")
+    min_span: float = option(0.6, "Span of the rewards that is worth speaking of.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -23,6 +23,7 @@ from homeostat.health.rules.config import (
     cfg017_nonfinite_check_disabled,
     cfg018_no_gradient_clipping,
     cfg019_dropout_in_rl,
+    cfg020_weight_decay,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -45,4 +46,5 @@ RULES: tuple[Rule, ...] = (
     cfg017_nonfinite_check_disabled.RULE,
     cfg018_no_gradient_clipping.RULE,
     cfg019_dropout_in_rl.RULE,
+    cfg020_weight_decay.RULE,
 )

@@ -1,8 +1,8 @@
 """The warm-up takes most of the run.
 
 ## What it sees
-Warm-up steps, or their share, of more than `max_share` of the run's steps; as many as the run has
-or more is a warning.
+Warm-up steps, or their share, of more than `max_share` of the run's steps; above
+`warn_share` it is a warning.
 
 ## Why it matters
 The rate that was asked for is hardly ever reached, or never: the run learns less than was meant.
@@ -30,6 +30,7 @@ from homeostat.health.view import RunView
 @dataclass(frozen=True)
 class Options:
     max_share: float = option(0.5, "Share of the steps that is too long.")
+    warn_share: float = option(0.8, "Share that is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -47,7 +48,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=(Fix("trainer.schedule.warmup_share", "0.05", "the usual share", Grade.UNSAFE),),
         value=share,
         limit=options.max_share,
-        level=Level.WARN if share >= 1 else None,
+        level=Level.WARN if share >= options.warn_share else None,
     )
 
 

@@ -51,9 +51,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         else None
     )
     short = spell is not None and spell.is_open
+    if not empty and not short:
+        return
     reached, reward = solved_share(view), trend(view.series("reward"))
     right = (reached is not None and reached > 0.3) or (reward is not None and reward.rises)
-    if not empty and (not short or right):
+    if not empty and right:
         return
     first = samples[0].step if samples else None
     shrank = False
@@ -90,5 +92,5 @@ RULE = Rule(
     check=check,
     kinds=(Kind.RL,),
     options=Options,
-    explains=("RWD001", "RWD002", "POL015"),
+    explains=("POL001", "POL014", "POL015", "RWD001", "RWD002", "RWD004", "RWD006"),
 )

@@ -44,18 +44,22 @@ class Options:
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     loss = needed(view, "train/loss")
     loss = loss.finite()
-    if len(loss) < options.fire + 4 or np.min(loss.values) < 0:
+    if len(loss) < options.fire + 1 or np.min(loss.values) < 0:
         return
     level = rolling_mean(loss, 3)
-    best_at = 2 + int(np.argmin(level[2:]))
+    best_at = int(np.argmin(level))
     best = float(level[best_at])
     newest = loss.values[-options.fire :]
     limit = max(options.factor * best, best + 0.3)
     if best_at >= len(loss) - options.fire or float(newest.min()) < limit:
         return
-    if float(np.median(newest)) - best < 4 * noise(loss.values):
+    if float(np.median(newest)) - best < 4 * noise(loss.values[: best_at + 1]):
         return
-    began = best_at + int(np.flatnonzero(loss.values[best_at:] < limit)[-1]) + 1
+    below = np.flatnonzero(loss.values[best_at:] < limit)
+    # The mean of three of very different size may be below each of them.
+    if not len(below):
+        return
+    began = best_at + int(below[-1]) + 1
     first = int(loss.steps[began])
     jump = float(loss.values[began]) > best + 0.7 * (float(np.median(newest)) - best)
     causes = tuple(_causes(view, first, jump=jump))
@@ -85,6 +89,9 @@ def _causes(view: RunView, first: int, *, jump: bool) -> Iterator[Cause]:
     grown = norm is not None and _growth(norm.finite(), first) > 10
     if rate is not None and usual is not None and rate > 2 * usual.high:
         yield Cause("lr-too-high", f"rate {rate:.2g}; {usual.what}: up to {usual.high:.2g}")
+    moved = [float(s.values.max()) for s in view.matching("update/weight_ratio/").values()]
+    if max(moved, default=0.0) > 0.1:
+        yield Cause("lr-too-high", f"an update moved layers by {max(moved):.2g} of their size")
     if grown:
         yield Cause("grad-norm-explosion", "the gradient norm grew more than tenfold with it")
     if jump:
@@ -109,5 +116,5 @@ RULE = Rule(
     needs=("train/loss",),
     kinds=(Kind.SFT, Kind.PREFERENCE),
     options=Options,
-    explains=("LRN003", "LRN004", "LRN001"),
+    explains=("LRN003", "LRN004", "LRN001", "LRN010", "NUM008"),
 )

@@ -4,6 +4,7 @@
 A rate below the usual band by `factor` (for adapters the band is 10 to 100 times that of all
 weights), no longer in warm-up, and a run that stands still over at least `min_records` records: in
 RL the KL stays below `max_kl` and the reward does not leave its noise, in SFT the loss does not.
+Our own runs measure it: updates of less than a millionth of the weights' size.
 
 ## Why it matters
 The run looks healthy, and costs as much as one that learns.
@@ -39,6 +40,10 @@ from homeostat.health.rules.readings import (
 )
 from homeostat.health.view import Kind, RunView
 
+# Share of the weights' size below which an update is nothing: at the lowest rates in use it is ten
+# times that.
+_NOTHING = 1e-6
+
 
 @dataclass(frozen=True)
 class Options:
@@ -48,6 +53,10 @@ class Options:
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    measured = _unmoved(view)
+    if measured is not None:
+        yield measured
+        return
     rate, usual = peak_rate(view), usual_rates(view)
     if rate is None or usual is None:
         yield Unknown("the learning rate is not known")
@@ -75,6 +84,27 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         last_step=view.last_step,
         value=rate,
         limit=usual.low / options.factor,
+    )
+
+
+def _unmoved(view: RunView) -> Sighting | None:
+    """Our own runs measure how far an update moves the weights."""
+    groups = view.matching("update/weight_ratio/")
+    late = [series.tail(3) for series in groups.values() if len(series) >= 4]
+    most = max((float(series.values.max()) for series in late), default=1.0)
+    if not 0 < most < _NOTHING or is_climbing(view):
+        return None
+    return Sighting(
+        message=f"An update moves no group of layers by more than {most:.1e} of its size (usual: "
+        "1e-5 to 1e-2): nothing is learned. Raise the learning rate.",
+        evidence=(f"update/weight_ratio at most {most:.1e}",),
+        causes=(Cause("lr-too-low", f"updates of {most:.1e} of the weights' size"),),
+        fixes=(Fix("trainer.lr", "100 times it", "updates that are seen", Grade.UNSAFE),),
+        first_step=min(int(series.steps[0]) for series in groups.values()),
+        last_step=max(int(series.steps[-1]) for series in late),
+        value=most,
+        limit=_NOTHING,
+        confidence=Confidence.MEASURED,
     )
 
 
@@ -111,5 +141,5 @@ RULE = Rule(
     check=check,
     needs=("train/loss|reward",),
     options=Options,
-    explains=("LRN004",),
+    explains=("LRN004", "LRN019"),
 )

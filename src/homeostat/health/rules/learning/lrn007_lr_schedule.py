@@ -34,7 +34,7 @@ from homeostat.health.rule import Rule, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView, Series
 
-# They log the scheduler's value after it was stepped, or plan to end at 0: a last 0 is no fault.
+# They log the scheduler's value after it was stepped, or plan to end at 0: a last 0 is right.
 _PRINTS_NEXT = (
     "homeostat", "transformers", "trl", "axolotl", "llama_factory", "ms_swift", "unsloth", "unknown",
 )  # fmt: skip
@@ -50,7 +50,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(rates) < 3:
         return
     if not np.any(rates.values):
-        if "learning_rate" not in view.decimals and _asked(view):
+        if "learning_rate" not in view.decimals:
             yield _never(view, rates)
         return
     peak = float(np.nanmax(rates.values))
@@ -70,18 +70,16 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     yield _early(first, last, wasted, total, options)
 
 
-def _asked(view: RunView) -> bool:
-    """A run that was asked for rate 0 gets it."""
-    asked = view.number("trainer.lr")
-    return asked is None or asked > 0
-
-
 def _never(view: RunView, rates: Series) -> Sighting:
     return Sighting(
         message=f"The learning rate is exactly 0 in all {len(rates)} records: nothing is trained. "
         "See the schedule's warm-up and length.",
         evidence=("learning_rate 0 throughout",),
-        causes=(Cause("lr-schedule-horizon-wrong", "the schedule never leaves 0"),),
+        causes=(
+            Cause("lr-too-low", "trainer.lr is 0")
+            if view.number("trainer.lr") == 0
+            else Cause("lr-schedule-horizon-wrong", "the schedule never leaves 0"),
+        ),
         fixes=_FIXES,
         first_step=int(rates.steps[0]),
         last_step=int(rates.steps[-1]),

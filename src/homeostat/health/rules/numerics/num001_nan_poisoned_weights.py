@@ -3,7 +3,8 @@
 ## What it sees
 Loss, gradient norm, KL or entropy are not finite from one step to the end of the log, and from that
 step on (or the next) the policy is gone: rewards fall to their minimum, completions run to the
-length limit, or samples are one character over and over.
+length limit, or samples are one character over and over. Our own engine refuses such weights: then
+the end of the run says so.
 
 ## Why it matters
 Weights that are NaN stay NaN. Nothing but an older checkpoint brings the run back.
@@ -32,7 +33,7 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, option
 from homeostat.health.rules.readings import mean_before, mean_since, precision
-from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.view import Event, Kind, RunView, Series
 
 _NAMES = ("grad_norm", "train/loss", "train/policy_loss", "kl", "entropy")
 
@@ -43,6 +44,10 @@ class Options:
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    failed = [event for event in view.events_of("run_failed") if _says_so(event)]
+    if failed:
+        yield _refused(failed[-1])
+        return
     found = [_onset(series, options.fire) for name in _NAMES if (series := view.series(name))]
     starts = [step for step in found if step is not None]
     if not starts:
@@ -64,6 +69,25 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         ),
         first_step=first,
         last_step=view.last_step,
+    )
+
+
+def _says_so(event: Event) -> bool:
+    text = str(event.fields.get("message", "")).lower()
+    return "not finite" in text and "log-prob" in text
+
+
+def _refused(event: Event) -> Sighting:
+    """Our own engine refuses weights that give no finite log-probs, and the run ends."""
+    return Sighting(
+        message=f"The weights of step {event.step} give log-probs that are not finite, and the run "
+        "ended: go back to the checkpoint before.",
+        evidence=(str(event.fields.get("message", ""))[:200],),
+        causes=(Cause("nan-update-poisoned-weights", "nothing can be sampled from the weights"),),
+        fixes=(Fix("checkpoint.load_step", f"before {event.step}", "weights that are finite"),),
+        first_step=event.step,
+        last_step=event.step,
+        confidence=Confidence.MEASURED,
     )
 
 

@@ -1,7 +1,8 @@
 """Loss or gradient is not finite, record after record.
 
 ## What it sees
-Loss or gradient norm is NaN or infinite in the newest record and in `fire` of the last `window`.
+Loss or gradient norm is NaN or infinite in the newest record and in `fire` of the last `window`; or
+the newest evaluation loss is.
 Where more is known (fp16, a rate far too high, a kernel, a micro-batch larger than its update, a
 policy that is lost already), another rule says so in place of this one.
 
@@ -47,6 +48,10 @@ class Options:
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     bad = broken(view)
     assert bad is not None, "needs says so"
+    held_out = view.series("eval/loss")
+    if held_out is not None and not np.isfinite(held_out.latest):
+        yield _poisoned(int(held_out.steps[-1]))
+        return
     held = bad.values > 0
     spell = newest_spell(held, fire=options.fire, window=options.window, clear=2)
     if spell is None or not spell.is_open:
@@ -67,6 +72,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         first_step=first,
         last_step=int(bad.steps[-1]),
         value=share,
+    )
+
+
+def _poisoned(step: int) -> Sighting:
+    return Sighting(
+        message=f"The evaluation loss is not finite at step {step}: the weights hold NaN. "
+        "Go back to the checkpoint before.",
+        evidence=(f"eval/loss is not finite at step {step}",),
+        causes=(Cause("nan-update-poisoned-weights", "no update takes part in an evaluation"),),
+        fixes=(Fix("checkpoint.load_step", f"before {step}", "weights that are finite"),),
+        first_step=step,
+        last_step=step,
     )
 
 

@@ -50,6 +50,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     steps = sorted(event.step for event in skipped if event.step is not None)
     longest = _longest(steps)
     level = Level.WARN if share > options.max_share and count >= 2 else Level.INFO
+    # The newest step was skipped, and nothing came after it.
+    level = Level.WARN if steps and steps[-1] >= last and level is Level.INFO else level
     level = Level.ERROR if longest >= options.in_a_row else level
     origins = Counter(str(event.fields["origin"]) for event in skipped if _has_origin(event))
     where = f", most often first seen in {origins.most_common(1)[0][0]}" if origins else ""
@@ -101,5 +103,5 @@ RULE = Rule(
     check=check,
     needs=("train/skipped_steps",),
     options=Options,
-    explains=("NUM002", "NUM006"),
+    explains=("NUM006",),
 )

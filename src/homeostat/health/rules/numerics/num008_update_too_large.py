@@ -2,7 +2,8 @@
 
 ## What it sees
 `update/weight_ratio/<group>`, the norm of an update over the norm of the weights it changes, above
-`max_ratio` in `fire` measured updates in a row, the first ones of the run left out.
+`max_ratio` in `fire` measured updates in a row. What was overwritten stays so, and the finding with
+it.
 
 ## Why it matters
 Healthy fine-tuning moves weights by 1e-5 to 1e-2 of their size in an update. A third of it destroys
@@ -16,7 +17,7 @@ what was learned before.
 Lower the rate; warm it up.
 
 ## Known false alarms
-A freshly added head or adapter whose weights begin at 0.
+A freshly added head whose weights begin at 0: one update is let pass.
 """
 
 from __future__ import annotations
@@ -28,14 +29,13 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, option
-from homeostat.health.view import RunView
+from homeostat.health.view import RunView, Series
 from homeostat.health.windows import newest_spell
 
 
 @dataclass(frozen=True)
 class Options:
-    max_ratio: float = option(0.3, "Share of the weights' norm that an update may move.")
-    skip: int = option(2, "First records that are left out.")
+    max_ratio: float = option(0.2, "Share of the weights' norm that an update may move.")
     fire: int = option(2, "Records in a row that must show it.")
 
 
@@ -44,25 +44,27 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if not groups:
         yield Unknown("the metric update/weight_ratio was not logged")
         return
+    found = []
     for name, ratio in groups.items():
-        late = ratio.since(int(ratio.steps[min(options.skip, len(ratio) - 1)]))
-        spell = newest_spell(late.values > options.max_ratio, fire=options.fire)
-        if spell is None or not spell.is_open:
-            continue
-        size = float(np.median(late.values[spell.start :]))
-        first = int(late.steps[spell.start])
-        yield Sighting(
-            message=f"Updates move {name} by {size:.2g} of its own size since step {first} (limit "
-            f"{options.max_ratio:g}): what the model knew is overwritten. Lower the learning rate.",
-            evidence=(f"update/weight_ratio/{name} {size:.3g}",),
-            causes=(Cause("lr-too-high", f"an update of {size:.2g} of the weights' norm"),),
-            fixes=(Fix("trainer.lr", "a tenth of it", "smaller updates", Grade.UNSAFE),),
-            first_step=first,
-            last_step=int(late.steps[-1]),
-            value=size,
-            limit=options.max_ratio,
-            subject=name,
-        )
+        spell = newest_spell(ratio.values > options.max_ratio, fire=options.fire)
+        if spell is not None:
+            part = Series(*(x[spell.start : spell.end + 1] for x in (ratio.steps, ratio.values)))
+            found.append((float(np.median(part.values)), name, part))
+    if not found:
+        return
+    size, name, part = max(found, key=lambda one: one[0])
+    first = min(int(series.steps[0]) for _, _, series in found)
+    yield Sighting(
+        message=f"Updates move {name} by {size:.2g} of its own size from step {first} (limit "
+        f"{options.max_ratio:g}): what the model knew is overwritten. Lower the learning rate.",
+        evidence=tuple(f"update/weight_ratio/{other} {ratio:.3g}" for ratio, other, _ in found[:6]),
+        causes=(Cause("lr-too-high", f"an update of {size:.2g} of the weights' norm"),),
+        fixes=(Fix("trainer.lr", "a tenth of it", "smaller updates", Grade.UNSAFE),),
+        first_step=first,
+        last_step=int(part.steps[-1]),
+        value=size,
+        limit=options.max_ratio,
+    )
 
 
 RULE = Rule(

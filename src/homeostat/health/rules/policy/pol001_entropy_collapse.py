@@ -137,5 +137,5 @@ RULE = Rule(
     needs=("entropy",),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("RWD001", "RWD007"),
+    explains=("POL015", "RWD001", "RWD007"),
 )

@@ -64,11 +64,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         over &= finite.values > 10.0 * start
     spell = newest_spell(over, fire=options.fire, window=options.window, clear=3)
     if spell is not None and spell.is_open:
-        yield _sighting(view, finite, int(finite.steps[spell.start]), limit, start)
+        yield _sighting(view, finite, int(finite.steps[spell.start]), limit, start, turned=False)
         return
     turned = None if whole else _turned(view, finite, start, options)
     if turned is not None:
-        yield _sighting(view, finite, turned, options.min_kl, start)
+        yield _sighting(view, finite, turned, options.min_kl, start, turned=True)
 
 
 def _early(kl: Series) -> float:
@@ -96,9 +96,11 @@ def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | 
     return int(medians.steps[top])
 
 
-def _sighting(view: RunView, kl: Series, first: int, limit: float, start: float) -> Sighting:
+def _sighting(
+    view: RunView, kl: Series, first: int, limit: float, start: float, *, turned: bool
+) -> Sighting:
     reward = trend(view.series("reward"))
-    falls = reward is not None and reward.falls
+    falls = turned or (reward is not None and reward.falls)
     return Sighting(
         message=f"KL to the reference grew from {start:.3g} to {kl.latest:.3g} (limit {limit:.3g})"
         + (" while the reward turned down" if falls else "")

@@ -10,7 +10,9 @@ records were good, nothing at all must be left of the reward.
 One update has wrecked the weights. Nothing that is sampled from them can repair it.
 
 ## Likely causes
-- lr-too-high: the step was too large; the gradient before it stands out.
+- entropy-bonus-too-high: the bonus outweighs the reward.
+- lr-too-high: the step was too large; often the gradient before it stands out.
+- no-eos: the end token is lost, while texts vary as before.
 - policy-collapse: a batch of outliers, an off-policy batch, a reward that broke.
 
 ## What to do
@@ -78,6 +80,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         f"{broken[0]}: an update wrecked the policy. Go back to a checkpoint before it.",
         evidence=tuple(broken),
         causes=(
+            *_bonus(view),
+            *_endless(broken),
             Cause("lr-too-high", spiked or rate),
             Cause("policy-collapse", "garbage from one update to the next"),
         ),
@@ -93,6 +97,22 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     )
 
 
+def _bonus(view: RunView) -> list[Cause]:
+    bonus = view.number("algorithm.entropy_bonus")
+    if bonus is None or bonus < 0.05:
+        return []
+    return [Cause("entropy-bonus-too-high", f"the entropy bonus is {bonus:g}")]
+
+
+def _endless(broken: list[str]) -> list[Cause]:
+    """Only the ends are missing: texts vary as before."""
+    if any("distinct" in said or "entropy" in said for said in broken):
+        return []
+    if not any("clipped" in said for said in broken):
+        return []
+    return [Cause("no-eos", "completions no longer end, but vary as before")]
+
+
 def _has(series: Series | None, step: int) -> TypeGuard[Series]:
     return series is not None and len(series.before(step)) > 0
 
@@ -100,14 +120,16 @@ def _has(series: Series | None, step: int) -> TypeGuard[Series]:
 def _drop(reward: Series, options: Options, *, before: int) -> int | None:
     """Where it fell at once and stayed."""
     values = reward.values
-    if not np.isfinite(values).all():
+    # Nothing to look for where the newest reward is not far below the best.
+    fallen = len(values) > options.fire and values[-2:].max() < options.kept * values.max()
+    if not fallen or not np.isfinite(values).all():
         return None
     for at in range(before, len(values) - options.fire + 1):
         was = float(np.median(values[max(0, at - options.before) : at]))
         # The last good records must still be good: a slide is no jump.
         good = was > 0 and values[max(0, at - 2) : at].min() > 0.6 * was
         kept = options.kept if at >= options.before else 0.05
-        if good and values[at + 1 :].max() < kept * was:
+        if good and values[at] < 0.6 * was and values[at + 1 :].max() < kept * was:
             return at
     return None
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, option
-from homeostat.health.rules.signs import newest, solved_share
+from homeostat.health.rules.signs import newest, solved_share, trend
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
@@ -83,10 +83,10 @@ def _one_text(view: RunView) -> tuple[str, int, int | None] | None:
 
 
 def _sighting(view: RunView, said: str, first: int | None, share: float | None) -> Sighting:
-    entropy = newest(view, "entropy")
+    entropy, now = trend(view.series("entropy")), newest(view, "entropy")
     causes = [Cause("mode-collapse", said)]
-    if entropy is not None and entropy < 0.02:
-        causes.append(Cause("entropy-collapse", f"entropy is {entropy:.3g}"))
+    if entropy is not None and now is not None and now < max(0.02, 0.2 * entropy.start):
+        causes.append(Cause("entropy-collapse", f"entropy is {now:.3g}"))
     return Sighting(
         message=f"{said[0].upper()}{said[1:]}: the policy gives copies. Check temperature and KL.",
         evidence=(said,),

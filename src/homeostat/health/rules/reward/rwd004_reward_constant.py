@@ -2,7 +2,8 @@
 
 ## What it sees
 The mean reward is the same number, not 0, in the newest `fire` records (twice as many where the
-deviation of rewards is not logged), and their deviation is 0. A reward at its maximum is left to RWD005.
+deviation of rewards is not logged), and their deviation is 0. A reward at
+its maximum is left to RWD005.
 
 ## Why it matters
 Different answers of a policy that samples cannot all be worth the same: what scores them does not

@@ -13,7 +13,8 @@ The policy unlearns. Every further step trains on worse samples; the best weight
 - policy-collapse: entropy jumped, output is broken.
 - entropy-collapse: the policy cannot try anything new.
 - length-explosion-gibberish: completions have grown to the limit.
-- engine-logprob-mismatch: trainer and engine disagree more and more.
+- length-penalty-too-strong: answers shrink to nothing.
+- train-infer-logprob-drift: trainer and engine disagree more and more.
 - lr-too-high: steps too large for the objective; gradients grow.
 - reward-sign-flipped: the policy grows surer while it earns less: it is paid for the opposite.
 
@@ -113,6 +114,10 @@ def _causes(view: RunView) -> Iterator[Cause]:
         yield Cause("nan-update-poisoned-weights", "loss, gradient or KL is not finite")
     if cut is not None and cut.rises and cut.end > 0.5:
         yield Cause("length-explosion-gibberish", f"{cut.end:.0%} of the completions are cut now")
+    length = trend(view.series("completions/mean_length"))
+    if length is not None and length.falls and length.end < 0.6 * length.start:
+        why = f"answers shrank from {length.start:.3g} to {length.end:.3g} tokens"
+        yield Cause("length-penalty-too-strong", why)
     if kl is not None and kl.rises and kl.end > max(0.1, 5 * abs(kl.start)):
         yield Cause("kl-runaway", f"KL rose from {kl.start:.3g} to {kl.end:.3g}")
     if gap is not None and gap.rises and gap.end > max(0.1, 3 * gap.start):

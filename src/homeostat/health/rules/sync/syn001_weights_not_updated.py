@@ -2,7 +2,8 @@
 
 ## What it sees
 The version of the weights that the engine samples with stays the same over `fire` records while
-steps go on and nothing says that it should (a sync interval of that length).
+steps go on and nothing says that it should (a sync interval of that length). Or: log-probs of
+engine and trainer agreed to rounding, and differ more with each update since some step.
 
 ## Why it matters
 Samples get older with each step: what looks like RL is training on a fixed set of answers. Rewards
@@ -34,6 +35,9 @@ from homeostat.health.rules.readings import has_adapter, needed
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
+# Nats that exact implementations differ by at most.
+_ROUNDING = 1e-3
+
 
 @dataclass(frozen=True)
 class Options:
@@ -41,6 +45,10 @@ class Options:
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    apart = _apart(view)
+    if apart is not None:
+        yield apart
+        return
     version = needed(view, "engine/policy_version", "sync/version")
     interval = int(view.number("sync.interval") or 1)
     steps = version.steps - version.steps[0]
@@ -73,6 +81,38 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         first_step=first,
         last_step=int(version.steps[-1]),
         value=version.latest,
+    )
+
+
+def _apart(view: RunView) -> Sighting | None:
+    """Engine and trainer agreed to rounding, and then came apart further with each update: the
+    version that is told is not the version that samples."""
+    gap = view.series("sampling/sampling_logp_difference/mean")
+    values = gap.finite() if gap is not None else None
+    if values is None or len(values) < 6:
+        return None
+    off = np.flatnonzero(values.values > _ROUNDING)
+    if len(off) < 3 or off[0] < 3 or len(off) != len(values) - off[0]:
+        return None
+    late = values.tail(len(off))
+    agreed = float(np.median(values.values[: off[0]]))
+    if late.latest < 0.01 or late.latest < 100 * agreed or late.latest < 2 * late.first:
+        return None
+    first = int(late.steps[0])
+    causes = [Cause("weights-not-updated", f"the distance grows since step {first}")]
+    if has_adapter(view):
+        causes.append(Cause("lora-not-synced", "an adapter is trained"))
+    return Sighting(
+        message=f"Engine and trainer agreed to {agreed:.0e} nats until step {first} and differ by "
+        f"{late.latest:.2g} now, more with each update: the engine no longer gets the weights. "
+        "Publish them again, and compare checksums.",
+        evidence=(f"log-prob difference {agreed:.0e} -> {late.latest:.2g}",),
+        causes=tuple(causes),
+        fixes=(Fix("sync.verify", "true", "compares the engine's weights", Grade.SAFE),),
+        first_step=first,
+        last_step=int(late.steps[-1]),
+        value=late.latest,
+        limit=_ROUNDING,
     )
 
 

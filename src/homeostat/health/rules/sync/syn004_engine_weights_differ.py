@@ -22,14 +22,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import NoOptions, Rule
-from homeostat.health.rules.readings import needed
 from homeostat.health.view import Kind, RunView
 
 
-def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
-    off = needed(view, "sync/checksum_off")
+def check(view: RunView, _: NoOptions) -> Iterator[Sighting | Unknown]:
+    off = view.series("sync/checksum_off")
+    if off is None:
+        yield Unknown("the metric sync/checksum_off was not logged")
+        return
     at = np.flatnonzero(off.values > 0)
     if not len(at):
         return
@@ -55,7 +57,6 @@ RULE = Rule(
     level=Level.ERROR,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=("sync/checksum_off",),
     kinds=(Kind.RL,),
     explains=("SYN001", "SYN002"),
 )

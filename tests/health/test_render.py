@@ -1,0 +1,176 @@
+"""What a program and a person get to see of a diagnosis."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from homeostat.health.diagnose import Diagnosis
+from homeostat.health.finding import (
+    Cause,
+    Confidence,
+    Family,
+    Finding,
+    Fix,
+    Grade,
+    Level,
+    NotEvaluated,
+)
+from homeostat.health.frameworks import ALL, UNKNOWN
+from homeostat.health.log import Log, LogLine
+from homeostat.health.render import as_json, is_healthy
+from homeostat.health.render_text import as_text
+from homeostat.health.view import Kind, RunView, Series
+
+FINDING = Finding(
+    code="GEN001",
+    name="truncation-at-cap",
+    family=Family.GENERATION,
+    level=Level.ERROR,
+    confidence=Confidence.MEASURED,
+    message="93% of the completions are cut at the limit since step 1,204 (limit 80%).",
+    evidence=("completions/clipped_ratio 0.93", "a quoted \x1b[2J line\twith control characters"),
+    causes=(Cause("truncation-at-cap", "they reach 512 tokens"), Cause("no-eos", "none ends")),
+    fixes=(
+        Fix("rollout.max_new_tokens", "2048", "room to finish", Grade.UNSAFE),
+        Fix("", "look at completions", "see whether they end", Grade.ADVICE),
+    ),
+    first_step=1204,
+    last_step=1300,
+    value=0.93,
+    limit=0.8,
+)
+NOTE = Finding(
+    "LRN009", "benign-grpo-loss-zero", Family.LEARNING, Level.INFO, Confidence.INFERRED, "fine"
+)
+MISSING = (
+    NotEvaluated("RWD001", "zero-std-groups", "the metric reward_std was not logged"),
+    NotEvaluated("CFG001", "group-size-one", "the setting rollout.samples_per_prompt is not known"),
+)
+
+
+def view(*, framework: str = "verl", log: tuple[str, ...] = (), metrics: bool = True) -> RunView:
+    series = Series(np.arange(1, 4), np.array([0.1, 0.2, 0.3]))
+    return RunView(
+        metrics={"reward": series} if metrics else {},
+        framework=ALL[framework],
+        kind=Kind.RL,
+        log=Log([LogLine(number, text) for number, text in enumerate(log, start=1)]),
+        total_steps=3000,
+    )
+
+
+def ill(*findings: Finding) -> Diagnosis:
+    return Diagnosis(findings, MISSING, 40)
+
+
+def test_json_has_the_promised_fields_and_their_settings_names() -> None:
+    found = as_json(ill(FINDING), view())
+    assert list(found) == ["healthy", "framework", "findings", "not_evaluated"]
+    assert (found["healthy"], found["framework"]) == (False, "verl")
+    [one] = found["findings"]
+    assert set(one) == {
+        "code", "name", "family", "level", "confidence", "first_step", "last_step", "subject",
+        "value", "limit", "message", "evidence", "causes", "fixes",
+    }  # fmt: skip
+    assert one["fixes"] == [
+        {
+            "setting": "data.max_response_length",
+            "value": "2048",
+            "why": "room to finish",
+            "grade": "unsafe",
+        },
+        {
+            "setting": None,
+            "value": "look at completions",
+            "why": "see whether they end",
+            "grade": "advice",
+        },
+    ]
+    assert found["not_evaluated"][0] == {
+        "code": "RWD001",
+        "name": "zero-std-groups",
+        "why": "the metric reward_std was not logged",
+    }
+
+
+def test_json_is_strict_where_values_are_not_finite() -> None:
+    import dataclasses
+
+    odd = dataclasses.replace(FINDING, value=float("nan"), limit=float("-inf"))
+    found = json.loads(json.dumps(as_json(ill(odd), view()), allow_nan=False))
+    assert (found["findings"][0]["value"], found["findings"][0]["limit"]) == ("nan", "-inf")
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_text_fits_the_terminal_and_does_not_steer_it(width: int) -> None:
+    text = as_text(ill(FINDING, NOTE), view(), width=width, verbose=True)
+    assert max(map(len, text.splitlines())) <= max(width, 40)
+    assert all(char == "\n" or char.isprintable() for char in text)
+    assert "\\x1b[2J" in text
+
+
+def test_text_says_the_verdict_the_cause_and_their_setting() -> None:
+    text = as_text(ill(FINDING, NOTE), view())
+    lines = text.splitlines()
+    assert lines[0].startswith("Read: verl, reinforcement learning, step 3 of 3,000")
+    assert lines[1] == "ILL: 1 error, 1 note. Most likely illness first."
+    assert "1. error GEN001 truncation-at-cap" in lines
+    assert "   generation, measured, since step 1,204" in lines
+    assert "     1. truncation-at-cap: they reach 512 tokens" in lines
+    assert "     - data.max_response_length = 2048: room to finish" in lines
+    assert "     - look at completions: see whether they end" in lines
+    tail = (
+        "Not evaluated: 2 rules (metric not logged 1, setting not known 1). --verbose lists them."
+    )
+    assert text.endswith(tail[:79].rsplit(" ", 1)[0] + "\nlists them.\n")
+    assert "RWD001" not in text
+    assert "RWD001 zero-std-groups: the metric" in as_text(ill(FINDING), view(), verbose=True)
+
+
+def test_colours_are_there_only_when_asked_for() -> None:
+    assert "\033[" not in as_text(ill(FINDING), view())
+    assert "\033[1;31m1. error GEN001 truncation" in as_text(ill(FINDING), view(), color=True)
+
+
+def test_findings_of_a_lower_level_are_counted_when_left_out() -> None:
+    text = as_text(ill(FINDING, NOTE), view(), findings=[FINDING])
+    assert "LRN009" not in text
+    assert "1 finding of a lower level not shown" in text
+
+
+def test_a_clear_run_is_called_clear_and_an_unread_one_unknown() -> None:
+    clear = as_text(ill(NOTE), view())
+    assert "NO ILLNESS FOUND." in clear
+    unknown = as_text(ill(), view(metrics=False, log=("hello",)))
+    assert "NOT KNOWN" in unknown
+    assert "I do not know this: no rule matched." in unknown
+    assert "2 rules could not be evaluated because" in " ".join(unknown.split())
+    assert "framework not recognised" in as_text(ill(), view(framework=UNKNOWN.name))
+
+
+TRACE = (
+    "(TaskRunner pid=3) Traceback (most recent call last):",
+    '(TaskRunner pid=3)   File "train.py", line 3, in main',
+    "(TaskRunner pid=3)     step()",
+    "(TaskRunner pid=3) FlurbError: the gizmo is out of flurb",
+)
+
+
+def test_an_end_that_no_rule_knows_is_neither_healthy_nor_guessed_at() -> None:
+    odd = view(log=TRACE)
+    assert not is_healthy(ill(), odd)
+    text = as_text(ill(), odd)
+    assert "NOT KNOWN: the log ends in an error that no rule knows." in text
+    assert "line 4: (TaskRunner pid=3) FlurbError: the gizmo is out of flurb" in text
+    first = as_json(ill(), odd)["not_evaluated"][0]
+    assert (first["code"], first["name"]) == ("ERR000", "unknown-error")
+    assert "FlurbError" in first["why"]
+
+
+def test_an_error_that_was_survived_or_is_explained_is_no_unknown_end() -> None:
+    survived = view(log=(*TRACE, *(f"step {n} is done" for n in range(60))))
+    assert is_healthy(ill(), survived)
+    assert as_json(ill(FINDING), view(log=TRACE))["not_evaluated"][0]["code"] == "RWD001"
