@@ -17,7 +17,7 @@ from homeostat.health.render import LAUNCHERS, told
 from homeostat.observe.names import describe
 
 TABLES = [table for table in ALL.values() if table not in (HOMEOSTAT, UNKNOWN)]
-LEAVES = [path.split(".") for path, *_ in walk_keys(RunConfig)]
+LEAVES = [path.replace("[]", "").split(".") for path, *_ in walk_keys(RunConfig)]
 # A section may be set as a whole, to null for one.
 OUR_KEYS = {".".join(parts[:end]) for parts in LEAVES for end in range(1, len(parts) + 1)}
 FOREIGN = [re.compile(re.sub(r"<name>|<i>", ".+", name)) for name in names.FOREIGN]

@@ -31,7 +31,7 @@ from homeostat.health.view import Event, Kind, RunView, SampleText, Series
 _MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 _NOT_METRICS = ("setting:", "fact:")
 # Records that every rule is asked at; so many more, and they take turns of one more.
-RECORDS_PER_TURN = 64
+RECORDS_PER_TURN = 32
 MAX_TURNS = 4
 
 
@@ -179,7 +179,6 @@ class Monitor:
             metrics=tails.metrics,
             kind=self._kind,
             settings=self.settings,
-            raw_settings=self.settings,
             events=tails.events,
             samples=tails.samples,
             facts=self.facts,

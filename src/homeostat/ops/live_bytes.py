@@ -20,10 +20,11 @@ _ROUND = 512
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts what operations inside allocate on the meta device. `peak` is over its lifetime."""
+    """Counts what operations inside allocate on a device. `peak` is over its lifetime."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str = "meta") -> None:
         super().__init__()
+        self.device_type = device_type
         self.now = 0
         self.peak = 0
         self._alive: dict[int, tuple[int, Any]] = {}
@@ -31,7 +32,7 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.is_meta:
+            if isinstance(leaf, Tensor) and leaf.device.type == self.device_type:
                 self._note(leaf.untyped_storage())
         return result
 

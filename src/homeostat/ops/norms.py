@@ -23,7 +23,8 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
-    if x.device.type == "cpu" and x.dtype == weight_D.dtype == torch.float32:
+    # Tensors without data (models/shape_only.py) go this way, too: it keeps as much as the kernel.
+    if x.is_meta or (x.device.type == "cpu" and x.dtype == weight_D.dtype == torch.float32):
         if not torch.is_grad_enabled():
             return (x * _rstd(x, eps)).mul_(weight_D)
         return _RmsNorm.apply(x, weight_D, eps)
@@ -33,12 +34,12 @@ def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
 def _rstd(x: Tensor, eps: float) -> Tensor:
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     # eps + length^2 / D in one call: in decoding it is calls that cost.
-    return torch.addcmul(_scalar(eps), length, length, value=1.0 / x.shape[-1]).rsqrt_()
+    return torch.addcmul(_scalar(eps, x.device), length, length, value=1.0 / x.shape[-1]).rsqrt_()
 
 
 @cache
-def _scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float32, device="cpu")
+def _scalar(value: float, device: torch.device) -> Tensor:
+    return torch.tensor(value, dtype=torch.float32, device=device)
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -8,6 +8,9 @@ hook gets the run's own parts, and nothing that is written down goes through it.
     before_update     the step's samples are there (RL), its updates are not computed yet
     after_update      the updates are applied; the engine has not been sent them yet (RL)
     after_step        the step is recorded and judged; its checkpoint is not saved yet
+
+A run that goes back to a checkpoint (health.heal=all) is set up anew: `started` comes again with
+new parts, and the steps after the checkpoint come a second time.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class LeakedMemory(Injector):
 class OutOfMemory(Injector):
     """Micro-batches above a size no longer fit: the allocator refuses."""
 
-    name, family, strength = "out_of_memory", Family.MEMORY, (100.0, 400.0)
+    name, family, strength = "out_of_memory", Family.MEMORY, (80.0, 250.0)
     expects = ("oom-retries",)
     body, cure, vital = SORT_SFT, Cure.SAFE, "train/loss"
     stays = True

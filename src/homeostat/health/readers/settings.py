@@ -154,9 +154,19 @@ def _toml(text: str) -> dict[str, Any] | None:
         return None
 
 
+def _is_deep(text: str) -> bool:
+    """Whether brackets open deeper than any config's: YAML's scanner takes the square of it."""
+    depth = 0
+    for found in re.finditer(r"[\[{]|[\]}]", text):
+        depth += 1 if found.group() in "[{" else -1
+        if depth > _MAX_DEPTH:
+            return True
+    return False
+
+
 def _yaml(text: str) -> dict[Any, Any] | None:
     # Aliases can make a small file huge: a config has no need of them.
-    if re.search(r"(?m)(?:^|[\s\[,:-])\*[A-Za-z_]", text):
+    if re.search(r"(?m)(?:^|[\s\[,:-])\*[A-Za-z_]", text) or _is_deep(text):
         return None
     import yaml
 

@@ -62,4 +62,5 @@ RULE = Rule(
     confidence=Confidence.MEASURED,
     check=check,
     needs=("events",),
+    explains=("CKP003",),
 )

@@ -57,4 +57,5 @@ RULE = Rule(
     confidence=Confidence.MEASURED,
     check=check,
     needs=("probe/mask_difference",),
+    explains=("LRN002",),
 )

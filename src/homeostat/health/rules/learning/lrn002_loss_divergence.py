@@ -62,7 +62,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     began = best_at + int(below[-1]) + 1
     first = int(loss.steps[began])
     jump = float(loss.values[began]) > best + 0.7 * (float(np.median(newest)) - best)
-    causes = tuple(_causes(view, first, jump=jump))
+    named: dict[str, Cause] = {}
+    for cause in _causes(view, first, jump=jump):
+        named.setdefault(cause.name, cause)
+    causes = tuple(named.values())
     yield Sighting(
         message=f"Training loss is {float(np.median(newest)):.4g} since step {first}, after "
         f"{best:.4g} at step {int(loss.steps[best_at])} (limit {limit:.4g}): it has diverged. Go "

@@ -36,7 +36,8 @@ from homeostat.health.view import RunView, Series
 
 # They log the scheduler's value after it was stepped, or plan to end at 0: a last 0 is right.
 _PRINTS_NEXT = (
-    "homeostat", "transformers", "trl", "axolotl", "llama_factory", "ms_swift", "unsloth", "unknown",
+    "homeostat", "transformers", "trl", "axolotl", "llama_factory", "ms_swift", "unsloth",
+    "unknown",
 )  # fmt: skip
 
 

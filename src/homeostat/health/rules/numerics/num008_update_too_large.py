@@ -48,7 +48,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     for name, ratio in groups.items():
         spell = newest_spell(ratio.values > options.max_ratio, fire=options.fire)
         if spell is not None:
-            part = Series(*(x[spell.start : spell.end + 1] for x in (ratio.steps, ratio.values)))
+            held = slice(spell.start, spell.end + 1)
+            part = Series(ratio.steps[held], ratio.values[held])
             found.append((float(np.median(part.values)), name, part))
     if not found:
         return

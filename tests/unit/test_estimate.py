@@ -1,0 +1,129 @@
+"""Memory that is estimated without data against what the same code holds with data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support import tiny, tiny_rl
+from typer.testing import CliRunner
+
+from homeostat.cli.verbs import app
+from homeostat.config import RunConfig
+from homeostat.data.loader import micro_batches
+from homeostat.ops.live_bytes import LiveBytes
+from homeostat.run.estimate import MemoryPlan, ladder
+from homeostat.train.build import local_trainer
+from homeostat.train.estimate import UpdateMemory, _loss_spec, estimate_update
+from homeostat.train.runtime import resolve_runtime
+from homeostat.types import Role, TokenRow, TrainBatch
+
+SHAPE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 32}
+
+
+def write_model(folder: Path) -> None:
+    tiny.write_model(folder / "model", **SHAPE)
+
+
+def rows(*, count: int, length: int, columns: tuple[str, ...] = ()) -> list[TokenRow]:
+    """With a common prompt in every two."""
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(3, 12, size=(count, length // 2))
+    return [
+        TokenRow(
+            number,
+            np.concatenate([prompts[number // 2], rng.integers(3, 12, size=length // 2)]),
+            (np.arange(2 * (length // 2)) >= length // 2).astype(np.float32),
+            {name: np.zeros(2 * (length // 2), np.float32) for name in columns},
+        )
+        for number in range(count)
+    ]
+
+
+def measured(config: RunConfig, batch: TrainBatch) -> int:
+    trainer = local_trainer(config, resolve_runtime(config, threads=1))
+    spec = _loss_spec(config, batch)
+    with LiveBytes("cpu") as live:
+        for _ in range(2):
+            trainer.accumulate(Role.POLICY, [batch], spec, step=1)
+    return live.peak
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("count", [1, 6])
+def test_an_update_holds_what_was_estimated(
+    tmp_path: Path, checkpointing: bool, count: int
+) -> None:
+    write_model(tmp_path)
+    config = tiny.config(tmp_path, trainer={"gradient_checkpointing": checkpointing})
+    batch = TrainBatch.of(rows(count=count, length=96))
+    found = estimate_update(config, resolve_runtime(config, threads=1), batch)
+    assert found.work == pytest.approx(measured(config, batch), rel=0.03)
+    weights = sum(
+        p.numel() for p in local_trainer(config, resolve_runtime(config)).model.parameters()
+    )
+    assert found.weights == 4 * weights
+    assert found.optimizer == 8 * weights
+
+
+def test_an_rl_update_holds_what_was_estimated(tmp_path: Path) -> None:
+    config = tiny_rl.config(tmp_path)
+    made = rows(count=6, length=64, columns=("advantage", "engine_logp"))
+    (batch, *_) = micro_batches(made, config.trainer)
+    found = estimate_update(config, resolve_runtime(config, threads=1), batch)
+    assert found.work == pytest.approx(measured(config, batch), rel=0.05)
+
+
+def test_below_fp32_masters_and_gradients_are_held(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path)
+    runtime = replace(resolve_runtime(config, threads=1), dtype=torch.bfloat16)
+    batch = TrainBatch.of(rows(count=2, length=32))
+    found = estimate_update(config, runtime, batch)
+    assert (found.optimizer, found.gradients) == (6 * found.weights, 2 * found.weights)
+
+
+def plan_of(config: RunConfig, *, capacity: int) -> MemoryPlan:
+    """A made-up model of memory: what matters is the order of the ladder."""
+    trainer = config.trainer
+    work = trainer.max_tokens_per_device * (1 if trainer.gradient_checkpointing else 4)
+    held = 1000 if config.lora is None else 100
+    update = UpdateMemory(weights=held, optimizer=0, gradients=0, reference=0, work=work)
+    return MemoryPlan("cpu", capacity, 0, update)
+
+
+def test_the_ladder_ends_with_what_fits_and_begins_with_what_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    config = tiny.config(tmp_path, trainer={"max_tokens_per_device": 1024})
+    found = list(ladder(config, lambda c: plan_of(c, capacity=1200)))
+    peaks = [plan.peak for _, plan in found]
+    assert peaks == sorted(peaks, reverse=True)
+    assert [changes[-1] for changes, _ in found][:2] == [
+        "trainer.max_tokens_per_device=512",
+        "trainer.max_tokens_per_device=256",
+    ]
+    assert not found[-2][1].fits
+    assert found[-1][1].fits
+    assert "trainer.gradient_checkpointing=true" in found[-1][0]
+
+
+def recipe_file(folder: Path, **sections: Any) -> Path:
+    file = folder / "recipe.yaml"
+    file.write_text(json.dumps(tiny.recipe(folder, **sections)))
+    return file
+
+
+def test_the_verb_prints_the_plan(tmp_path: Path) -> None:
+    found = CliRunner().invoke(
+        app, ["estimate", str(recipe_file(tmp_path)), "--format", "json"], catch_exceptions=False
+    )
+    assert found.exit_code == 0
+    plan = json.loads(found.stdout)
+    assert plan["fits"]
+    parts = ("process", "weights", "optimizer", "gradients", "reference", "work")
+    assert plan["peak_bytes"] == sum(plan[f"{name}_bytes"] for name in parts)
