@@ -36,6 +36,7 @@ FINDING = Finding(
     fixes=(
         Fix("rollout.max_new_tokens", "2048", "room to finish", Grade.UNSAFE),
         Fix("", "look at completions", "see whether they end", Grade.ADVICE),
+        Fix("observe.verify_logprobs", "on", "says which side is off", Grade.SAFE),
     ),
     first_step=1204,
     last_step=1300,
@@ -88,6 +89,7 @@ def test_json_has_the_promised_fields_and_their_settings_names() -> None:
             "why": "see whether they end",
             "grade": "advice",
         },
+        {"setting": None, "value": "on", "why": "says which side is off", "grade": "safe"},
     ]
     assert found["not_evaluated"][0] == {
         "code": "RWD001",
@@ -122,6 +124,7 @@ def test_text_says_the_verdict_the_cause_and_their_setting() -> None:
     assert "     1. truncation-at-cap: they reach 512 tokens" in lines
     assert "     - data.max_response_length = 2048: room to finish" in lines
     assert "     - look at completions: see whether they end" in lines
+    assert "     - says which side is off (on)" in lines
     tail = (
         "Not evaluated: 2 rules (metric not logged 1, setting not known 1). --verbose lists them."
     )

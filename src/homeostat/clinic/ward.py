@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from homeostat.clinic.job import Job
 
@@ -41,35 +42,51 @@ class Ended:
 def run_all(
     jobs: Sequence[Job], *, at_a_time: int, tell: Callable[[Ended], None]
 ) -> dict[Job, Ended]:
-    """`tell` is called for each run that ended, by one thread at a time or several."""
+    """`tell` is called for each run that ended, by any thread. Whatever ends this early, such as
+    Ctrl-C, ends the runs, too."""
+    running: set[subprocess.Popen[bytes]] = set()
 
     def one(job: Job) -> Ended:
-        ended = run_one(job)
+        ended = run_one(job, running=running)
         tell(ended)
         return ended
 
-    with ThreadPoolExecutor(at_a_time) as pool:
+    pool = ThreadPoolExecutor(at_a_time)
+    try:
         return {ended.job: ended for ended in pool.map(one, jobs)}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(running):
+            _signal(process, signal.SIGKILL)
+        pool.shutdown()
 
 
-def run_one(job: Job) -> Ended:
+def run_one(job: Job, *, running: set[subprocess.Popen[bytes]] | None = None) -> Ended:
+    """`running` holds the process while it runs."""
+    running = set() if running is None else running
     folder = Path(job.folder)
     # A run that was here before would be gone on with.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     started = time.perf_counter()
     with open(folder / "output.log", "wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "homeostat.clinic.patient", job.to_json()],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-            # A group of its own, so that what it started ends with it.
-            start_new_session=True,
-        )
+        process = _start(job, output)
+        running.add(process)
         code = _wait(process, job.deadline_s)
+        running.discard(process)
     return Ended(job, code, round(time.perf_counter() - started, 2))
+
+
+def _start(job: Job, output: BinaryIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "homeostat.clinic.patient", job.to_json()],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        # A group of its own, so that what it started ends with it.
+        start_new_session=True,
+    )
 
 
 def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> int | None:

@@ -206,6 +206,10 @@ def _fixes(finding: Finding, view: RunView) -> Iterator[tuple[str, str]]:
         if here.setting:
             value = f" = {here.value}" if here.value else ""
             yield f"{here.setting}{value}: {here.why}", grade
+        elif fix.setting:
+            # Their name for it is not known: what it would do is said, and how ours is set.
+            value = f" ({here.value})" if here.value else ""
+            yield f"{here.why}{value}", grade
         else:
             value = f"{here.value}: " if here.value else ""
             yield f"{value}{here.why}", grade

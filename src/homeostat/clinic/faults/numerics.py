@@ -14,7 +14,7 @@ from homeostat.clinic.recipes import Raw
 from homeostat.health.finding import Family
 from homeostat.run.session import Session
 
-NONFINITE = ("nan-update-poisoned-weights", "nonfinite-loss")
+NONFINITE = ("nan-update-poisoned-weights", "nan-loss")
 
 
 class NanWeight(Injector):
@@ -42,7 +42,7 @@ class InfiniteRow(Injector):
     """A symbol of a few rows overflows where it enters the model: their loss is not finite."""
 
     name, family = "infinite_row", Family.NUMERICS
-    expects = ("nonfinite-isolated", "bad-batch", "steps-skipped", "nonfinite-loss")
+    expects = ("nonfinite-isolated", "bad-batch", "steps-skipped", "nan-loss")
     body, onset, strength = SORT_SFT, FROM_START, (10.0, 25.0)
     cure, vital, stays = Cure.SAFE, "train/loss", True
 

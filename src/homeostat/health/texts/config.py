@@ -22,7 +22,7 @@ _BATCHES = (
             "evenly divisible by the number of generations per prompt",
             "must be divisible by num_generations",
             "must be divisible by the number of generations",
-            "is not divisible by num_generations",
+            "not divisible by num_generations",
             "must be divisible by n_samples_per_prompt",
             "not divisible by n_samples_per_prompt",
             "generation_batch_size * must be divisible by",

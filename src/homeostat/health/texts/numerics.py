@@ -34,7 +34,7 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
     (
         Trouble(
             code="ERR650",
-            name="nonfinite-loss",
+            name="nan-loss",
             family=Family.NUMERICS,
             texts=(
                 "Loss is nan",
@@ -82,7 +82,7 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
         ),
         Trouble(
             code="ERR651",
-            name="nonfinite-loss",
+            name="nan-loss",
             family=Family.NUMERICS,
             texts=(
                 "grad_norm is not finite",

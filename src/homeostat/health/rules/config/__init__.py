@@ -24,6 +24,7 @@ from homeostat.health.rules.config import (
     cfg018_no_gradient_clipping,
     cfg019_dropout_in_rl,
     cfg020_weight_decay,
+    cfg021_correction_bound,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -47,4 +48,5 @@ RULES: tuple[Rule, ...] = (
     cfg018_no_gradient_clipping.RULE,
     cfg019_dropout_in_rl.RULE,
     cfg020_weight_decay.RULE,
+    cfg021_correction_bound.RULE,
 )

@@ -56,5 +56,5 @@ RULE = Rule(
     check=check,
     needs=("setting:rollout.samples_per_prompt",),
     kinds=(Kind.RL,),
-    explains=("RWD001", "LRN008"),
+    explains=("RWD001", "LRN008", "POL015"),
 )

@@ -47,5 +47,5 @@ RULE = Rule(
     check=check,
     needs=("setting:rollout.temperature",),
     kinds=(Kind.RL,),
-    explains=("RWD001",),
+    explains=("RWD001", "POL015"),
 )

@@ -24,6 +24,7 @@ from homeostat.health.rules.learning import (
     lrn018_eval_missing,
     lrn019_trained_weights_unmoved,
     lrn020_frozen_weights_moved,
+    lrn021_ebft_alignment,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -47,4 +48,5 @@ RULES: tuple[Rule, ...] = (
     lrn018_eval_missing.RULE,
     lrn019_trained_weights_unmoved.RULE,
     lrn020_frozen_weights_moved.RULE,
+    lrn021_ebft_alignment.RULE,
 )

@@ -143,5 +143,16 @@ RULE = Rule(
     confidence=Confidence.INFERRED,
     check=check,
     options=Options,
-    explains=("LRN002", "LRN003", "LRN009", "LRN010", "NUM002", "NUM004", "DAT001"),
+    explains=(
+        "LRN002",
+        "LRN003",
+        "LRN009",
+        "LRN010",
+        "NUM002",
+        "NUM004",
+        "DAT001",
+        "POL004",
+        "POL013",
+        "RWD006",
+    ),
 )

@@ -141,5 +141,5 @@ RULE = Rule(
     check=check,
     needs=("train/loss|reward",),
     options=Options,
-    explains=("LRN004", "LRN019"),
+    explains=("LRN004", "LRN019", "RWD015", "POL016"),
 )

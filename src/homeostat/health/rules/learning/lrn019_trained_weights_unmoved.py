@@ -53,16 +53,16 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     spell = newest_spell(still.values > 0, fire=options.fire)
     if spell is None or not spell.is_open:
         return
-    first, count = int(still.steps[spell.start]), int(still.latest)
+    first, count = int(still.steps[spell.start]), still.latest
     yield Sighting(
-        message=f"{count} trained tensors have not changed in the updates since step {first}: a "
+        message=f"{count:.0f} trained tensors have not changed in the updates since step {first}: a "
         "part of the model is not trained. See lora.targets and what was frozen.",
-        evidence=(f"probe/trained_unchanged {count} at step {still.steps[-1]}",),
+        evidence=(f"probe/trained_unchanged {count:.0f} at step {still.steps[-1]}",),
         causes=(Cause("trained-weights-unmoved", "their bits are the same before and after"),),
         fixes=(Fix("lora.targets", "names of the model's layers", "what the adapter is put on"),),
         first_step=first,
         last_step=int(still.steps[-1]),
-        value=float(count),
+        value=count,
         limit=0.0,
         level=Level.INFO if is_moe(view) else None,
     )

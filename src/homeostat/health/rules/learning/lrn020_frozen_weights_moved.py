@@ -37,9 +37,9 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         return
     first = int(moved.steps[np.flatnonzero(moved.values > 0)[0]])
     yield Sighting(
-        message=f"{int(moved.latest)} frozen tensors have changed since step {first}: something "
+        message=f"{moved.latest:.0f} frozen tensors have changed since step {first}: something "
         "writes into weights that should not train. Stop, and go back to a checkpoint before.",
-        evidence=(f"probe/frozen_changed {int(moved.latest)}",),
+        evidence=(f"probe/frozen_changed {moved.latest:.0f}",),
         causes=(Cause("frozen-weights-moved", "their bits differ from the run's start"),),
         fixes=(Fix("checkpoint.load_step", f"before {first}", "weights that are still whole"),),
         first_step=first,

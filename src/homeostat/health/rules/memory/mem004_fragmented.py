@@ -43,7 +43,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         needed(view, "memory/max_reserved").tail(5),
     )
     mine, all_of_it = float(np.median(used.values)), float(np.median(held.values))
-    if all_of_it < options.factor * mine or all_of_it - mine < options.min_bytes:
+    if mine <= 0 or all_of_it < options.factor * mine or all_of_it - mine < options.min_bytes:
         return
     yield Sighting(
         message=f"{gib(all_of_it)} of device memory are reserved and {gib(mine)} used: the rest is "

@@ -123,4 +123,5 @@ RULE = Rule(
     check=check,
     kinds=(Kind.RL,),
     options=Options,
+    explains=("OFF001", "OFF002"),
 )

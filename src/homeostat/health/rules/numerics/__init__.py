@@ -5,7 +5,7 @@ from __future__ import annotations
 from homeostat.health.rule import Rule
 from homeostat.health.rules.numerics import (
     num001_nan_poisoned_weights,
-    num002_nonfinite_loss,
+    num002_nan_loss,
     num003_fp16_overflow,
     num004_attention_kernel_nan,
     num005_steps_skipped,
@@ -16,7 +16,7 @@ from homeostat.health.rules.numerics import (
 
 RULES: tuple[Rule, ...] = (
     num001_nan_poisoned_weights.RULE,
-    num002_nonfinite_loss.RULE,
+    num002_nan_loss.RULE,
     num003_fp16_overflow.RULE,
     num004_attention_kernel_nan.RULE,
     num005_steps_skipped.RULE,

@@ -20,6 +20,7 @@ from homeostat.health.rules.policy import (
     pol014_length_bias_shrinking,
     pol015_mode_collapse,
     pol016_kl_penalty_too_strong,
+    pol017_ebft_samples_alike,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -39,4 +40,5 @@ RULES: tuple[Rule, ...] = (
     pol014_length_bias_shrinking.RULE,
     pol015_mode_collapse.RULE,
     pol016_kl_penalty_too_strong.RULE,
+    pol017_ebft_samples_alike.RULE,
 )

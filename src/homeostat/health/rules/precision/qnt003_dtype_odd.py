@@ -36,7 +36,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         return
     first = int(odd.steps[at[0]])
     yield Sighting(
-        message=f"{int(odd.latest)} parameters changed their dtype or whether they train, first at "
+        message=f"{odd.latest:.0f} parameters changed their dtype or whether they train, first at "
         f"step {first}. See what touches the model after it is built.",
         causes=(Cause("dtype-odd", "dtype or requires_grad differs from the start"),),
         fixes=(Fix("checkpoint.load_step", f"before {first}", "the model as it was built"),),

@@ -85,4 +85,5 @@ RULE = Rule(
     check=check,
     needs=("spec/accept_share",),
     options=Options,
+    explains=("SPC004",),
 )

@@ -126,4 +126,5 @@ RULE = Rule(
     needs=("engine/policy_version|sync/version",),
     kinds=(Kind.RL,),
     options=Options,
+    explains=("OFF002", "OFF005"),
 )

@@ -11,7 +11,7 @@ Either such updates are skipped and nothing is learned, or they are applied and 
 lost.
 
 ## Likely causes
-- nonfinite-loss: where it comes from is not known yet.
+- nan-loss: where it comes from is not known yet.
 - grad-norm-explosion: the gradient grew by orders of magnitude before.
 - bad-batch: finite and non-finite steps alternate, so it depends on the rows.
 - fp8-zero-scale: FP8 training divides by the scale of a block, which is 0 for zeros.
@@ -63,7 +63,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         message=f"{what} not finite since step {first} ({share:.0%} of the records). Find the "
         "module and the rows that it comes from; do not replace NaN by 0.",
         evidence=(f"{int(held.sum())} of {len(held)} records are not finite",),
-        causes=tuple(_causes(view, first, share)),
+        causes=tuple(_causes(view, what, first, share)),
         fixes=(
             Fix("trainer.on_nonfinite", "skip", "such an update is not applied", Grade.SAFE),
             Fix("trainer.precision", "fp32", "tells rounding from a broken row"),
@@ -97,7 +97,7 @@ def _what(view: RunView, first: int) -> str:
     return "The loss is" if loss else "The gradient norm is"
 
 
-def _causes(view: RunView, first: int, share: float) -> Iterator[Cause]:
+def _causes(view: RunView, what: str, first: int, share: float) -> Iterator[Cause]:
     norm = view.series("grad_norm")
     before = norm.before(first).finite().values if norm is not None else np.zeros(0)
     if len(before) >= 4 and before[-1] > 20 * max(float(np.median(before[:-1])), 1e-12):
@@ -106,17 +106,19 @@ def _causes(view: RunView, first: int, share: float) -> Iterator[Cause]:
         yield Cause("fp8-zero-scale", "FP8 training: a block of zeros has scale 0")
     if share < 0.7:
         yield Cause("bad-batch", "finite and non-finite steps alternate")
-    yield Cause("nonfinite-loss", "not finite, step after step")
+    if what == "The gradient norm is":
+        yield Cause("grad-nan", "the loss is finite: it comes up in the backward pass")
+    yield Cause("nan-loss", "not finite, step after step")
 
 
 RULE = Rule(
     code="NUM002",
-    name="nonfinite-loss",
+    name="nan-loss",
     family=Family.NUMERICS,
     level=Level.ERROR,
     confidence=Confidence.MEASURED,
     check=check,
     needs=("train/loss|train/policy_loss|grad_norm",),
     options=Options,
-    explains=("DAT001", "LRN008"),
+    explains=("DAT001", "LRN008", "RWD002", "RWD006", "GEN001", "POL013"),
 )
