@@ -116,6 +116,11 @@ class Monitor:
         """The findings that are open now, the most likely illness first."""
         return in_order([entry.finding for entry in self._open.values()])
 
+    @property
+    def num_watching(self) -> int:
+        """Rules that have all that they need."""
+        return len(self._ready or ())
+
     def reconfigure(self, settings: Mapping[str, Any]) -> None:
         """Settings changed on the way."""
         self.settings = settings

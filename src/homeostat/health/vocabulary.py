@@ -55,6 +55,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "weight-decay-too-high": "Weight decay shrinks the weights faster than they learn.",
     },
     Family.DATA: {
+        "validation-overlap": "Rows that are held out are trained on, too.",
         "all-labels-masked": "Every response token has label -100 (or is truncated away).",
         "pad-token-missing": "Tokenizer has no usable pad token.",
         "pad-equals-eos": "Pad token equals EOS, so EOS is masked and never learned.",

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from homeostat.observe.health_board import HealthBoard
 from homeostat.observe.live import LiveView
 from homeostat.observe.progress import Progress
 from homeostat.observe.recorder import View
@@ -26,17 +27,31 @@ def make_view(
     *,
     label: RunLabel,
     history: Iterable[Mapping[str, Any]] = (),
+    findings: Iterable[Mapping[str, Any]] = (),
+    events: Iterable[Mapping[str, Any]] = (),
 ) -> View:
-    """The view that `observe.console` asks for. `history`: metric records before a resume."""
+    """The view that `observe.console` asks for. `history`, `findings` and `events`: the lines of
+    metrics.jsonl, findings.jsonl and events.jsonl from before a resume."""
     if choice == "auto":
         choice = "live" if _can_show_live(console) else "plain"
     progress = Progress(label.run_name, label.total_steps, label.start_step, step=label.start_step)
     progress.remember(history)
     if choice == "live":
-        return LiveView(console, label, progress)
+        return LiveView(console, label, progress, _remembered(findings, events))
     if choice == "plain":
         return PlainView(console, label, progress)
     return QuietView(progress)
+
+
+def _remembered(
+    findings: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]
+) -> HealthBoard:
+    health = HealthBoard()
+    for finding in findings:
+        health.finding(finding["step"], finding)
+    for event in events:
+        health.event(event["kind"], event["step"], event)
+    return health
 
 
 def _can_show_live(console: Console) -> bool:

@@ -66,6 +66,11 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo("training", "Everything is set up; the first step follows.", ("total_steps",)),
     EventInfo(
+        "rules_watching",
+        "How many health rules have all that they need to judge the run, from here on.",
+        ("rules",),
+    ),
+    EventInfo(
         "eval_done",
         "The held-out rows (in RL: prompts) were scored, and were better before.",
         ("loss", "reward"),

@@ -72,6 +72,12 @@ def is_event(record: Mapping[str, Any]) -> bool:
     return is_record(record) and "time" in record and isinstance(record.get("kind"), str)
 
 
+def is_finding(record: Mapping[str, Any]) -> bool:
+    """An illness that began or is over, by code, name and level."""
+    texts = ("code", "name", "level", "state")
+    return is_record(record) and all(isinstance(record.get(name), str) for name in texts)
+
+
 def is_row_losses(record: Mapping[str, Any]) -> bool:
     """Row ids and losses are two lists of numbers of one length."""
     ids, losses = record.get("row_ids"), record.get("losses")

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from homeostat.observe import format as fmt
 from homeostat.observe import panel
+from homeostat.observe.ailments import REMEDY_EVENTS
 from homeostat.observe.events import mood_of
+from homeostat.observe.health_board import HealthBoard
 from homeostat.observe.panel import Item, Room, SampleBoard
 from homeostat.observe.progress import Progress, event_line
 from homeostat.observe.transcript import QUIET_EVENTS, RunLabel, Transcript
@@ -25,6 +27,7 @@ NUM_EVENTS_KEPT, NUM_EVENTS_SHOWN = 12, 4
 # Of RL fewer are shown: its picture needs the lines, and these say what it shows already.
 NUM_EVENTS_SHOWN_IN_RL = 2
 _SAID_BY_THE_PICTURE = ("eval_done", "new_best", "checkpoint_pruned")
+_SAID_BY_HEALTH = QUIET_EVENTS | REMEDY_EVENTS
 MAX_WIDTH, MAX_HEIGHT = 120, 32
 # Of RL's numbers and samples, before the curve gives way to a line of bars.
 _FEWEST_LINES = 6
@@ -35,7 +38,9 @@ _LINES_TAKEN = 4
 class LiveView:
     """A panel that fits from 60 columns and 8 lines up, and loses its lesser lines below that."""
 
-    def __init__(self, console: Console, label: RunLabel, progress: Progress) -> None:
+    def __init__(
+        self, console: Console, label: RunLabel, progress: Progress, health: HealthBoard
+    ) -> None:
         self._label = label
         self._console = console
         self._progress = progress
@@ -43,6 +48,7 @@ class LiveView:
         self._events: deque[Event] = deque(maxlen=NUM_EVENTS_KEPT)
         self._status: tuple[str, int, int] | None = None
         self._board = SampleBoard()
+        self._health = health
         self._live = Live(
             get_renderable=self.render, console=console, refresh_per_second=4, transient=False
         )
@@ -55,8 +61,9 @@ class LiveView:
         self._transcript.record(step, metrics)
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
-        if kind not in QUIET_EVENTS:
+        if kind not in _SAID_BY_HEALTH:
             self._events.append((kind, step, dict(fields)))
+        self._health.event(kind, step, fields)
         self._transcript.event(kind, step, fields)
 
     def status(self, text: str, done: int, total: int) -> None:
@@ -67,6 +74,7 @@ class LiveView:
         self._board.take(rows)
 
     def finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        self._health.finding(step, finding)
         self._transcript.finding(step, finding)
 
     def close(self) -> None:
@@ -92,13 +100,16 @@ class LiveView:
         model = Text(self._label.model_line, style="dim", overflow="ellipsis", no_wrap=True)
         return Panel(
             Group(self._progress_row(room), *lines), title=title, subtitle=model,
-            title_align="left", subtitle_align="right", border_style="cyan", width=room.width + 4,
+            title_align="left", subtitle_align="right", border_style=self._health.border,
+            width=room.width + 4,
         )  # fmt: skip
 
     def _sft_items(self, room: Room) -> list[Item]:
         events = self._event_items(room, NUM_EVENTS_SHOWN)
         numbers = panel.sft_items(self._progress, room)
-        return [*self._status_items(room), panel.blank(), *numbers, *_apart(events)]
+        health = self._health.items(room, step=self._progress.step)
+        above = [*self._status_items(room), panel.blank(), *numbers]
+        return [*above, *_apart(health), *_apart(events)]
 
     def _rl_items(self, room: Room) -> list[Item]:
         progress = self._progress
@@ -107,6 +118,7 @@ class LiveView:
         head = panel.reward_headline(progress, room, spark=not can_draw)
         above = [*self._status_items(room), panel.blank(), Item(head)]
         below = [
+            *_apart(self._health.items(room, step=progress.step)),
             *_apart(panel.rl_items(progress, room)),
             *_apart(self._board.items(room)),
             *_apart(self._event_items(room, NUM_EVENTS_SHOWN_IN_RL)),

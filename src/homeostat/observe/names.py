@@ -179,7 +179,10 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "Largest distance from 1 of new over old probability before anything was updated.",
     ),
     MetricInfo(
-        "probe/round_trip_bad", "rows", _MAX, "Rows whose tokens are not the ones that were sampled."
+        "probe/round_trip_bad",
+        "rows",
+        _MAX,
+        "Rows whose tokens are not the ones that were sampled.",
     ),
     MetricInfo(
         "probe/mask_difference", "tokens", _MAX, "Tokens with a loss, less those of the update."

@@ -25,7 +25,7 @@ from homeostat.observe.transcript import off_policy_signs, passes, status_text
 
 MIN_CURVE_LINES, MAX_CURVE_LINES = 4, 8
 NUM_SAMPLES = 2  # of the best, and as many of the worst
-_LABEL_WIDTH = 9
+LABEL_WIDTH = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ def sft_items(progress: Progress, room: Room) -> list[Item]:
         loss = latest["train/loss"]
         style = "bold" if math.isfinite(loss) else "bold red"
         value = Text.assemble((f"{fmt.loss(loss):<8}", style), (spark, "cyan"))
-        items.append(Item(_labelled("loss", [value], room)))
+        items.append(Item(labelled("loss", [value], room)))
     if "eval/loss" in latest:
         cells = [Text(f"{fmt.loss(latest['eval/loss']):<6}", "bold"), *_best_cell(progress)]
-        items.append(Item(_labelled("eval", cells, room)))
+        items.append(Item(labelled("eval", cells, room)))
     items += _rows(progress, room, {"train": (_TRAIN, 3), "speed": (_SPEED, 4)})
     return items
 
@@ -102,7 +102,7 @@ def _engine_items(progress: Progress, room: Room) -> list[Item]:
     cells = _cells(_ENGINE, progress, room)
     cells += [_pair(*sign, style="yellow") for sign in off_policy_signs(progress.latest)]
     cells += _cells(_SENT, progress, room)
-    return [Item(_labelled("engine", cells, room), rank=6)] if cells else []
+    return [Item(labelled("engine", cells, room), rank=6)] if cells else []
 
 
 def reward_headline(progress: Progress, room: Room, *, spark: bool) -> Text:
@@ -289,7 +289,7 @@ def _rows(
     progress: Progress, room: Room, groups: Mapping[str, tuple[tuple[Cell, ...], int]]
 ) -> list[Item]:
     rows = ((name, _cells(cells, progress, room), rank) for name, (cells, rank) in groups.items())
-    return [Item(_labelled(name, cells, room), rank) for name, cells, rank in rows if cells]
+    return [Item(labelled(name, cells, room), rank) for name, cells, rank in rows if cells]
 
 
 def _cells(cells: Sequence[Cell], progress: Progress, room: Room) -> list[Text]:
@@ -306,8 +306,9 @@ def _cells(cells: Sequence[Cell], progress: Progress, room: Room) -> list[Text]:
     return found
 
 
-def _labelled(label: str, cells: Sequence[Text], room: Room) -> Text:
-    return _in_width(Text.assemble((f"{label:<{_LABEL_WIDTH}}", "dim")), cells, room.width)
+def labelled(label: str, cells: Sequence[Text], room: Room) -> Text:
+    """A line of the panel: its label, and as many cells as fit."""
+    return _in_width(Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim")), cells, room.width)
 
 
 def _in_width(line: Text, cells: Sequence[Text], width: int) -> Text:

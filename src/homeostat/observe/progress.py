@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from homeostat.observe import ailments
 from homeostat.observe import format as fmt
 from homeostat.observe.curves import Curve
 
@@ -90,12 +91,15 @@ def is_rl(metrics: Mapping[str, Any]) -> bool:
 
 def event_line(kind: str, fields: Mapping[str, Any], *, max_length: int = 100) -> str:
     """An event in one short line: its kind as words, then its plain fields."""
-    shown = [
-        f"{fmt.one_line(name)}={_short(name, value)}"
-        for name, value in fields.items()
-        if _is_plain(value)
-    ]
-    text = " ".join([fmt.one_line(kind.replace("_", " ")), *shown])
+    if kind in ailments.REMEDY_EVENTS:
+        text = ailments.remedy_line(kind, fields)
+    else:
+        shown = [
+            f"{fmt.one_line(name)}={_short(name, value)}"
+            for name, value in fields.items()
+            if _is_plain(value)
+        ]
+        text = " ".join([fmt.one_line(kind.replace("_", " ")), *shown])
     return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from homeostat.observe import ailments
 from homeostat.observe import format as fmt
 from homeostat.observe.logs import PROGRESS_LOGGER
 from homeostat.observe.progress import Progress, event_line, is_rl
@@ -16,7 +17,9 @@ from homeostat.observe.progress import Progress, event_line, is_rl
 # Lines come at most this often, but for the first, the last and evaluations.
 MIN_SECONDS_BETWEEN_LINES = 2.0
 # Told by metrics all the same, and in some runs at every step: events.jsonl alone keeps these.
-QUIET_EVENTS = frozenset({"weights_published"})
+QUIET_EVENTS = frozenset({"weights_published", "rules_watching"})
+# What was done to the run is told whole.
+MAX_REMEDY_LENGTH = 240
 # A step that takes longer than this tells how far it is.
 SECONDS_UNTIL_STATUS = 60.0
 
@@ -56,15 +59,16 @@ class Transcript:
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> str | None:
         """The event as a line, or None when it is one of the quiet ones."""
-        if kind in QUIET_EVENTS:
+        if kind in QUIET_EVENTS or ailments.tells_twice(kind, fields):
             return None
-        line = f"{_step_text(step, self.progress)}  {event_line(kind, fields)}"
+        most = MAX_REMEDY_LENGTH if kind in ailments.REMEDY_EVENTS else 100
+        line = f"{_step_text(step, self.progress)}  {event_line(kind, fields, max_length=most)}"
         self._log.info(line)
         return line
 
     def finding(self, step: int, finding: Mapping[str, Any]) -> str:
         """The illness as a line."""
-        line = f"{_step_text(step, self.progress)}  {finding_line(finding)}"
+        line = f"{_step_text(step, self.progress)}  {ailments.finding_line(finding)}"
         self._log.info(line)
         return line
 
@@ -78,14 +82,6 @@ class Transcript:
         line = f"{_step_text(step, self.progress)}  {status_text(text, done, total)}"
         self._log.info(line)
         return line
-
-
-def finding_line(finding: Mapping[str, Any]) -> str:
-    """Code, name and level; of one that begins, what was seen."""
-    label = fmt.one_line(f"{finding['code']} {finding['name']}")
-    if finding["state"] == "cleared":
-        return f"{label} is over"
-    return f"{finding['level']}: {label}: {fmt.one_line(str(finding['message']))}"
 
 
 def status_text(text: str, done: int, total: int) -> str:

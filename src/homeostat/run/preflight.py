@@ -27,6 +27,7 @@ from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.check_item import Item, Level
 from homeostat.run.estimate import MemoryPlan, largest_rl_batch, plan_memory
+from homeostat.run.preflight_health import disk_facts, health_items, machine_facts, row_facts
 from homeostat.run.rl_preflight import (
     engine_items,
     other_run_items,
@@ -34,7 +35,6 @@ from homeostat.run.rl_preflight import (
     reward_items,
     size_items,
 )
-from homeostat.run.watch import require_known_rules
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.runtime import resolve_device, resolve_dtype, resolve_runtime
 from homeostat.types import StepPlan
@@ -52,6 +52,7 @@ class Preflight:
         self.tokenizer: ChatTokenizer | None = None
         self.store: RowStore | None = None
         self.prompts: PromptSet | None = None
+        self.held_out: RowStore | PromptSet | None = None
         self.preview: ModelPreview | None = None
         self.exit_code = 0
 
@@ -76,8 +77,8 @@ class Preflight:
             ("memory", self._memory),
             ("disk", self._disk),
             ("sinks", self._sinks),
-            ("health", self._health),
             ("run folder", self._run_folder),
+            ("health", self._health),
         )
         for name, check in checks:
             try:
@@ -157,6 +158,8 @@ class Preflight:
             store = self._prepare(sources)
             if which == "train":
                 self.store = store
+            else:
+                self.held_out = store
             yield _data_item(which, store)
             if self.preview is not None and store.max_token_id >= self.preview.vocab_size:
                 raise ModelError(
@@ -171,6 +174,8 @@ class Preflight:
         for item, prompts in found:
             if item.facts["which"] == "train":
                 self.prompts = prompts
+            else:
+                self.held_out = prompts
             yield item
 
     def _rl_sizes(self) -> Iterator[Item]:
@@ -286,11 +291,8 @@ class Preflight:
     def _disk(self) -> Iterator[Item]:
         if self.preview is None:
             return
-        # fp32 moments and, below fp32, fp32 masters beside the weights.
-        trained, whole = self.preview.num_trainable, self.preview.num_bytes
-        width = self.preview.bytes_per_param
-        one = trained * (width + 8 + (4 if width < 4 else 0))
-        export = whole if self.config.checkpoint.export != "off" else 0
+        one = self._checkpoint_bytes(self.preview)
+        export = self.preview.num_bytes if self.config.checkpoint.export != "off" else 0
         need = one * (self.config.checkpoint.keep_last + 2) + export
         place = _existing(self.config.run_dir)
         free = shutil.disk_usage(place).free
@@ -305,6 +307,29 @@ class Preflight:
             text += ". Lower checkpoint.keep_last, or set runs_dir to another disk"
         yield Item("disk", level, text, facts)
 
+    def _checkpoint_bytes(self, preview: ModelPreview) -> int:
+        """fp32 moments and, below fp32, fp32 masters beside the weights."""
+        width = preview.bytes_per_param
+        return preview.num_trainable * (width + 8 + (4 if width < 4 else 0))
+
+    def _health(self) -> Iterator[Item]:
+        """What the rules say of all that is known by now."""
+        facts: dict[str, Any] = {}
+        rows = self.prompts if self.config.is_rl else self.store
+        if rows is not None:
+            facts |= row_facts(rows, self.held_out)
+        if self.prompts is not None:
+            facts["longest_prompt"] = int(self.prompts.lengths.max())
+        if self.preview is not None:
+            facts |= {"vocab_size": self.preview.vocab_size, "model_bytes": self.preview.num_bytes}
+            facts["model_length"] = self.preview.max_positions
+            place = _existing(self.config.run_dir)
+            facts |= disk_facts(place, checkpoint_bytes=self._checkpoint_bytes(self.preview))
+        facts["environment"] = machine_facts()
+        for item in health_items(self.config, facts):
+            self.exit_code = max(self.exit_code, 1 if item.level == "error" else 0)
+            yield item
+
     def _sinks(self) -> Iterator[Item]:
         for sink in self.config.observe.sinks:
             if importlib.util.find_spec(sink.type) is None:
@@ -312,12 +337,6 @@ class Preflight:
                     sink.type, extra=sink.type, needed_for=f"the sink {sink.type}"
                 )
             yield Item("sinks", "ok", sink.type)
-
-    def _health(self) -> Iterator[Item]:
-        require_known_rules(self.config)
-        health = self.config.health
-        text = f"findings are watched for; remedies: {health.heal}; on an error: {health.on_error}"
-        yield Item("health", "ok", text, {"heal": health.heal, "on_error": health.on_error})
 
     def _run_folder(self) -> Iterator[Item]:
         store = CheckpointStore(self.config.run_dir / "checkpoints")

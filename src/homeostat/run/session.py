@@ -19,7 +19,7 @@ from homeostat.config.run import RunConfig
 from homeostat.errors import HomeostatError, RunDirError
 from homeostat.observe.console import make_view
 from homeostat.observe.environment import summarise_environment
-from homeostat.observe.jsonl import read_metrics
+from homeostat.observe.jsonl import is_event, is_finding, iter_jsonl, read_metrics
 from homeostat.observe.logs import logging_to
 from homeostat.observe.recorder import Recorder
 from homeostat.observe.report import write_report
@@ -104,6 +104,8 @@ class Session:
             self.console,
             label=label,
             history=read_metrics(self.run_dir.metrics),
+            findings=iter_jsonl(self.run_dir.findings, is_sound=is_finding),
+            events=iter_jsonl(self.run_dir.events, is_sound=is_event),
         )
         self._recorder = Recorder(
             self.run_dir, sinks, log_interval=self.config.observe.log_interval, view=view

@@ -57,6 +57,7 @@ class Watch:
         self._events: list[Event] = []
         self._samples: list[SampleText] = []
         self._told_broken: set[str] = set()
+        self._told_watching = 0
         self._seconds = 0.0
 
     def begin(self, run_dir: RunDir, *, start_step: int) -> None:
@@ -79,6 +80,9 @@ class Watch:
         self._seconds += time.perf_counter() - started
         for change in changes:
             self._tell(change)
+        if self.monitor.num_watching != self._told_watching:
+            self._told_watching = self.monitor.num_watching
+            self._recorder.event("rules_watching", step, rules=self._told_watching)
         for code, error in self.monitor.broken.items():
             if code not in self._told_broken:
                 self._told_broken.add(code)

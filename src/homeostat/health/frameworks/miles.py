@@ -18,6 +18,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "trainer.backend.offload_params": ("--offload-train", "--fsdp-cpu-offload"),
     "sync.transport.type": ("--update-weight-transfer-mode",),
     "sync.timeout_s": ("--p2p-transfer-timeout",),
+    "algorithm.correction.weight.high": ("--tis-clip", "--tis-threshold"),
     "rollout.max_staleness": ("--max-weight-staleness",),
     "lora.rank": ("--lora-rank",),
     "lora.alpha": ("--lora-alpha",),

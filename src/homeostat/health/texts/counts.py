@@ -118,6 +118,23 @@ WAITING = (
 PROGRESS = ("success step", "success*| step", "generated*rollouts", "rollout finished")
 
 
+def stops_at_start(view: RunView) -> bool:
+    """Nothing follows the line in which processes begin to look for each other."""
+    said = [line for line in view.log.lines if line.text.strip()]
+    joining = view.log.last(*JOINING)
+    return not view.metrics and joining is not None and joining.number == said[-1].number
+
+
+JOINING = (
+    "initializing process group",
+    "to initialize process group",
+    "init_process_group",
+    "initializing torch distributed",
+    "initializing torchbackend in deepspeed",
+    "waiting in store based barrier",
+)
+
+
 def is_concurrency_bound(view: RunView) -> bool:
     """Requests queue while most of the engine's cache is empty."""
     rows = numbers_of(view, "#running-req:*#queue-req:", _SGLANG)

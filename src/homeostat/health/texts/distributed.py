@@ -1473,4 +1473,27 @@ TROUBLES: tuple[Trouble, ...] = (
         ),
         explains=AFTERMATH,
     ),
+    Trouble(
+        code="ERR154",
+        name="rendezvous-unreachable",
+        family=Family.DISTRIBUTED,
+        level=Level.WARN,
+        confidence=Confidence.INFERRED,
+        texts=counts.JOINING,
+        when=counts.stops_at_start,
+        what="The log ends where the processes look for each other: not all of them have come.",
+        why="Each rank waits without a word until all the others have joined. The address or port "
+        "of rank 0 cannot be reached, WORLD_SIZE is larger than the ranks that were started, or "
+        "two have the same RANK.",
+        causes=(
+            Cause("rendezvous-unreachable", "Nothing was said after the ranks began to wait."),
+            Cause("launcher-variables-missing", "RANK and WORLD_SIZE may not be what was started."),
+        ),
+        fixes=(
+            advice("nc -zv $MASTER_ADDR $MASTER_PORT", "On every node: can rank 0 be reached?"),
+            advice("torchrun --nnodes --nproc_per_node", "Counts that match what is started."),
+            INTERFACE,
+            DEBUG,
+        ),
+    ),
 )

@@ -449,4 +449,26 @@ TROUBLES: tuple[Trouble, ...] = (
         ),
         explains=("ERR254", "ERR132", "ERR140"),
     ),
+    Trouble(
+        code="ERR272",
+        name="engine-serves-another-model",
+        family=Family.GENERATION,
+        texts=(
+            "The model `*` does not exist",
+            "The model '*' does not exist",
+            "The model * does not exist && NotFoundError",
+        ),
+        what="The server does not serve the model that the request names.",
+        why="A server answers only to the name or path that it was started with, or to the name "
+        "that it was told to go by. Often it is the server of an earlier run.",
+        fixes=(
+            advice("curl http://HOST:PORT/v1/models", "Shows what it really serves."),
+            advice(
+                "the same path for trainer and server",
+                "Or give the server the name that requests use.",
+                vllm="--served-model-name",
+                sglang="--served-model-name",
+            ),
+        ),
+    ),
 )

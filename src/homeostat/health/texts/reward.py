@@ -161,6 +161,25 @@ _FUNCTION = (
         explains=("ERR300", "ERR324", "ERR351", "ERR424", "ERR502"),
     ),
     Trouble(
+        code="ERR520",
+        name="reward-fn-not-importable",
+        family=Family.REWARD,
+        texts=("unable to load strategy", "unable to load prompt strategy"),
+        context=("is not callable", "ModuleNotFoundError", "ImportError"),
+        what="A module that the config names (rewards, or the data's transform) cannot be "
+        "imported.",
+        why="What cannot be imported is passed on as None, and fails only where it is called. "
+        "The module's folder is not on PYTHONPATH, or the module itself fails to import.",
+        fixes=(
+            advice(
+                'python -c "import <module>", from the folder that training starts in',
+                "Shows the error that was swallowed.",
+                axolotl="trl.reward_funcs",
+            ),
+        ),
+        explains=("ERR300", "ERR324", "ERR502"),
+    ),
+    Trouble(
         code="ERR518",
         name="reward-fn-not-importable",
         family=Family.REWARD,

@@ -14,6 +14,7 @@ from homeostat.health.rules.data import (
     dat008_token_round_trip,
     dat009_mask_accounting,
     dat010_data_repeated,
+    dat011_validation_overlap,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -27,4 +28,5 @@ RULES: tuple[Rule, ...] = (
     dat008_token_round_trip.RULE,
     dat009_mask_accounting.RULE,
     dat010_data_repeated.RULE,
+    dat011_validation_overlap.RULE,
 )

@@ -38,7 +38,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         return
     first = int(bad.steps[at[0]])
     yield Sighting(
-        message=f"{int(bad.values[at[-1]])} rows of an update hold other tokens than were sampled, "
+        message=f"{bad.values[at[-1]]:.0f} rows of an update hold other tokens than were sampled, "
         f"first at step {first}: rewards go to tokens that nobody chose. Stop the run.",
         evidence=(f"probe/round_trip_bad above 0 in {len(at)} of {len(bad)} records",),
         causes=(Cause("token-round-trip-broken", "token ids differ between engine and trainer"),),

@@ -55,8 +55,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     first, count = int(still.steps[spell.start]), still.latest
     yield Sighting(
-        message=f"{count:.0f} trained tensors have not changed in the updates since step {first}: a "
-        "part of the model is not trained. See lora.targets and what was frozen.",
+        message=f"{count:.0f} trained tensors have not changed in the updates since step {first}: "
+        "a part of the model is not trained. See lora.targets and what was frozen.",
         evidence=(f"probe/trained_unchanged {count:.0f} at step {still.steps[-1]}",),
         causes=(Cause("trained-weights-unmoved", "their bits are the same before and after"),),
         fixes=(Fix("lora.targets", "names of the model's layers", "what the adapter is put on"),),

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, option
 from homeostat.health.rules.offpolicy.gap import Gap, gap_of, staleness
 from homeostat.health.rules.signs import has_lora, is_moe, newest, raw_number, text_of_settings
@@ -45,9 +45,11 @@ class Options:
     fire: int = option(3, "Records at the start, and at the end, that must show it.")
 
 
-def check(view: RunView, options: Options) -> Iterator[Sighting]:
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     gap = gap_of(view)
-    assert gap is not None, "needs says so"
+    if gap is None:
+        yield Unknown("no distance of log-probs is a number")
+        return
     values, limit = gap.series.finite().values, gap.limit * options.nats / 0.1
     if len(values) < options.fire or staleness(view) > 0.0:
         return

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
 from homeostat.health.rules.signs import has_lora, is_moe, monotony, trend
@@ -45,9 +45,11 @@ class Options:
     fire: int = option(8, "Records that there must be.")
 
 
-def check(view: RunView, options: Options) -> Iterator[Sighting]:
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     gap = gap_of(view)
-    assert gap is not None, "needs says so"
+    if gap is None:
+        yield Unknown("no distance of log-probs is a number")
+        return
     series = gap.series.finite()
     if len(series) < options.fire or staleness(view) > 0.0:
         return

@@ -1,0 +1,60 @@
+"""Rows that are held out are also trained on.
+
+## What it sees
+The share of held-out rows (in RL: prompts) that occur among the training rows is above `max_share`.
+
+## Why it matters
+An evaluation on rows that were trained on measures memory. It falls while the model gets no better
+at anything new, so that overfitting, the best checkpoint and early stopping are all judged wrongly.
+
+## Likely causes
+- validation-overlap: the same file, or the same rows twice in the source, on both sides.
+
+## What to do
+Name another file under data.validation, or remove copies from the source before
+data.validation_share splits it.
+
+## Known false alarms
+Short prompts of a small task (sorting five digits) repeat by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule, option
+from homeostat.health.view import RunView
+
+
+@dataclass(frozen=True)
+class Options:
+    max_share: float = option(0.1, "Share of held-out rows that may be trained on, too.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    share = float(view.facts["validation_overlap"])
+    if share <= options.max_share:
+        return
+    yield Sighting(
+        message=f"{share:.0%} of the held-out rows are also trained on (limit "
+        f"{options.max_share:.0%}): their score will not show overfitting. Hold out other rows.",
+        evidence=(f"validation_overlap {share:.2f}",),
+        causes=(Cause("validation-overlap", f"{share:.0%} of the held-out rows occur in both"),),
+        fixes=(Fix("data.validation", "rows of another file", "an honest evaluation"),),
+        value=share,
+        limit=options.max_share,
+    )
+
+
+RULE = Rule(
+    code="DAT011",
+    name="validation-overlap",
+    family=Family.DATA,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("fact:validation_overlap",),
+    options=Options,
+)

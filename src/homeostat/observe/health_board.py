@@ -1,0 +1,139 @@
+"""The health of a run in the live panel: a word where all is well, else what is wrong.
+
+    findings, events -> HealthBoard -> items, drawn anew only when something changed
+
+A run that is well takes one line. Of one that is ill the worst findings are shown, each with what
+was seen, its first cause and what was done about it, as far as a third of the panel allows.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from homeostat.observe import ailments
+from homeostat.observe.panel import LABEL_WIDTH, Item, Room, fit, labelled
+
+MAX_SHOWN = 3
+# So long a word is said of what is over.
+NOTE_STEPS = 20
+# Places of a finding's lines: the higher, the sooner they make room for others.
+_MESSAGE, _DONE, _CAUSE, _REST = 1, 2, 3, 4
+_STYLES = {"error": "bold red", "warn": "yellow"}
+_BORDERS = {"error": "red", "warn": "yellow", "": "cyan"}
+
+
+class HealthBoard:
+    """What is open, what was done last about each code, and how many rules watch."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], ailments.Record] = {}
+        self._done: dict[str, tuple[int, str]] = {}
+        # The newest thing worth a word while the run is well.
+        self._note: tuple[int, str] | None = None
+        self._num_rules = 0
+        self._num_changes = 0
+        self._drawn: tuple[tuple[Any, ...], list[Item]] = ((), [])
+
+    def finding(self, step: int, finding: ailments.Record) -> None:
+        key = ailments.key_of(finding)
+        if finding["state"] == "cleared":
+            self._open.pop(key, None)
+            self._note = (step, f"{ailments.label_of(finding)} over since step {step:,}")
+        else:
+            self._open[key] = finding
+        self._num_changes += 1
+
+    def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
+        if kind == "rules_watching":
+            self._num_rules = int(fields.get("rules", 0))
+        elif kind in ailments.REMEDY_EVENTS and not ailments.tells_twice(kind, fields):
+            text = ailments.remedy_text(kind, fields)
+            self._done[str(fields.get("code", ""))] = (step, text)
+            self._note = (step, f"step {step:,}: {text}")
+        else:
+            return
+        self._num_changes += 1
+
+    @property
+    def border(self) -> str:
+        """The colour of the panel's frame."""
+        ill = [one for one in self._open.values() if ailments.is_ill(one)]
+        return _BORDERS[str(max(ill, key=ailments.rank_of)["level"]) if ill else ""]
+
+    def items(self, room: Room, *, step: int) -> list[Item]:
+        note = self._note is not None and step - self._note[0] <= NOTE_STEPS
+        state = (room, note, self._num_changes)
+        if state != self._drawn[0]:
+            self._drawn = (state, self._draw(room, with_note=note))
+        return self._drawn[1]
+
+    def _draw(self, room: Room, *, with_note: bool) -> list[Item]:
+        found = ailments.worst_first(self._open.values())
+        ill = [one for one in found if ailments.is_ill(one)]
+        if not ill:
+            return [Item(self._calm_line(found, room, with_note=with_note), rank=8)]
+        num_lines = max(1, room.height // 3)
+        shown = ill[: min(MAX_SHOWN, max(1, num_lines // 2))]
+        items: list[Item] = []
+        for number, finding in enumerate(shown):
+            num_more = len(found) - len(shown) if finding is shown[-1] else 0
+            label = "" if number else "health"
+            items.append(Item(_head(finding, room, label=label, num_more=num_more)))
+            # The lines of a finding make room before those of the one above it.
+            items += [Item(one.line, one.rank + 3 * number) for one in self._details(finding, room)]
+        return fit(items, num_lines)
+
+    def _calm_line(self, notes: list[ailments.Record], room: Room, *, with_note: bool) -> Text:
+        if not self._num_rules:
+            return labelled("health", [Text("waiting for the first record", "dim")], room)
+        cells = [Text("healthy", "bold green"), Text(f"{self._num_rules} rules watch", "dim")]
+        if with_note and self._note is not None:
+            cells.append(Text(self._note[1], "cyan"))
+        if notes:
+            labels = ", ".join(map(ailments.label_of, notes))
+            cells.append(Text(f"{_counted(len(notes), 'note')}: {labels}", "dim"))
+        return labelled("health", cells, room)
+
+    def _details(self, finding: ailments.Record, room: Room) -> list[Item]:
+        width = max(10, room.width - LABEL_WIDTH)
+        told = textwrap.wrap(
+            ailments.short(finding["message"]), width, max_lines=2, placeholder=" ..."
+        )
+        items = [
+            Item(_indented(Text(line)), rank)
+            for line, rank in zip(told, (_MESSAGE, _REST), strict=False)
+        ]
+        causes = finding.get("causes") or []
+        if causes:
+            name, why = (ailments.short(causes[0].get(part, "")) for part in ("name", "why"))
+            line = Text.assemble(("cause  ", "dim"), name, (f": {why}" if why else "", "dim"))
+            items.append(Item(_indented(line), _CAUSE))
+        if str(finding["code"]) in self._done:
+            step, text = self._done[str(finding["code"])]
+            line = Text.assemble(("done   ", "dim"), (f"step {step:,}: {text}", "cyan"))
+            items.append(Item(_indented(line), _DONE))
+        return items
+
+
+def _head(finding: ailments.Record, room: Room, *, label: str, num_more: int) -> Text:
+    style = _STYLES[str(finding["level"])]
+    what = Text.assemble((f"{finding['level']}  ", style), (ailments.label_of(finding), style))
+    cells = [what]
+    first = ailments.first_step_of(finding)
+    if first is not None:
+        cells.append(Text(f"since step {first:,}", "dim"))
+    if num_more:
+        cells.append(Text(f"+{num_more} more", "bold"))
+    return labelled(label, cells, room)
+
+
+def _indented(line: Text) -> Text:
+    return Text.assemble(" " * LABEL_WIDTH, line)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
