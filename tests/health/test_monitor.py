@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,12 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Leve
 from homeostat.health.monitor import MAX_TURNS, Allowed, Monitor, Watchlist
 from homeostat.health.records import Change, State, as_json, from_json, still_open
 from homeostat.health.registry import RULES
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.tails import Tail, Tails
 from homeostat.health.view import Event, Kind, RunView
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(RuleOptions):
     limit: float = option(10.0, "Largest value that is sound.")
 
 

@@ -192,9 +192,9 @@ class SpoilWeights(Hooks):
 
 
 def test_a_poisoned_run_goes_back_to_its_last_healthy_checkpoint(tmp_path: Path) -> None:
-    sound = tiny.config(tmp_path, "name=sound")
+    sound = tiny.config(tmp_path, "name=sound", "trainer.lr=1e-3")
     runs.train(sound)
-    ill = tiny.config(tmp_path, "name=ill", "health.heal=all")
+    ill = tiny.config(tmp_path, "name=ill", "trainer.lr=1e-3", "health.heal=all")
     result = train(ill, SpoilWeights(6))
     assert result.step == 6
     assert runs.losses(ill) == runs.losses(sound)

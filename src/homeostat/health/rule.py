@@ -1,6 +1,6 @@
 """A rule: one illness, how it is seen, why it matters, what to do. One file each, under rules/.
 
-A rule's file holds a docstring with the headings of HEADINGS, an `Options` dataclass, a pure
+A rule's file holds a docstring with the headings of HEADINGS, an `Options` class, a pure
 function `check(view, options)` and `RULE`. No torch, no I/O, no clock: the same check runs before,
 during and after a run, on our records and on other frameworks' logs.
 
@@ -16,7 +16,6 @@ evaluated", with the reason:
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -39,13 +38,37 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 Check = Callable[[RunView, Any], Iterator[Sighting | Unknown]]
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What an option is where nobody set it, and what it means."""
+
+    default: Any
+    meaning: str
+
+
 def option(default: Any, meaning: str) -> Any:
-    """A field of a rule's Options, with what it means."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
+    """An option in the body of a RuleOptions class. (Any: a value of its type takes its place.)"""
+    return Option(default, meaning)
 
 
-@dataclass(frozen=True)
-class NoOptions:
+class RuleOptions:
+    """Base of a rule's Options. Not a dataclass: to make a hundred of those takes as long as all
+    else that the doctor does before it answers."""
+
+    def __init__(self, **given: Any) -> None:
+        known = self.known()
+        unknown = given.keys() - known.keys()
+        if unknown:
+            raise TypeError(f"unknown options {sorted(unknown)}; known are {sorted(known)}")
+        for name, one in known.items():
+            setattr(self, name, given.get(name, one.default))
+
+    @classmethod
+    def known(cls) -> dict[str, Option]:
+        return {name: one for name, one in vars(cls).items() if isinstance(one, Option)}
+
+
+class NoOptions(RuleOptions):
     """For a rule without thresholds."""
 
 
@@ -62,7 +85,7 @@ class Rule:
     check: Check
     needs: tuple[str, ...] = ()
     kinds: tuple[Kind, ...] = ()
-    options: type = NoOptions
+    options: type[RuleOptions] = NoOptions
     explains: tuple[str, ...] = ()
     doc: str = ""
 
@@ -77,5 +100,4 @@ class Rule:
 
     def option_fields(self) -> dict[str, tuple[Any, str]]:
         """Option -> its default and its meaning."""
-        fields = dataclasses.fields(self.options)
-        return {field.name: (field.default, field.metadata["meaning"]) for field in fields}
+        return {name: (one.default, one.meaning) for name, one in self.options.known().items()}

@@ -45,6 +45,12 @@ def first_step_of(finding: Record) -> int | None:
     return step if isinstance(step, int) else None
 
 
+def causes_of(finding: Record) -> list[tuple[str, str]]:
+    """Names of likely causes and what speaks for each, the likeliest first."""
+    causes = listed(finding, "causes")
+    return [(short(one.get("name", "")), short(one.get("why", ""))) for one in causes]
+
+
 def worst_first(findings: Iterable[Record]) -> list[Record]:
     """By level; of one level the newest first."""
     return sorted(findings, key=lambda one: (rank_of(one), first_step_of(one) or 0), reverse=True)
@@ -54,7 +60,7 @@ def finding_line(finding: Record) -> str:
     """Code, name and level; of one that begins, what was seen."""
     if finding["state"] == "cleared":
         return f"{label_of(finding)} is over"
-    return f"{finding['level']}: {label_of(finding)}: {short(finding['message'])}"
+    return f"{finding['level']}: {label_of(finding)}: {short(finding.get('message', ''))}"
 
 
 def tells_twice(kind: str, fields: Record) -> bool:
@@ -86,6 +92,12 @@ def remedy_text(kind: str, fields: Record) -> str:
             return f"{name} taken back{_after(': ', change)}{_after('; ', why)}"
     back = f"went back from step {fields.get('from_step')} to step {fields.get('to_step')}"
     return f"{back}{_after(', ', change)}"
+
+
+def listed(finding: Record, name: str) -> list[Record]:
+    """The parts of a field that are mappings themselves, as causes and fixes are."""
+    found = finding.get(name)
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
 def short(text: Any) -> str:

@@ -100,16 +100,13 @@ class HealthBoard:
 
     def _details(self, finding: ailments.Record, room: Room) -> list[Item]:
         width = max(10, room.width - LABEL_WIDTH)
-        told = textwrap.wrap(
-            ailments.short(finding["message"]), width, max_lines=2, placeholder=" ..."
-        )
+        text = ailments.short(finding.get("message", ""))
+        told = textwrap.wrap(text, width, max_lines=2, placeholder=" ...")
         items = [
             Item(_indented(Text(line)), rank)
             for line, rank in zip(told, (_MESSAGE, _REST), strict=False)
         ]
-        causes = finding.get("causes") or []
-        if causes:
-            name, why = (ailments.short(causes[0].get(part, "")) for part in ("name", "why"))
+        for name, why in ailments.causes_of(finding)[:1]:
             line = Text.assemble(("cause  ", "dim"), name, (f": {why}" if why else "", "dim"))
             items.append(Item(_indented(line), _CAUSE))
         if str(finding["code"]) in self._done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ _MARKERS: dict[str, Literal["trouble", "break", "notch"]] = {
     "early_stop": "break",
     "reward_trouble": "trouble",
     "run_stopped": "break",
+    "rolled_back": "break",
+    "health_halted": "trouble",
     "checkpoint_saved": "notch",
 }
 MAX_MARKERS = 150
@@ -47,7 +50,7 @@ def make_markers(facts: RunFacts) -> list[Marker]:
 
 
 def one(columns: dict[str, Series], name: str) -> list[Line]:
-    return [Line(name, columns[name])] if name in columns else []
+    return [Line(name, columns[name], metric=name)] if name in columns else []
 
 
 def many(
@@ -55,7 +58,7 @@ def many(
 ) -> list[Line]:
     """A line for each name that the run has, under its label."""
     return [
-        Line(label, columns[name].scaled(factor), number % NUM_COLOURS + 1)
+        Line(label, columns[name].scaled(factor), number % NUM_COLOURS + 1, metric=name)
         for number, (name, label) in enumerate(names.items())
         if name in columns
     ]
@@ -101,7 +104,7 @@ def memory_plot(columns: dict[str, Series], markers: list[Marker]) -> Plot:
     peaks = [float(line.series.finite.max()) for line in lines if line.series.finite.size]
     if peaks and max(peaks) < 1:
         unit, factor = "MiB", 1024.0
-    lines = [Line(line.label, line.series.scaled(factor), line.colour) for line in lines]
+    lines = [replace(line, series=line.series.scaled(factor)) for line in lines]
     return Plot("Memory", unit, lines, from_zero=True, markers=markers)
 
 
@@ -120,6 +123,13 @@ def grad_plot(facts: RunFacts, markers: list[Marker]) -> Plot:
 def lr_plot(columns: dict[str, Series], markers: list[Marker]) -> Plot:
     return Plot("Learning rate", "", one(columns, "learning_rate"), from_zero=True,
                 markers=markers, about=about("learning_rate"))  # fmt: skip
+
+
+def update_plot(columns: dict[str, Series], markers: list[Marker]) -> Plot:
+    names = labelled(columns, r"update/weight_ratio/(.+)")
+    return Plot("Size of the updates", "share of the weights", many(columns, names),
+                allow_log=True, markers=markers,
+                about=about("update/weight_ratio/all"))  # fmt: skip
 
 
 def _gpu_lines(

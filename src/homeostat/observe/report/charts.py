@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from homeostat.observe.report import chart_parts as parts
 from homeostat.observe.report.facts import RunFacts
+from homeostat.observe.report.marked import with_marks
 from homeostat.observe.report.plots import Line, Marker, Plot, Section
 from homeostat.observe.report.rl_charts import make_rl_sections
 from homeostat.observe.report.series import smooth
@@ -15,8 +16,10 @@ from homeostat.observe.report.series import smooth
 def make_sections(facts: RunFacts) -> list[Section]:
     markers = parts.make_markers(facts)
     if facts.is_rl:
-        return make_rl_sections(facts, markers)
-    return [Section("", _sft_plots(facts, markers))]
+        sections = make_rl_sections(facts, markers)
+    else:
+        sections = [Section("", _sft_plots(facts, markers))]
+    return with_marks(sections, facts.illnesses, facts.other_remedies)
 
 
 def _sft_plots(facts: RunFacts, markers: list[Marker]) -> list[Plot]:
@@ -25,6 +28,7 @@ def _sft_plots(facts: RunFacts, markers: list[Marker]) -> list[Plot]:
         _loss_plot(facts, markers),
         parts.grad_plot(facts, markers),
         parts.lr_plot(columns, markers),
+        parts.update_plot(columns, markers),
         parts.rate_plot(columns, markers),
         Plot("Time per step", "seconds", parts.many(columns, {
             "time/step": "step", "time/data_wait": "waiting for data"}),
@@ -42,9 +46,12 @@ def _loss_plot(facts: RunFacts, markers: list[Marker]) -> Plot:
     train, held_out = facts.columns.get("train/loss"), facts.columns.get("eval/loss")
     if train is not None:
         # The smoothed line leads, so that hover follows the training steps.
-        lines += [Line("training", train, 1, "faint"), Line("training, smoothed", smooth(train), 1)]
+        lines += [
+            Line("training", train, 1, "faint", "train/loss"),
+            Line("training, smoothed", smooth(train), 1, metric="train/loss"),
+        ]
     if held_out is not None:
-        lines.append(Line("evaluation", held_out, 2, "dots"))
+        lines.append(Line("evaluation", held_out, 2, "dots", "eval/loss"))
     return Plot(
         "Loss", "nats per token", lines, size="main", allow_log=True, best=facts.best_eval,
         markers=markers, about=parts.about("train/loss"),

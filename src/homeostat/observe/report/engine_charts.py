@@ -9,6 +9,7 @@ A run whose engine rounds a little differently and is never behind gets the line
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -198,7 +199,7 @@ def _sent_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
 def _dots(columns: Columns, names: dict[str, str], *, factor: float = 1.0) -> list[Line]:
     """For what does not happen at every step."""
     lines = parts.many(columns, names, factor=factor)
-    return [Line(line.label.replace("_", " "), line.series, line.colour, "dots") for line in lines]
+    return [replace(line, label=line.label.replace("_", " "), style="dots") for line in lines]
 
 
 def _unit(unit: str, lines: list[Line]) -> str:

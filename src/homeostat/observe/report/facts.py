@@ -16,8 +16,21 @@ from typing import Any
 
 from homeostat.errors import RunDirError
 from homeostat.observe.completions import completion_steps, read_completions
-from homeostat.observe.jsonl import is_event, is_row_losses, iter_jsonl, read_metrics
+from homeostat.observe.jsonl import (
+    is_event,
+    is_finding,
+    is_row_losses,
+    iter_jsonl,
+    read_metrics,
+)
 from homeostat.observe.progress import is_rl
+from homeostat.observe.report.illnesses import (
+    Illness,
+    Remedy,
+    read_illnesses,
+    read_remedies,
+    share_out,
+)
 from homeostat.observe.report.series import Series, read_columns
 from homeostat.observe.run_dir import RunPaths
 from homeostat.observe.samples import Row, best_and_worst_prompts
@@ -61,6 +74,9 @@ class RunFacts:
     events: list[dict[str, Any]]
     worst_rows: list[WorstRow]
     samples: list[StepSamples]
+    illnesses: list[Illness]
+    # Of findings that are not on record any more.
+    other_remedies: list[Remedy]
     last_step: int
     started_at: float | None
     duration_s: float
@@ -115,6 +131,7 @@ def read_facts(path: Path) -> RunFacts:
     paths = RunPaths(path)
     metrics = read_metrics(paths.metrics)
     events = list(iter_jsonl(paths.events, is_sound=is_event))
+    illnesses = read_illnesses(iter_jsonl(paths.findings, is_sound=is_finding))
     started_at, duration_s = _times(metrics, events)
     return RunFacts(
         paths=paths,
@@ -123,6 +140,8 @@ def read_facts(path: Path) -> RunFacts:
         events=events,
         worst_rows=find_worst_rows(iter_jsonl(paths.row_losses, is_sound=is_row_losses)),
         samples=read_samples(paths.completions),
+        illnesses=illnesses,
+        other_remedies=share_out(read_remedies(events), illnesses),
         last_step=max((int(record["step"]) for record in metrics), default=0),
         started_at=started_at,
         duration_s=duration_s,

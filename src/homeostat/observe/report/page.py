@@ -18,6 +18,7 @@ from homeostat.observe.logs import tail
 from homeostat.observe.report.charts import make_sections
 from homeostat.observe.report.elements import block, heading
 from homeostat.observe.report.facts import RunFacts, read_facts
+from homeostat.observe.report.health import health_badge, health_section
 from homeostat.observe.report.plots import Section, has_values, render_plot
 from homeostat.observe.report.tables import (
     events_table,
@@ -44,6 +45,7 @@ def render_page(facts: RunFacts) -> str:
         _header(facts),
         _failure_notice(facts),
         f'<div class="tiles">{"".join(make_tiles(facts))}</div>',
+        health_section(facts),
         sections or "<p>No metrics were recorded.</p>",
         worst_tokens_table(facts),
         samples_table(facts),
@@ -88,6 +90,7 @@ def _header(facts: RunFacts) -> str:
     sub = " · ".join(escape(str(part)) for part in parts if part)
     return (
         f'<header><h1>{escape(facts.name)}</h1><span class="badge {mood}">{status}</span>'
+        f"{health_badge(facts)}"
         f'<div class="sub">{sub}</div></header>'
     )
 

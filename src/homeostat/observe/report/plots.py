@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Literal
 
@@ -16,7 +16,9 @@ import numpy as np
 
 from homeostat.observe import format as fmt
 from homeostat.observe.report import axes
+from homeostat.observe.report import marks as flags
 from homeostat.observe.report.axes import Axis
+from homeostat.observe.report.marks import Mark
 from homeostat.observe.report.series import Array, Series, spans_decades, thin, thin_order
 
 _SIGNS = (
@@ -33,12 +35,16 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 22, 12, 30
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series of a plot. `colour` numbers the palette; faint lines stand behind others."""
+    """One series of a plot. `colour` numbers the palette; faint lines stand behind others.
+
+    `metric`: the name in the catalogue of what is drawn.
+    """
 
     label: str
     series: Series
     colour: int = 1
     style: Literal["line", "faint", "dots"] = "line"
+    metric: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +57,12 @@ class Band:
     high: Array
     colour: int = 1
     style: Literal["band", "stack"] = "band"
+    metric: str = ""
 
     def thinned(self) -> Band:
         order = thin_order(Series(self.values.x, self.high))
         values, low, high = self.values.at(order), self.low[order], self.high[order]
-        return Band(self.label, values, low, high, self.colour, self.style)
+        return replace(self, values=values, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,12 @@ class Plot:
     limit: tuple[float, str] | None = None
     best: tuple[float, float] | None = None
     markers: list[Marker] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """What it is about, by the names of the catalogue."""
+        return frozenset(part.metric for part in (*self.lines, *self.bands) if part.metric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +120,25 @@ def render_plot(plot: Plot) -> str:
     if not lines and not bands:
         return ""
     width, height = _SIZES[plot.size]
-    x_axis, y_axis = _axes(plot, lines, bands, width=width, height=height)
+    x_axis = _x_axis(lines, bands, width=width)
+    marked = flags.place(plot.marks, x_axis)
+    top, base = _TOP + flags.ROW_HEIGHT * flags.num_rows(marked), height - _BOTTOM
+    y_axis = _y_axis(plot, lines, bands, start=base, end=top)
     bands = [band.thinned() for band in bands]
     thinned = [(line, thin(line.series)) for line in lines]
     drawing = [
         *_grid(x_axis, y_axis, width=width, height=height),
         *(_shape(band, x_axis, y_axis) for band in bands),
-        *_markers(plot, x_axis, height=height),
+        *_markers(plot, x_axis, top=top, base=base),
+        *flags.draw(marked, top=top, base=base),
         *(_path(line, series, x_axis, y_axis) for line, series in thinned),
         *_limit(plot, y_axis, width=width),
         *_best(plot, x_axis, y_axis),
-        f'<line class="cross" y1="{_TOP}" y2="{height - _BOTTOM}" x1="-9" x2="-9"/>',
+        f'<line class="cross" y1="{top}" y2="{base}" x1="-9" x2="-9"/>',
     ]
+    label = ". ".join(part for part in (plot.title, flags.told(marked)) if part)
     svg = (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(plot.title)}">'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
         f"{''.join(drawing)}</svg>"
     )
     wide = "" if plot.size == "half" else " wide"
@@ -144,10 +162,15 @@ def _with_values(plot: Plot) -> tuple[list[Line], list[Band]]:
     return lines, [band for band, is_known in zip(plot.bands, known, strict=True) if is_known.any()]
 
 
-def _axes(
-    plot: Plot, lines: list[Line], bands: list[Band], *, width: int, height: int
-) -> tuple[Axis, Axis]:
+def _x_axis(lines: list[Line], bands: list[Band], *, width: int) -> Axis:
     steps = np.concatenate([*(line.series.x for line in lines), *(b.values.x for b in bands)])
+    first, last = float(steps.min()), float(steps.max())
+    if first == last:
+        first, last = first - 1, last + 1
+    return Axis(first, last, _LEFT, width - _RIGHT)
+
+
+def _y_axis(plot: Plot, lines: list[Line], bands: list[Band], *, start: int, end: int) -> Axis:
     values = np.concatenate([line.series.finite for line in lines] or [np.zeros(0)])
     edges = np.concatenate([np.zeros(0), *(band.low for band in bands), *(b.high for b in bands)])
     low, high = _range(values, edges[np.isfinite(edges)])
@@ -165,12 +188,7 @@ def _axes(
             zero_below, low = low, axes.room_for_zero(low, high)
     else:
         low, high = axes.padded(low, high, floor_at_zero=plot.from_zero)
-    first, last = float(steps.min()), float(steps.max())
-    if first == last:
-        first, last = first - 1, last + 1
-    x_axis = Axis(first, last, _LEFT, width - _RIGHT)
-    y_axis = Axis(low, high, height - _BOTTOM, _TOP, is_log=is_log, zero_below=zero_below)
-    return x_axis, y_axis
+    return Axis(low, high, start, end, is_log=is_log, zero_below=zero_below)
 
 
 def _range(values: Array, edges: Array) -> tuple[float, float]:
@@ -227,16 +245,14 @@ def _text(kind: str, x: float, y: float, text: str, *, anchor: str) -> str:
     return f'<text class="{kind}" {where}>{escape(text)}</text>'
 
 
-def _markers(plot: Plot, x_axis: Axis, *, height: int) -> list[str]:
+def _markers(plot: Plot, x_axis: Axis, *, top: int, base: int) -> list[str]:
     parts: list[str] = []
     for marker in plot.markers:
         if not x_axis.low <= marker.step <= x_axis.high:
             continue
-        x, base = x_axis.pixel(marker.step), height - _BOTTOM
+        x = x_axis.pixel(marker.step)
         title = f"<title>{escape(marker.text)}</title>"
-        shape = (
-            f"M{x:.1f} {base}l-3.5 6h7z" if marker.kind == "notch" else f"M{x:.1f} {_TOP}V{base}"
-        )
+        shape = f"M{x:.1f} {base}l-3.5 6h7z" if marker.kind == "notch" else f"M{x:.1f} {top}V{base}"
         parts.append(f'<path class="{marker.kind}" d="{shape}">{title}</path>')
     return parts
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from homeostat.observe.report import chart_parts as parts
@@ -29,6 +31,7 @@ def make_rl_sections(facts: RunFacts, markers: list[Marker]) -> list[Section]:
                  about=parts.about("train/loss")),
             parts.grad_plot(facts, markers),
             parts.lr_plot(columns, markers),
+            parts.update_plot(columns, markers),
             _time_plot(columns, markers),
             parts.rate_plot(columns, markers),
             parts.memory_plot(columns, markers),
@@ -43,12 +46,15 @@ def _reward_plot(facts: RunFacts, markers: list[Marker]) -> Plot:
     reward, held_out = facts.columns.get("reward"), facts.columns.get("eval/reward")
     if reward is not None:
         middle = smooth(reward)
-        lines = [Line("step", reward, 1, "faint"), Line("smoothed", middle, 1)]
+        lines = [
+            Line("step", reward, 1, "faint", "reward"),
+            Line("smoothed", middle, 1, metric="reward"),
+        ]
         deviation = Series(reward.x, on_steps_of(reward, facts.columns.get("reward_std")))
         spread = smooth(deviation).y
         bands = [Band("deviation within a group", deviation, middle.y - spread, middle.y + spread)]
     if held_out is not None:
-        lines.append(Line("held-out prompts", held_out, 2, "dots"))
+        lines.append(Line("held-out prompts", held_out, 2, "dots", "eval/reward"))
     return Plot("Reward", "mean of the step's completions", lines, bands=bands, size="main",
                 best=facts.best_eval, from_zero=True, markers=markers,
                 about=parts.about("reward"))  # fmt: skip
@@ -72,7 +78,7 @@ def _reward_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
              parts.unless_zero(columns, parts.labelled(columns, r"rewards/([^/]+)/failed")),
              from_zero=True, markers=markers,
              about="Samples for which a reward function gave no value."),
-        *(Plot(label, "logged by the reward", [Line(label, columns[name])], markers=markers)
+        *(Plot(label, "logged by the reward", [Line(label, columns[name], metric=name)], markers=markers)
           for name, label in parts.labelled(columns, r"rewards/([^/]+/logged/[^/]+)").items()),
     ]  # fmt: skip
 
@@ -82,8 +88,7 @@ def _pass_lines(columns: Columns) -> list[Line]:
     if len(sizes) > 5:
         sizes = sorted({sizes[round(place)] for place in np.linspace(0, len(sizes) - 1, 5)})
     names = {f"eval/pass@{k}": f"pass@{k}" for k in sizes}
-    return [Line(line.label, line.series, line.colour, "dots")
-            for line in parts.many(columns, names, factor=100.0)]  # fmt: skip
+    return [replace(line, style="dots") for line in parts.many(columns, names, factor=100.0)]
 
 
 def _functions_plot(columns: Columns, markers: list[Marker]) -> Plot:
@@ -93,7 +98,8 @@ def _functions_plot(columns: Columns, markers: list[Marker]) -> Plot:
     held_out = parts.labelled(columns, r"eval/rewards/([^/]+)/mean")
     for name, label in held_out.items():
         colour = list(names.values()).index(label) if label in names.values() else 0
-        lines.append(Line(f"{label}, held-out", columns[name], colour % NUM_COLOURS + 1, "dots"))
+        colour = colour % NUM_COLOURS + 1
+        lines.append(Line(f"{label}, held-out", columns[name], colour, "dots", name))
     # A single function is the reward itself, drawn above already.
     return Plot("By function", "mean value", lines if len(names) > 1 else [], markers=markers,
                 about="Mean value of each reward function, before weights.")  # fmt: skip
@@ -158,11 +164,13 @@ def _time_plot(columns: Columns, markers: list[Marker]) -> Plot:
     }
     # Clocks of the parts overlap by their own cost: the rest is never below 0.
     rest: Array = np.maximum(step.y - sum(found.values(), np.zeros_like(step.y)), 0.0)
+    metrics = {label: name for name, label in _TIMES.items()}
     bands: list[Band] = []
     low = np.zeros_like(step.y)
     for number, (label, seconds) in enumerate((found | {"other": rest}).items(), start=1):
         series = Series(step.x, seconds)
-        bands.append(Band(label, series, low, low + seconds, number, "stack"))
+        metric = metrics.get(label, "time/step")
+        bands.append(Band(label, series, low, low + seconds, number, "stack", metric))
         low = low + seconds
     return Plot("Time per step", "seconds", [], bands=bands, from_zero=True, markers=markers,
                 about=parts.about("time/step"))  # fmt: skip

@@ -146,7 +146,7 @@ def _trouble_row(name: str, kind: str, events: list[dict[str, Any]]) -> str:
 
 def events_table(facts: RunFacts) -> str:
     # Troubles of rewards have a table of their own; weights may be sent at every step.
-    hushed = ("reward_trouble", "weights_published")
+    hushed = ("reward_trouble", "weights_published", "rules_watching")
     events = [event for event in facts.events if event["kind"] not in hushed]
     if not events:
         return ""

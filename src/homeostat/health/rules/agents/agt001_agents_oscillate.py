@@ -20,17 +20,15 @@ Games that are zero-sum by nature are opposed; without large swings nothing is r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     swings: int = option(3, "Reversals that are an oscillation.")
     min_records: int = option(20, "Records that are needed.")
     min_span: float = option(0.2, "Span of the rewards that is worth speaking of.")

@@ -21,17 +21,15 @@ Games whose roles are unequal by nature.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     high: float = option(0.9, "Share of the span that wins always.")
     low: float = option(0.1, "Share that never does.")
     min_records: int = option(12, "Records that are needed.")

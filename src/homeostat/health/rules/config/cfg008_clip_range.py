@@ -21,16 +21,14 @@ One update per step on fresh samples is never clipped, whatever the range.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import is_true, raw
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_token: float = option(0.02, "Narrowest range for tokens.")
     max_token: float = option(1.0, "Widest range for tokens.")
     max_sequence: float = option(0.05, "Widest range for whole completions.")

@@ -25,18 +25,16 @@ A trainer that prints NaN as 0 and logs no gradient norm; then the causes name b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import peak_rate, prints_zero, usual_rates
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_records: int = option(3, "Records that must show it.")
 
 

@@ -20,16 +20,14 @@ Tiny tasks that are learned by heart on purpose; hence information only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_epochs: float = option(5.0, "Passes over the rows that are usual.")
 
 

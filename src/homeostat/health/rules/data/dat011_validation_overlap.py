@@ -21,15 +21,13 @@ Short prompts of a small task (sorting five digits) repeat by chance.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_share: float = option(0.1, "Share of held-out rows that may be trained on, too.")
 
 

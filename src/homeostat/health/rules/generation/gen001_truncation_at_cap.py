@@ -25,20 +25,18 @@ The first steps of a model that learns to end its answers: the share falls, or r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.signs import mean_since, runs_on, solved_share, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import Spell, newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(0.3, "Share of cut completions that is much.")
     most: float = option(0.8, "Share that leaves little to learn from.")
     fire: int = option(5, "Records in a row above `most` that are enough.")

@@ -25,16 +25,14 @@ Base models that were never taught to end: a few examples of SFT teach it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, raw_number, runs_on, text_of_settings
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(4, "Records that must show it, all there are.")
     long: int = option(8192, "Tokens that any answer should fit in.")
 

@@ -23,17 +23,15 @@ Tasks whose answers are one token, where the reward tells that they are right.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import solved_share, trend
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_length: float = option(1.05, "Mean tokens of completions that hold nothing.")
     fire: int = option(3, "Records in a row that must show it.")
     samples: int = option(3, "Empty samples that are enough, if all are.")

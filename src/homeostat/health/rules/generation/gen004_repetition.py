@@ -23,17 +23,15 @@ Tasks whose answers repeat by nature (tables, counting).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import is_nonfinite, newest, repeats_itself, solved_share
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(0.3, "Share of completions that loop, too much.")
     fire: int = option(3, "Records in a row that must show it.")
     samples: int = option(3, "Printed completions that are needed to judge by them.")

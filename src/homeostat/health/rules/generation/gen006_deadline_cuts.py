@@ -21,16 +21,14 @@ A deadline that is meant to cut the last few: the share stays small then.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(0.05, "Share of cut completions that is too much.")
     share: float = option(0.95, "Share of the deadline that sampling must take.")
     fire: int = option(3, "Records that must show it ...")

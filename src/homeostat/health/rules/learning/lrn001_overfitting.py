@@ -23,18 +23,16 @@ training rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, noise
 from homeostat.health.view import RunView, Series
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_rise: float = option(0.03, "Rise above the minimum, as a share of it, that is too much.")
     evals: int = option(3, "Evaluations in a row that must lie above the minimum.")
 

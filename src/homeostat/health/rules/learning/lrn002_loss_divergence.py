@@ -24,19 +24,17 @@ Data that gets harder on purpose (a curriculum), or another data set from a step
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, noise, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import rolling_mean
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     factor: float = option(1.5, "Times the best level that the loss must have risen to.")
     fire: int = option(4, "Newest records that must all lie there.")
 

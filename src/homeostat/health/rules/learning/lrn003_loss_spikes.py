@@ -23,20 +23,18 @@ Batches of very few rows, whose loss differs by nature.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import robust_scale
 from homeostat.types import FloatArray64
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     factor: float = option(2.5, "Times its neighbours' median that a spike has.")
     window: int = option(7, "Records around it that it is compared with.")
     repeated: int = option(3, "Spikes that are a warning.")

@@ -24,10 +24,9 @@ why this is information only, unless the rate is far too low.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import (
     ends,
     has_adapter,
@@ -39,8 +38,7 @@ from homeostat.health.rules.readings import (
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_records: int = option(20, "Records that are needed.")
     min_loss: float = option(1.0, "Loss below which a plateau is a good end.")
     min_fall: float = option(0.05, "Fall in all, as a share, below which nothing was learned.")

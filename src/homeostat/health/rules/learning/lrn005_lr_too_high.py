@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import (
     Rates,
     broken,
@@ -46,8 +46,7 @@ from homeostat.health.rules.readings import (
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     factor: float = option(4.0, "Times the top of the usual band that is too high.")
 
 

@@ -23,12 +23,11 @@ A run that has learned all there is: its reward is at its maximum, which is not 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import (
     ends,
     has_adapter,
@@ -45,8 +44,7 @@ from homeostat.health.view import Kind, RunView
 _NOTHING = 1e-6
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     factor: float = option(2.0, "Times below the usual band that is too low.")
     max_kl: float = option(1e-3, "KL below which a policy has not moved.")
     min_records: int = option(10, "Records that must show it.")

@@ -25,12 +25,11 @@ A rate printed with so few decimals that it looks like 0: such records are not j
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView, Series
 
@@ -41,8 +40,7 @@ _PRINTS_NEXT = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_share: float = option(0.02, "Share of the run's steps at rate 0 that is a warning.")
 
 

@@ -25,18 +25,16 @@ The first steps of a run, and batches of one long row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     factor: float = option(10.0, "Times the median that a spike has.")
     extreme: float = option(100.0, "Times the median at which a single one is a warning.")
     min_norm: float = option(50.0, "Norm below which nothing is a spike (SFT).")

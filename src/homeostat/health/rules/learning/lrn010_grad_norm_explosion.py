@@ -25,18 +25,16 @@ Losses that are summed over tokens have norms in the hundreds by nature.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed, peak_rate, usual_rates
 from homeostat.health.view import Kind, RunView, Series
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     growth: float = option(10.0, "Times the first norms that the newest have.")
     max_norm: float = option(100.0, "Norm that is large (SFT).")
     max_norm_rl: float = option(10.0, "The same in RL.")

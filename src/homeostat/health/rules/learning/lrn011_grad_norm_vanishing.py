@@ -21,18 +21,16 @@ A loss that is at its floor for this data although it is not small.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed, prints_zero
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     share: float = option(1e-3, "Share of the first norms below which they have vanished.")
     min_records: int = option(12, "Records that are needed.")
 

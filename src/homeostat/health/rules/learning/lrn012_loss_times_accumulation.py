@@ -29,13 +29,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, raw_number
 from homeostat.health.view import Kind, RunView, Series
 
@@ -45,8 +44,7 @@ _COUNT = re.compile(r"accum\w*\D{0,4}(\d+)", re.I)
 _MOST = 13.0
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     factor: float = option(2.5, "Times the evaluation loss that is too much.")
     near: float = option(3.0, "Times more or less than the accumulation that still is near it.")
 

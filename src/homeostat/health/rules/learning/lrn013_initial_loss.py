@@ -26,20 +26,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, raw_number
 from homeostat.health.view import Kind, RunView
 
 _LARGEST = 262_144
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     margin: float = option(0.7, "Nats above guessing that are let pass.")
     min_records: int = option(3, "Records that are needed.")
 

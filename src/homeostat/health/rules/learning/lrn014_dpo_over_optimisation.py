@@ -23,19 +23,17 @@ A small beta makes margins small, a large one makes them large: the limit is for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, peak_rate, usual_rates
 from homeostat.health.view import RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_accuracy: float = option(0.99, "Accuracy at which the pairs are separated.")
     max_margin: float = option(10.0, "Margin of the implicit rewards that is too large.")
     max_loss: float = option(0.02, "Loss below which nothing is left.")

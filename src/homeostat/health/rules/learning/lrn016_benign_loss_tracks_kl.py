@@ -21,18 +21,16 @@ A KL that runs away does the same at first; that one has a rule of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed, rank_correlation
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     correlation: float = option(0.9, "Correlation of loss and KL that is a proportion.")
     max_kl: float = option(0.5, "KL up to which this is harmless.")
     min_records: int = option(6, "Records that are needed.")

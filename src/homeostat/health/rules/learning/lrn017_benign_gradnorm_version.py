@@ -22,18 +22,16 @@ None known: losses that agree to four digits are the same run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView, Series
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     factor: float = option(3.0, "Times that the norms differ.")
     same: float = option(0.01, "Relative difference up to which losses agree.")
     min_records: int = option(3, "Records that both must have.")

@@ -24,10 +24,9 @@ Data that gets harder by design.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, rank_correlation
 from homeostat.health.view import RunView, Series
 
@@ -35,8 +34,7 @@ from homeostat.health.view import RunView, Series
 STEADY = 0.7
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_records: int = option(10, "Records that are needed.")
     fall: float = option(0.1, "Loss of likeness, of at most 2, that is too much.")
     growth: float = option(1.5, "Times its start that the distance may have.")

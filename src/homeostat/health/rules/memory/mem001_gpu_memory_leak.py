@@ -22,17 +22,15 @@ The peak grows by nature until the longest row was seen; hence the second half m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.memory.growth import gib, leak
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_growth: float = option(0.1, "Growth in all, as a share.")
     min_records: int = option(12, "Records that are needed.")
 

@@ -23,17 +23,15 @@ The file cache counts as used in some metrics, and grows by nature at the start.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.memory.growth import gib, leak
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_growth: float = option(0.3, "Growth in all, as a share.")
     min_bytes: int = option(1073741824, "Bytes that are worth speaking of.")
     min_records: int = option(16, "Records that are needed.")

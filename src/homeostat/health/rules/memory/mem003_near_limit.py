@@ -21,16 +21,14 @@ An engine that reserves its cache beforehand fills the device on purpose; hence 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.memory.growth import gib
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_share: float = option(0.95, "Share of the device's memory that is almost full.")
 
 

@@ -20,19 +20,17 @@ Engines in the same process reserve on purpose; hence information only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.memory.growth import gib
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     factor: float = option(1.6, "Times what is used.")
     min_bytes: int = option(8589934592, "Bytes that are worth speaking of.")
 

@@ -25,18 +25,16 @@ Models without experts are never judged here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import is_moe, is_true, raw
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_gap: float = option(0.03, "Nats that rounding explains.")
     max_kl: float = option(0.01, "KL that rounding explains.")
     max_factor: float = option(1.05, "Mean factor that rounding explains.")

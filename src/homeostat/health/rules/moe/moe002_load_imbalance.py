@@ -24,18 +24,16 @@ Longer answers make updates slower; they are taken into account.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, is_moe, rank_correlation, raw_number
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_violation: float = option(3.0, "Times the mean load that is too much.")
     growth: float = option(1.6, "Times longer that an update takes.")
 

@@ -26,20 +26,18 @@ None known: all signs must come together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import mean_before, mean_since, precision
 from homeostat.health.view import Event, Kind, RunView, Series
 
 _NAMES = ("grad_norm", "train/loss", "train/policy_loss", "kl", "entropy")
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(2, "Newest records that are not finite.")
 
 

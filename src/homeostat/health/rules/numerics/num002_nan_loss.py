@@ -28,19 +28,17 @@ A metric that is undefined at some steps (a deviation of one value) is not loss 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import broken, is_true, raw
 from homeostat.health.view import RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(2, "Records that must show it ...")
     window: int = option(4, "... among so many.")
 

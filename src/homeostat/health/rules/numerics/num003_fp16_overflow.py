@@ -23,18 +23,16 @@ The first dozen steps, while the loss scale is still being found.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import broken, peak_rate, precision, usual_rates
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(2, "Newest records that are a warning.")
     max_share: float = option(0.1, "Share of all records that is a warning.")
 

@@ -24,17 +24,15 @@ A checkpoint that holds NaN itself looks the same; the test above tells them apa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.config.batch import micro_exceeds_mini
 from homeostat.health.rules.readings import broken, peak_rate, precision, usual_rates
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_records: int = option(3, "Records that are needed.")
 
 

@@ -22,18 +22,16 @@ Optimizers that round stochastically; they are not told apart here, hence heuris
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import is_true, peak_rate, raw
 from homeostat.health.view import RunView
 
 _PURE = ("pure_bf16", "full_bf16", "bf16_full_training", "use_pure_bf16")
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_rate: float = option(4e-5, "Rate below which bf16 weights of usual size do not move.")
 
 

@@ -23,18 +23,16 @@ A freshly added head whose weights begin at 0: one update is let pass.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView, Series
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_ratio: float = option(0.2, "Share of the weights' norm that an update may move.")
     fire: int = option(2, "Records in a row that must show it.")
 

@@ -28,19 +28,17 @@ Large models in bf16 differ by about 0.01 to 0.05 nats: below the limit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import Gap, gap_of, staleness
 from homeostat.health.rules.signs import has_lora, is_moe, newest, raw_number, text_of_settings
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     nats: float = option(0.1, "Mean distance of log-probs that rounding does not explain.")
     fire: int = option(3, "Records at the start, and at the end, that must show it.")
 

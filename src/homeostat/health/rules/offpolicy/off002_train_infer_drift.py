@@ -27,20 +27,18 @@ A distance that grows along with entropy: information.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
 from homeostat.health.rules.signs import has_lora, is_moe, monotony, trend
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     growth: float = option(2.0, "Factor over the first records that is more than chance.")
     fire: int = option(8, "Records that there must be.")
 

@@ -23,18 +23,16 @@ None known: ratios of the same policy average to 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, raw_number
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(0.9, "Mean ratio that is too far below 1.")
     fire: int = option(3, "Records that must show it, and most of all there are.")
 

@@ -22,18 +22,16 @@ None known: token ratios of such log-probs average to 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest
 from homeostat.health.view import Kind, RunView, Series
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_gap: float = option(0.05, "Distance of tokens' log-probs that is small.")
     limit: float = option(0.85, "Mean ratio that such tokens cannot have.")
     min_ess: float = option(0.2, "Effective sample size of sequences that is too small.")

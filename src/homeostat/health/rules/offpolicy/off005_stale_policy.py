@@ -26,20 +26,18 @@ The smallest ratio of a batch is an outlier by nature and says nothing alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_gap: float = option(0.3, "Distance of log-probs, in nats, that is too much.")
     min_ess: float = option(0.3, "Share of the sample that the weights leave, at least.")
     fire: int = option(8, "Records that must show it ...")

@@ -22,12 +22,11 @@ Narrow bounds by intent.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
@@ -35,8 +34,7 @@ from homeostat.health.windows import newest_spell
 _KINDS = ("masked", "rejected", "vetoed", "off_policy", "truncated")
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(0.3, "Share of the tokens that is too much.")
     fire: int = option(4, "Records that must show it ...")
     window: int = option(6, "... among so many.")

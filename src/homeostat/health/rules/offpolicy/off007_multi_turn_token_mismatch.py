@@ -26,19 +26,17 @@ None known for the probe. Without it, a wild learning rate can look alike.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
 from homeostat.health.rules.signs import is_multi_turn, trend
 from homeostat.health.view import Kind, RunView, Series
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     growth: float = option(20.0, "Factor by which KL and gradient must both shoot up.")
     fire: int = option(2, "Records that must show it.")
 

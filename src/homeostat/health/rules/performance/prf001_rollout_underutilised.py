@@ -24,18 +24,16 @@ Rounds of a few prompts cannot fill a device.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_concurrency: float = option(4.0, "Answers at a time below which a device idles.")
     min_wait: float = option(0.3, "Share of the step that trainers wait.")
     min_records: int = option(3, "Records that are needed.")

@@ -19,18 +19,16 @@ Tiny models, whose step takes less than reading a row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_share: float = option(0.2, "Share of a step that is too much.")
     warn_share: float = option(0.6, "Share that is a warning.")
     min_s: float = option(0.05, "Seconds that are worth speaking of.")

@@ -21,16 +21,14 @@ Answers that get longer lower the rate of generation by nature.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed, rank_correlation
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     share: float = option(0.7, "Share of the first rate that is too low.")
     min_records: int = option(12, "Records that are needed.")
 

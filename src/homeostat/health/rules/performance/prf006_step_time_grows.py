@@ -21,16 +21,14 @@ Answers that get longer as the policy learns to think; the lengths are named whe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed, rank_correlation
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     factor: float = option(1.5, "Times the first steps' time that is too long.")
     min_records: int = option(12, "Records that are needed.")
 

@@ -21,17 +21,15 @@ Short runs and tiny models; hence information only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_share: float = option(0.3, "Share of the time that devices should be busy.")
     min_mfu: float = option(0.05, "Share of the peak arithmetic that should be used.")
 

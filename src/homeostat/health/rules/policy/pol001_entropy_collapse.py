@@ -27,17 +27,15 @@ nothing at all above the floor. Tasks with one right answer have a low entropy f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import monotony, newest, solved_share, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     floor: float = option(0.02, "Entropy per token, in nats, that is almost nothing.")
     fall: float = option(0.2, "Share of the first entropy that it must have fallen below.")
     fire: int = option(4, "Records that must show it ...")

@@ -26,19 +26,17 @@ information only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(1.0, "Entropy per token, in nats, that is much for a trained model.")
     growth: float = option(2.0, "Factor over the first records that it must have grown by.")
     most: float = option(13.0, "Above this it cannot be an entropy per token.")

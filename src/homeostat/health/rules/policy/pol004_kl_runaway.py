@@ -28,19 +28,17 @@ stays below `max_kl`, nothing is said.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import has_lora, monotony, smooth, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_kl: float = option(2.0, "KL per token, in nats, that is too far in any case.")
     min_kl: float = option(0.1, "KL per token from which on a falling reward is laid to it.")
     far_kl: float = option(0.5, "The same where KL was never much smaller.")

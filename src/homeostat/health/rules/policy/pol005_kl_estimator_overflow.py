@@ -26,19 +26,17 @@ None known: no policy that works is 1000 nats per token away from its reference.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_mean: float = option(1000.0, "Mean KL per token that no policy has.")
     max_token: float = option(1e6, "KL of one token that comes from the estimator.")
     fire: int = option(2, "Records that must show it ...")

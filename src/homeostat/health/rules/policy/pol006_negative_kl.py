@@ -27,17 +27,15 @@ The plain estimate is slightly negative by chance in a new policy: far inside th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, raw_number
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_kl: float = option(-0.05, "KL per token that chance does not explain.")
     min_sequence: float = option(-1.0, "KL of a completion that chance does not explain.")
     fire: int = option(2, "Records that must show it ...")

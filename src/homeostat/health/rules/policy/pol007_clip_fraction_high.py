@@ -24,19 +24,17 @@ Where the algorithm is not known, sequence-level ratios look like this: informat
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import is_sequence_level, newest, trend
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(0.3, "Share of clipped tokens that is too much.")
     fire: int = option(4, "Records that must show it ...")
     window: int = option(6, "... among so many.")

@@ -25,17 +25,15 @@ A few outlier tokens in tiny batches: the mean recovers at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, raw_number
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(2.0, "Mean ratio that is too far from 1.")
     fire: int = option(3, "Records that must show it ...")
     window: int = option(5, "... among so many.")

@@ -22,16 +22,14 @@ bf16 with batches of another shape rounds differently: about a hundredth, below 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(0.1, "Distance from 1 that rounding does not explain.")
     fire: int = option(2, "Records that must show it ...")
     window: int = option(3, "... among so many.")

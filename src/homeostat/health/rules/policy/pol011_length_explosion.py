@@ -24,20 +24,18 @@ Reasoning that becomes longer and better: the reward rises, and nothing is said.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.signs import newest, raw_number, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     growth: float = option(1.8, "Factor over the first records that the length must grow by.")
     cut: float = option(0.3, "Share of cut completions that it must reach.")
     kept: float = option(0.7, "Share of the early reward that must be lost below.")

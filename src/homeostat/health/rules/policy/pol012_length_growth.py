@@ -22,16 +22,14 @@ Reasoning models that learn to think longer. It is information.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import monotony, newest, trend
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     growth: float = option(1.5, "Factor over the first records that the length must grow by.")
     cut: float = option(0.15, "Share of cut completions that it must reach.")
     fire: int = option(10, "Records that there must be.")

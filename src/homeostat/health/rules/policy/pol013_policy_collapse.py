@@ -27,13 +27,12 @@ engine disagree, and other rules speak. Where nothing tells the two apart, it is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeGuard
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import is_nonfinite
 from homeostat.health.view import Kind, RunView, Series
 
@@ -46,8 +45,7 @@ _SIGNS = (
 _GAPS = ("sampling/sampling_logp_difference/mean", "sampling/k3", "sampling/prob_difference/mean")
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     kept: float = option(0.25, "Share of the reward that is left after a collapse, at most.")
     before: int = option(5, "Good records before it.")
     fire: int = option(3, "Bad records after it, all there are.")

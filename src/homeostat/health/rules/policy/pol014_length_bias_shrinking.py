@@ -25,16 +25,14 @@ the reward rises then, and it is information.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import monotony, reward_functions, text_of_settings, trend
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     kept: float = option(0.5, "Share of the first length that is left, at most.")
     fire: int = option(10, "Records that there must be.")
     min_length: float = option(16.0, "Tokens below which answers are short anyway.")

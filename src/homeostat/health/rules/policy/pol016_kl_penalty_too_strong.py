@@ -21,16 +21,14 @@ Runs that have only just begun. It is information.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     coefficient: float = option(0.1, "KL coefficient that is strong.")
     max_kl: float = option(0.005, "KL per token of a policy that stays where it is.")
     fire: int = option(20, "Records that there must be.")

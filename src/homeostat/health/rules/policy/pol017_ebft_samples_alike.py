@@ -22,17 +22,15 @@ Features that were never whitened: any two texts are alike by them, from the fir
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed
 from homeostat.health.view import RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     limit: float = option(1.0, "Likeness of samples, at most 2, that is too much.")
     growth: float = option(2.0, "Times the first records that it must have grown by.")
     fire: int = option(4, "Records that must show it ...")

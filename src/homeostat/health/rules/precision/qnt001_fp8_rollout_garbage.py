@@ -25,18 +25,16 @@ words.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.precision.kinds import quantisation
 from homeostat.health.rules.readings import mean_since
 from homeostat.health.rules.sync.garble import is_garbled
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_gap: float = option(0.5, "Nats that quantisation explains.")
     max_prob_gap: float = option(0.2, "Distance of probabilities that it explains.")
 

@@ -33,19 +33,17 @@ maximum, and then is no more than information.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import is_nonfinite, is_zero, mean_since, solved_share
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_share: float = option(0.8, "Share of groups without any difference that is too much.")
     fire: int = option(6, "Records that must show it ...")
     window: int = option(8, "... among so many.")

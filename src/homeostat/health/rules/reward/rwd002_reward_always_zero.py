@@ -30,10 +30,9 @@ that time either.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.signs import is_nonfinite, is_zero, moves, newest, reward_functions
 from homeostat.health.view import Kind, RunView
@@ -41,8 +40,7 @@ from homeostat.health.view import Kind, RunView
 _MARKS = ("\\boxed", "<answer>", "####", "</think>", "final answer")
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(4, "Records that must show it, all there are.")
     steps: int = option(6, "Steps that they must span.")
 

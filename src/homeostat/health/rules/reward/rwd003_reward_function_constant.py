@@ -23,16 +23,14 @@ None that matter: it is information. The other functions go on teaching.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import moves, reward_functions
 from homeostat.health.view import Kind, RunView, Series
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(8, "Records in which it must not move.")
 
 

@@ -24,19 +24,17 @@ A few records that were printed with two decimals.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import highest_reward, is_zero, newest
 from homeostat.health.view import Kind, RunView
 from homeostat.types import FloatArray64
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(4, "Records in a row with the same reward.")
 
 

@@ -23,17 +23,15 @@ A log that begins late in a run that has learned its task: it is information the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import highest_reward, mean_since
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     share: float = option(0.995, "Share of the maximum from which on all is solved.")
     fire: int = option(6, "Records in a row that must show it.")
     max_spread: float = option(0.02, "Deviation within groups that still counts as none.")

@@ -34,14 +34,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.signs import highest_reward, is_nonfinite, smooth, trend
 from homeostat.health.view import Kind, RunView, Series
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_fall: float = option(0.3, "Share of the best reward that must be lost.")
     fire: int = option(5, "Newest records that must all be low.")
     low: float = option(0.05, "Share of the maximum below which there is little to lose.")

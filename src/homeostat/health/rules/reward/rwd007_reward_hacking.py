@@ -24,16 +24,14 @@ Held-out prompts of another task than the trained ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import monotony, newest, trend
 from homeostat.health.view import Kind, RunView, Series
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_fall: float = option(0.1, "Share of the first held-out reward that must be lost.")
     evals: int = option(4, "Evaluations that there must be.")
 

@@ -24,18 +24,16 @@ Reasoning models that learn to think longer: the ordinary case, and information 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import Trend, monotony, trend
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(16, "Records that there must be.")
     min_growth: float = option(1.5, "Factor by which the length must have grown.")
     hack_growth: float = option(1.8, "The same, up to a limit that cuts most answers.")

@@ -24,18 +24,16 @@ Large rewards in a run whose advantages are scaled by the group's deviation lear
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_size: float = option(10_000.0, "Size of the mean reward that is too much.")
     max_growth: float = option(100.0, "Growth over the first records that is too much.")
     fire: int = option(3, "Records in a row that must show it.")

@@ -21,18 +21,16 @@ Prompts of very unequal difficulty. It is information.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import samples_per_step, trend
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(20, "Records that there must be.")
     max_noise: float = option(0.5, "Noise of a record, as a share of the mean, that is much.")
     min_samples: int = option(64, "Samples of a step below which more of them would help.")

@@ -20,18 +20,16 @@ Rewards from a large judge model may be worth their time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     max_share: float = option(0.4, "Share of a step's time that is too much.")
     min_s: float = option(1.0, "Seconds below which it does not matter.")
     fire: int = option(4, "Records that must show it ...")

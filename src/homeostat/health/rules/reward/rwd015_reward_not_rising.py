@@ -23,16 +23,14 @@ Hard tasks on which reward rises after hundreds of steps. It is information.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, solved_share, trend
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     steps: int = option(20, "Steps after which a rise should show.")
     low: float = option(0.15, "Share of the maximum that counts as low.")
 

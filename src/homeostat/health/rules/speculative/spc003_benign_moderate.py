@@ -20,16 +20,14 @@ None: this is information.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     low: float = option(0.4, "Lowest share that is moderate.")
     high: float = option(0.75, "Highest.")
 

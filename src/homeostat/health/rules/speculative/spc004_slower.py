@@ -23,16 +23,14 @@ Logs that count accepted draft tokens only: there 0 is the least and not 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_length: float = option(1.25, "Tokens per verification below which nothing is gained.")
     min_records: int = option(3, "Records that are needed.")
 

@@ -25,12 +25,11 @@ A long sync interval, which is taken into account where it is known.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import has_adapter, needed
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
@@ -39,8 +38,7 @@ from homeostat.health.windows import newest_spell
 _ROUNDING = 1e-3
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     fire: int = option(4, "Records without a new version.")
 
 

@@ -29,13 +29,12 @@ A policy that collapses over several steps is another illness: there the KL grow
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import (
     has_adapter,
     is_moe,
@@ -50,8 +49,7 @@ from homeostat.health.view import Kind, RunView
 _READ = ("sampling/trainer_logp/mean", "completions/clipped_ratio")
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_drop: float = option(2.0, "Nats that the tokens' log-prob falls by at once.")
     early: int = option(6, "Records from the start among which it must happen.")
 

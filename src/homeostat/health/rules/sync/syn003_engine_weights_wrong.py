@@ -25,16 +25,14 @@ None known: a gap of this size has no harmless cause.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import Rule, option
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import has_adapter, is_false, mean_since, raw, raw_number
 from homeostat.health.view import Kind, RunView
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(RuleOptions):
     min_gap: float = option(0.3, "Nats between engine and trainer that are far.")
     min_prob_gap: float = option(0.1, "Distance of probabilities that is far.")
 

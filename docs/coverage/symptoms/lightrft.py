@@ -1,0 +1,50 @@
+"""LightRFT's troubleshooting guide: its symptoms, and what recognises them here.
+
+A row: section, symptom, codes of the rules that see it, what is done about it here.
+"""
+# ruff: noqa: E501 (a table)
+# fmt: off
+
+from __future__ import annotations
+
+GUIDE = "LightRFT: troubleshooting"
+ROWS: tuple[tuple[str, str, str, str], ...] = (
+    ("Installation", "The framework's own package cannot be imported", "ERR301", "`homeostat env` shows what is installed."),
+    ("Installation", "No kernel for this device: PyTorch was built for another CUDA or GPU", "ERR310 ERR311 ERR314 ENV001", "`homeostat check` compares driver, build and device."),
+    ("Installation", "vLLM's wheel cannot be built", "ERR335 ERR336 ERR337", "Pinned in an environment of its own (`make setup-vllm`)."),
+    ("Memory", "CUDA runs out of memory", "ERR001 ERR002 ERR003 ERR004 ERR006", "The rule tells logits, activations, optimizer and engine apart; a step is done again with half the tokens (`trainer.on_oom`); `homeostat estimate` gives the ladder of settings, least disruptive first."),
+    ("Memory", "The engine cannot get memory for its KV cache", "ERR024 ERR025 ERR027", "The rule tells whether the share is too small or too large."),
+    ("Memory", "Device memory grows until it is full", "MEM001 ERR008", "Told from fragmentation; `observe.profiler.memory`, `trainer.empty_cache_interval`."),
+    ("Training", "The reward does not rise", "RWD015 RWD002 RWD001 LRN006", "Causes are ordered by what the run shows."),
+    ("Training", "The loss oscillates", "LRN003 LRN002 LRN015", "In RL the size of the loss means little: LRN015 says so."),
+    ("Training", "The model does not get better", "RWD015 LRN004 LRN019 SYN001", "Each update is checked to have moved what should move."),
+    ("Training", "The learning rate is too high: the loss spikes", "LRN005 LRN003 CFG005", "The rate is lowered, after going back to a checkpoint (`health.heal: all`)."),
+    ("Training", "The learning rate is too low: nothing happens", "LRN006 NUM007 CFG005", "`homeostat check` compares the rate with what such runs use."),
+    ("Training", "Rewards of very different sizes", "RWD009 RWD010", "`rewards.normalise`, `rewards.clip`, `algorithm.whiten`."),
+    ("Training", "The KL penalty holds the policy at its reference", "POL016", "`algorithm.kl.coefficient`, or `algorithm.kl.target`."),
+    ("Training", "KL is too weak, and the policy runs away", "POL004 POL013", "The coefficient is doubled (`health.heal: all`), or adapts (`algorithm.kl.target`)."),
+    ("Training", "Everything is extremely slow", "PRF002 PRF003 PRF005 PRF006 PRF008", "`time/*` tells the parts of every step."),
+    ("Training", "Loading the data holds training up", "PRF003 ERR743", "Rows are tokenised once, memory-mapped, and packed ahead (`data.prefetch_updates`)."),
+    ("Training", "No step is ever trained: the number of rollouts per episode comes out as 0", "ERR407 ERR430", "Sizes are in prompts and cannot come out as 0; `homeostat check` says how many steps there will be."),
+    ("Distributed", "A collective times out", "ERR100 ERR101 ERR103", "Each call of a rank has a limit (`cluster.timeout_s`), and the error names the rank that did not come."),
+    ("Distributed", "A faulty InfiniBand or the wrong network interface", "ERR110 ERR111 ERR749", "NCCL's own variables are passed on to the ranks."),
+    ("Distributed", "Start-up hangs without a word where the processes join", "ERR154 ERR116 ERR118", "The start has a limit (`cluster.start_timeout_s`)."),
+    ("Distributed", "The address or port of rank 0 cannot be reached", "ERR116 ERR115", "A free port is taken by itself."),
+    ("Distributed", "Some devices are busy and others idle", "DST003 DST001 PRF001", "Rows are dealt out by tokens and not by count."),
+    ("Distributed", "The batch does not divide by the processes", "ERR404 CFG003", "Any number of rows is packed over any number of ranks."),
+    ("Distributed", "Bubbles in the pipeline: too few rows for its stages", "PRF008 DST003", "pending: pipeline parallelism is a later stage"),
+    ("Distributed", "What works on one node fails on several", "ERR110 ERR116 ERR105 ERR351", "pending: several nodes are a later stage. The rules tell network, ports and files apart."),
+    ("Performance", "Sampling takes most of the time", "PRF002 PRF001 ERR748", "`time/generate` and `engine/tokens_per_s` in every record."),
+    ("Performance", "Few tokens per second, because little of the KV cache is used or it is too small", "ERR748 GEN005 ERR026", "`engine.memory_share`, `engine.max_concurrency`."),
+    ("Engine", "The policy trains, and the engine goes on with old weights", "SYN001 SYN004", "A checksum and the log-probs of fixed rows after each publication (`sync.verify`); published again."),
+    ("Engine", "Rewards stay the same because samples do", "RWD004 SYN001", "See above."),
+    ("Engine", "Training hangs after generation", "SYN006 ERR211 ERR208", "Every wait has a limit (`engine.stall_s`, `sync.timeout_s`)."),
+    ("Engine", "The engine is sent to sleep twice", "ERR208 ERR209", "Sleep and wake have one owner (`engine.sleep`)."),
+    ("Engine", "vLLM does not start", "ERR255 ERR024 ERR030 ERR320", "The rule looks for the first error above the summary."),
+    ("Checkpoints", "Saving fails: the disk or quota is full", "ERR550 CKP002 CKP004", "`homeostat check` compares the space with what the run will write; old checkpoints go first (`checkpoint.keep_last`, `checkpoint.max_bytes`)."),
+    ("Checkpoints", "Saving fails for any other reason", "ERR550 ERR566 CKP002 CKP003", "A checkpoint is written beside the old one and renamed when it is whole."),
+    ("Debugging tips", "A CUDA error shows up far from where it happened", "ERR251 ERR467", "The rule says to run with CUDA_LAUNCH_BLOCKING=1."),
+    ("Debugging tips", "Nobody knows what holds the memory", "ERR001 MEM001", "`trace/oom_step_N.json` when it runs out; `observe.profiler.memory` before."),
+    ("Debugging tips", "A report lacks hardware, versions or the command", "ENV001", "`homeostat env`, and config.json, console.log and traceback.txt in the run folder."),
+    ("Error reference", "The loss is NaN", "NUM002 NUM001 ERR650", "Never applied; skipped and named."),
+)

@@ -1,0 +1,46 @@
+"""miles' troubleshooting guide: its symptoms, and what recognises them here.
+
+A row: section, symptom, codes of the rules that see it, what is done about it here.
+"""
+# ruff: noqa: E501 (a table)
+# fmt: off
+
+from __future__ import annotations
+
+GUIDE = "miles: troubleshooting"
+FP8 = "pending: FP8 training comes with the low-precision stage"
+INT4 = "pending: INT4 training comes with the low-precision stage"
+MOE = "pending: training of models with experts is a later stage"
+SPEC = "pending: speculative decoding is a later stage"
+AGENTS = "pending: training several agents is a later stage"
+ROWS: tuple[tuple[str, str, str, str], ...] = (
+    ("FP8 training", "Training in FP8 breaks down: the loss explodes", "LRN002 LRN010", f"A run goes back to a checkpoint and lowers its rate (`health.heal: all`). {FP8}"),
+    ("FP8 training", "Training in FP8 breaks down: NaN", "NUM002 NUM001 ERR650", f"An update that is not finite is never applied; the module it came from is named. {FP8}"),
+    ("FP8 training", "Training in FP8 breaks down: the reward collapses", "RWD006 POL013", f"A run goes back to a checkpoint (`health.heal: all`). {FP8}"),
+    ("FP8 training", "Results in FP8 stay behind those in BF16", "QNT002", f"The engine's distance from the trainer is measured in nats and compared with what rounding costs. {FP8}"),
+    ("FP8 training", "Layers that FP8 cannot or should not hold, or a device without FP8", "ERR606 ERR607 ERR608", f"The rule names layer or device. {FP8}"),
+    ("Train-inference mismatch", "The model answers otherwise in the engine than in the trainer", "OFF001 OFF002 SYN004 POL010", "`sync.verify` after each publication; `observe.verify_logprobs` says which of the two is off; weights are published again."),
+    ("Train-inference mismatch", "Other experts are chosen in training than in sampling", "MOE001", f"Seen in logs of models with experts. {MOE}"),
+    ("Train-inference mismatch", "A bound of importance weights below 1, as the guide itself proposes", "CFG021 OFF006", "`homeostat check` says so before the start."),
+    ("INT4 training", "Results in INT4 stay behind those in BF16 or FP8", "QNT002", f"Smaller groups, sensitive layers left out. {INT4}"),
+    ("INT4 training", "Memory runs out although INT4 was to save some", "ERR001 ERR003 ERR004", f"`homeostat estimate` says what holds which memory: INT4 in training is rounding in place, and the master weights stay. {INT4}"),
+    ("INT4 training", "The group size does not divide the layers' width", "CFG016 ERR614", f"{INT4}"),
+    ("Speculative RL", "Most drafted tokens are rejected", "SPC001", f"Seen in logs of engines. {SPEC}"),
+    ("Speculative RL", "The share of accepted tokens falls as the policy moves on", "SPC002", f"Seen in logs of engines. {SPEC}"),
+    ("Speculative RL", "Drafting saves less time than it should", "SPC004 SPC001", f"Told by the tokens that one verification gives. {SPEC}"),
+    ("Speculative RL", "A draft that is too large, or does not fit the model", "SPC004 ERR720 ERR721 ERR725", f"{SPEC}"),
+    ("Weight synchronisation", "CUDA IPC fails", "ERR205 ERR206 ERR207", "`sync.transport.type` takes another way: shared_memory, disk, collective."),
+    ("Weight synchronisation", "Weights are damaged on the way", "SYN004 SYN002 ERR213", "A checksum of the engine's weights after each publication (`sync.verify`); published again when it differs."),
+    ("Weight synchronisation", "A tensor does not fit the bucket", "ERR215", "A larger tensor travels alone: `sync.transport.bucket_bytes` bounds memory and not tensors."),
+    ("Weight synchronisation", "Publishing takes long in spite of zero-copy", "SYN005 ERR218", "`sync/seconds` in every record; in one process nothing is copied at all."),
+    ("Experts", "Some experts are overloaded and others idle", "MOE002 ERR706", f"Seen in logs. {MOE}"),
+    ("Experts", "A capacity factor drops tokens", "MOE003", f"Seen in logs. {MOE}"),
+    ("Experts", "Memory runs out with expert parallelism", "ERR700 ERR701", f"Seen in tracebacks. {MOE}"),
+    ("Several agents", "Agents' rewards swing against each other", "AGT001", f"Seen in logs. {AGENTS}"),
+    ("Several agents", "One agent wins always", "AGT002", f"Seen in logs. {AGENTS}"),
+    ("Debugging tips", "Too little is logged to tell what happened", "NUM002", "`observe.log_level: debug` or HOMEOSTAT_DEBUG=1; metrics, events and console.log are always kept. A diagnosis lists the rules that it could not evaluate, and why."),
+    ("Debugging tips", "Weights are not in the format that they were meant to have", "QNT003", "The format of every tensor is compared after each update."),
+    ("Debugging tips", "A step takes long, and nobody knows what for", "PRF006 PRF008", "`time/*` in every record; `observe.profiler`."),
+    ("Debugging tips", "Routing replay is on, and no experts were recorded", "ERR702", f"Seen in tracebacks. {MOE}"),
+    ("Debugging tips", "Device memory fills up", "MEM001 MEM003 MEM004", "`memory/*` in every record; smaller micro-batches before it runs out."),
+)

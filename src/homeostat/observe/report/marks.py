@@ -1,0 +1,108 @@
+"""Marks above a curve: a thin upright line at a step with a label over it.
+
+    marks -> those of one place together -> labels in rows, none over another -> SVG
+
+Labels stand above the plot's area, so they never cover a curve. Where there are too many for the
+rows, the line stays, and so does its text on hover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from homeostat.observe.report.axes import Axis
+
+# Kinds, from the least to the one that gives several at one place their colour.
+KINDS = ("remedy", "info", "warn", "error")
+# In units of the drawing.
+ROW_HEIGHT = 14
+MAX_ROWS = 3
+_LETTER, _GAP, _SAME_PLACE = 6.4, 10.0, 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`kind`: a level, or `remedy`."""
+
+    step: float
+    label: str
+    text: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Marks of one place. `row` counts from the curve upwards; None: there is no room for a label.
+
+    `is_left`: the label stands to the left of its line.
+    """
+
+    marks: list[Mark]
+    x: float
+    row: int | None
+    is_left: bool
+
+    @property
+    def label(self) -> str:
+        return _label(self.marks)
+
+
+def place(marks: Sequence[Mark], x_axis: Axis) -> list[Flag]:
+    """Those inside the axis, from left to right."""
+    inside = [mark for mark in marks if x_axis.low <= mark.step <= x_axis.high]
+    groups: list[list[Mark]] = []
+    for mark in sorted(inside, key=lambda one: (one.step, -KINDS.index(one.kind), one.label)):
+        x = x_axis.pixel(mark.step)
+        if groups and x - x_axis.pixel(groups[-1][0].step) <= _SAME_PLACE:
+            groups[-1].append(mark)
+        else:
+            groups.append([mark])
+    flags: list[Flag] = []
+    ends = [0.0] * MAX_ROWS
+    for group in groups:
+        group.sort(key=lambda one: -KINDS.index(one.kind))
+        x, width = x_axis.pixel(group[0].step), _LETTER * len(_label(group)) + _GAP
+        is_left = x + width > x_axis.end
+        start = x - width if is_left else x
+        row = next((row for row, end in enumerate(ends) if end <= start), None)
+        if row is not None:
+            ends[row] = start + width
+        flags.append(Flag(group, x, row, is_left))
+    return flags
+
+
+def num_rows(flags: Sequence[Flag]) -> int:
+    return max((flag.row + 1 for flag in flags if flag.row is not None), default=0)
+
+
+def draw(flags: Sequence[Flag], *, top: float, base: float) -> list[str]:
+    """`top` and `base`: where the plot's area begins and ends."""
+    return [_drawn(flag, top=top, base=base) for flag in flags]
+
+
+def told(flags: Sequence[Flag]) -> str:
+    """All marks in words, for those who do not see the drawing."""
+    return "; ".join(mark.text for flag in flags for mark in flag.marks)
+
+
+def _drawn(flag: Flag, *, top: float, base: float) -> str:
+    x, kind = flag.x, flag.marks[0].kind
+    title = escape("\n".join(mark.text for mark in flag.marks))
+    high = top if flag.row is None else top - ROW_HEIGHT * flag.row - 10
+    line = f"M{x:.1f} {high:.1f}V{base:.1f}"
+    label = ""
+    if flag.row is not None:
+        shift, anchor = (-4, "end") if flag.is_left else (4, "start")
+        y = top - ROW_HEIGHT * flag.row - 3
+        where = f'x="{x + shift:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+        label = f"<text {where}>{escape(flag.label)}</text>"
+    # A wider unseen line, which a pointer can meet.
+    lines = f'<path class="hit" d="{line}"/><path d="{line}"/>'
+    return f'<g class="mark {kind}"><title>{title}</title>{lines}{label}</g>'
+
+
+def _label(marks: Sequence[Mark]) -> str:
+    names = list(dict.fromkeys(mark.label for mark in marks))
+    return names[0] if len(names) == 1 else f"{names[0]} +{len(names) - 1}"
