@@ -6,6 +6,7 @@
     RUN_FOLDER, below          -> run_folder.md
     the Typer app              -> cli.md
     health/registry.py         -> rules.md, and rules/ with a page for each family
+    coverage/                  -> coverage.md: what five troubleshooting guides name
 
 `make docs` runs it; tests/style/test_docs.py fails while a page is stale.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import partial
@@ -34,12 +36,18 @@ from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import settings_types
 from homeostat.health.finding import Family
-from homeostat.health.registry import RULES, TROUBLES
+from homeostat.health.registry import BY_CODE, RULES, TROUBLES
 from homeostat.health.rule import Rule
 from homeostat.health.vocabulary import WORDS
 from homeostat.observe import events, names
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
+COVERAGE = Path(__file__).resolve().parent / "coverage"
+# In place of codes, where a symptom has none.
+NO_CODE = {
+    "not evaluated": "no rule can see it, and those that lack something say what",
+    "no sign": "it leaves nothing in metrics, settings or logs",
+}
 # Every path that a run may write; a test trains one and looks for others.
 RUN_FOLDER = {
     "config.yaml": "The recipe as it was given.",
@@ -100,6 +108,7 @@ def pages() -> dict[str, str]:
         "run_folder.md": run_folder_page,
         "cli.md": cli_page,
         "rules.md": rules_page,
+        "coverage.md": coverage_page,
     }
     for family in Family:
         makers[f"rules/{family.value}.md"] = partial(family_page, family)
@@ -314,10 +323,10 @@ def cli_page() -> str:
 
 def rules_page() -> str:
     """The index of the rules, by family; then the words of a diagnosis."""
-    rows = []
-    for rule in RULES:
-        link = f"[{rule.code}](rules/{rule.family.value}.md#{rule.code.lower()}-{rule.name})"
-        rows.append((link, rule.name, rule.family.value, rule.level.value, headline(rule)))
+    rows = [
+        (_rule_link(rule), rule.name, rule.family.value, rule.level.value, headline(rule))
+        for rule in RULES
+    ]
     words = [
         (f"`{name}`", family.value, meaning)
         for family, names_of in WORDS.items()
@@ -349,6 +358,78 @@ def _rule_section(rule: Rule) -> str:
     text = re.sub(r"^## ", "### ", "\n".join(lines), flags=re.M)
     text = re.sub(r"\n(### .+)\n(?=\S)", r"\n\1\n\n", text)
     return f"#{title}\n\n{about}\n\n{text.strip()}\n"
+
+
+def symptom_rows() -> dict[str, tuple[tuple[str, str, str, str], ...]]:
+    """Guide -> its symptoms: section, symptom, codes, what is done here."""
+    files = sorted((COVERAGE / "symptoms").glob("*.py"))
+    tables = [runpy.run_path(str(file)) for file in files]
+    return {table["GUIDE"]: table["ROWS"] for table in tables}
+
+
+def setting_rows() -> dict[str, tuple[tuple[str, str, str], ...]]:
+    """Guide -> the settings that it names: their name, our place, a note."""
+    return runpy.run_path(str(COVERAGE / "settings.py"))["ROWS"]
+
+
+def disagreement_rows() -> tuple[tuple[str, str, str, str], ...]:
+    """Guide, what it says, what is advised, codes."""
+    return runpy.run_path(str(COVERAGE / "disagreements.py"))["ROWS"]
+
+
+def coverage_page() -> str:
+    """What five guides name, against what there is here."""
+    symptoms, settings, wrong = symptom_rows(), setting_rows(), disagreement_rows()
+    counts = [
+        (guide, str(len(rows)), str(len(settings[guide])), str(sum(w[0] == guide for w in wrong)))
+        for guide, rows in symptoms.items()
+    ]
+    totals = [str(sum(int(row[n]) for row in counts)) for n in (1, 2, 3)]
+    legend = "; ".join(f"`{word}`: {meaning}" for word, meaning in NO_CODE.items())
+    parts = [
+        "# Coverage\n\n"
+        "Every trouble and every setting that five troubleshooting guides name, with the rule that "
+        "recognises it and the key that it has here; and where a guide is wrong. `pending` means "
+        "that a later stage brings it: logs of other frameworks are diagnosed all the same.\n\n"
+        + table(("guide", "symptoms", "settings", "disagreements"), [*counts, ("all", *totals)]),
+        f"## Symptoms\n\nIn place of a code, {legend}.\n",
+        *(_symptoms(guide, rows) for guide, rows in symptoms.items()),
+        "## Settings\n",
+        *(_settings(guide, rows) for guide, rows in settings.items()),
+        "## Where a guide is wrong\n\n"
+        + table(
+            ("guide", "it says", "advised instead", "rules"),
+            [(guide, says, better, _codes(codes)) for guide, says, better, codes in wrong],
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _symptoms(guide: str, rows: Iterable[tuple[str, str, str, str]]) -> str:
+    cells = [(section, seen, _codes(codes), here) for section, seen, codes, here in rows]
+    return f"### {guide}\n\n{table(('section', 'symptom', 'rules', 'here'), cells)}"
+
+
+def _settings(guide: str, rows: Iterable[tuple[str, str, str]]) -> str:
+    cells = [(f"`{name}`", _place(place), note) for name, place, note in rows]
+    return f"### Settings of {guide}\n\n{table(('theirs', 'here', 'note'), cells)}"
+
+
+def _codes(codes: str) -> str:
+    if codes in NO_CODE:
+        return codes
+    return ", ".join(_rule_link(BY_CODE[code]) for code in codes.split())
+
+
+def _rule_link(rule: Rule) -> str:
+    return f"[{rule.code}](rules/{rule.family.value}.md#{rule.code.lower()}-{rule.name})"
+
+
+def _place(place: str) -> str:
+    if place == "none":
+        return place
+    kind, _, keys = place.rpartition(": ")
+    return (f"{kind}: " if kind else "") + ", ".join(f"`{key}`" for key in keys.split())
 
 
 def _verb(function: Callable[..., Any]) -> str:

@@ -30,6 +30,7 @@ TABLES: dict[str, str] = {
     "health/texts/generation.py": "error texts",
     "health/texts/install.py": "error texts",
     "health/texts/memory.py": "error texts",
+    "health/texts/own.py": "error texts",
     "health/texts/precision.py": "error texts",
     "health/texts/reward.py": "error texts",
     "health/texts/sync.py": "error texts",

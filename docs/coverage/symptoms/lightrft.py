@@ -45,6 +45,6 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Checkpoints", "Saving fails for any other reason", "ERR550 ERR566 CKP002 CKP003", "A checkpoint is written beside the old one and renamed when it is whole."),
     ("Debugging tips", "A CUDA error shows up far from where it happened", "ERR251 ERR467", "The rule says to run with CUDA_LAUNCH_BLOCKING=1."),
     ("Debugging tips", "Nobody knows what holds the memory", "ERR001 MEM001", "`trace/oom_step_N.json` when it runs out; `observe.profiler.memory` before."),
-    ("Debugging tips", "A report lacks hardware, versions or the command", "ENV001", "`homeostat env`, and config.json, console.log and traceback.txt in the run folder."),
+    ("Debugging tips", "A report lacks hardware, versions, command or traceback", "not evaluated", "`homeostat env --run DIR` prints a sheet with all of them."),
     ("Error reference", "The loss is NaN", "NUM002 NUM001 ERR650", "Never applied; skipped and named."),
 )

@@ -38,7 +38,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Experts", "Memory runs out with expert parallelism", "ERR700 ERR701", f"Seen in tracebacks. {MOE}"),
     ("Several agents", "Agents' rewards swing against each other", "AGT001", f"Seen in logs. {AGENTS}"),
     ("Several agents", "One agent wins always", "AGT002", f"Seen in logs. {AGENTS}"),
-    ("Debugging tips", "Too little is logged to tell what happened", "NUM002", "`observe.log_level: debug` or HOMEOSTAT_DEBUG=1; metrics, events and console.log are always kept. A diagnosis lists the rules that it could not evaluate, and why."),
+    ("Debugging tips", "Too little is logged to tell what happened", "not evaluated", "A diagnosis lists the rules that lacked something, and what. Metrics, events and console.log are always kept; `observe.log_level: debug`."),
     ("Debugging tips", "Weights are not in the format that they were meant to have", "QNT003", "The format of every tensor is compared after each update."),
     ("Debugging tips", "A step takes long, and nobody knows what for", "PRF006 PRF008", "`time/*` in every record; `observe.profiler`."),
     ("Debugging tips", "Routing replay is on, and no experts were recorded", "ERR702", f"Seen in tracebacks. {MOE}"),

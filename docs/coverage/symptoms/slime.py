@@ -19,7 +19,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("3 Memory", "The budget of tokens has no effect because dynamic batches are off", "CFG012", "There is no such pair of settings: packing always goes by the budget."),
     ("3 Memory", "Memory runs out with a small budget, because single samples are long", "ERR004 ERR002 ERR419", "pending: splitting a sequence over devices is a later stage"),
     ("3 Memory", "Conversations of several turns get far longer than was planned", "CFG009 ERR252 ERR468", "A row that is too long is counted and dropped (`data.overlong`). pending: conversations with tools are a later stage"),
-    ("4 Several nodes", "transformers does not find a model, because processes write its cache at once", "ERR347 ERR351", "One process reads the model's files; ranks are given what they need."),
+    ("4 Several nodes", "transformers does not find a model, because processes write its cache at once", "ERR347 ERR351", "Models are local folders without remote code: nothing is written that could collide."),
     ("5 Resuming", "A run starts anew where it should go on", "CKP006 ERR557", "The same command goes on where it stopped (`checkpoint.resume: auto`)."),
     ("6 Batch size", "The sizes of rollout, group and update do not fit together", "CFG001 CFG003 ERR403 ERR404", "The update's size follows from prompts, samples and `trainer.updates_per_step`: they cannot disagree."),
     ("7 Packing", "Padding wastes the device", "PRF007", "Rows are always packed, and nothing is padded."),

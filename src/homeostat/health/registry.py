@@ -63,6 +63,9 @@ from homeostat.health.texts import (
     offpolicy as offpolicy_texts,
 )
 from homeostat.health.texts import (
+    own as own_texts,
+)
+from homeostat.health.texts import (
     performance as performance_texts,
 )
 from homeostat.health.texts import (
@@ -115,6 +118,7 @@ TROUBLES: tuple[Trouble, ...] = (
     *moe_texts.TROUBLES,
     *numerics_texts.TROUBLES,
     *offpolicy_texts.TROUBLES,
+    *own_texts.TROUBLES,
     *performance_texts.TROUBLES,
     *policy_texts.TROUBLES,
     *precision_texts.TROUBLES,

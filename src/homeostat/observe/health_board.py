@@ -21,7 +21,8 @@ MAX_SHOWN = 3
 # So long a word is said of what is over.
 NOTE_STEPS = 20
 # Places of a finding's lines: the higher, the sooner they make room for others.
-_MESSAGE, _DONE, _CAUSE, _REST = 1, 2, 3, 4
+_MESSAGE, _DONE, _CAUSE, _CALM = 1, 2, 3, 4
+MAX_MESSAGE_LINES = 3
 _STYLES = {"error": "bold red", "warn": "yellow"}
 _BORDERS = {"error": "red", "warn": "yellow", "": "cyan"}
 
@@ -75,16 +76,21 @@ class HealthBoard:
         found = ailments.worst_first(self._open.values())
         ill = [one for one in found if ailments.is_ill(one)]
         if not ill:
-            return [Item(self._calm_line(found, room, with_note=with_note), rank=8)]
+            return [Item(self._calm_line(found, room, with_note=with_note), _CALM)]
         num_lines = max(1, room.height // 3)
         shown = ill[: min(MAX_SHOWN, max(1, num_lines // 2))]
         items: list[Item] = []
+        spare = num_lines - len(shown)
         for number, finding in enumerate(shown):
             num_more = len(found) - len(shown) if finding is shown[-1] else 0
             label = "" if number else "health"
             items.append(Item(_head(finding, room, label=label, num_more=num_more)))
+            notes = self._notes(finding)
+            # The worst is told whole, as far as there is room; of the others a line.
+            most = 1 if number else max(1, min(MAX_MESSAGE_LINES, spare - len(notes)))
+            details = [*_message(finding, room, num_lines=most), *notes]
             # The lines of a finding make room before those of the one above it.
-            items += [Item(one.line, one.rank + 3 * number) for one in self._details(finding, room)]
+            items += [Item(one.line, one.rank + 3 * number) for one in details]
         return fit(items, num_lines)
 
     def _calm_line(self, notes: list[ailments.Record], room: Room, *, with_note: bool) -> Text:
@@ -98,14 +104,9 @@ class HealthBoard:
             cells.append(Text(f"{_counted(len(notes), 'note')}: {labels}", "dim"))
         return labelled("health", cells, room)
 
-    def _details(self, finding: ailments.Record, room: Room) -> list[Item]:
-        width = max(10, room.width - LABEL_WIDTH)
-        text = ailments.short(finding.get("message", ""))
-        told = textwrap.wrap(text, width, max_lines=2, placeholder=" ...")
-        items = [
-            Item(_indented(Text(line)), rank)
-            for line, rank in zip(told, (_MESSAGE, _REST), strict=False)
-        ]
+    def _notes(self, finding: ailments.Record) -> list[Item]:
+        """Its first cause, and what was done about it."""
+        items: list[Item] = []
         for name, why in ailments.causes_of(finding)[:1]:
             line = Text.assemble(("cause  ", "dim"), name, (f": {why}" if why else "", "dim"))
             items.append(Item(_indented(line), _CAUSE))
@@ -116,16 +117,21 @@ class HealthBoard:
         return items
 
 
+def _message(finding: ailments.Record, room: Room, *, num_lines: int) -> list[Item]:
+    text, width = ailments.short(finding.get("message", "")), max(10, room.width - LABEL_WIDTH)
+    told = textwrap.wrap(text, width, max_lines=num_lines, placeholder=" ...")
+    return [Item(_indented(Text(line)), _MESSAGE) for line in told]
+
+
 def _head(finding: ailments.Record, room: Room, *, label: str, num_more: int) -> Text:
     style = _STYLES[str(finding["level"])]
     what = Text.assemble((f"{finding['level']}  ", style), (ailments.label_of(finding), style))
-    cells = [what]
     first = ailments.first_step_of(finding)
-    if first is not None:
-        cells.append(Text(f"since step {first:,}", "dim"))
-    if num_more:
-        cells.append(Text(f"+{num_more} more", "bold"))
-    return labelled(label, cells, room)
+    since = [] if first is None else [Text(f"since step {first:,}", "dim")]
+    more = [Text(f"+{num_more} more", "bold")] if num_more else []
+    line = labelled(label, [what, *since, *more], room)
+    # How many there are says more than since when.
+    return line if not more or more[0].plain in line.plain else labelled(label, [what, *more], room)
 
 
 def _indented(line: Text) -> Text:

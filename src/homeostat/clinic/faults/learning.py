@@ -93,7 +93,7 @@ class WeightDecayTooHigh(Injector):
     """Weight decay shrinks the weights faster than the gradient can build them."""
 
     name, family = "weight_decay", Family.LEARNING
-    expects = ("loss-plateau", "update-too-large")
+    expects = ("weight-decay-too-high", "loss-plateau", "update-too-large")
     body, onset, strength = SORT_SFT, FROM_START, (20.0, 100.0)
 
     def prepare(self, raw: Raw, folder: Path) -> None:

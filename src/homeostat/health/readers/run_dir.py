@@ -14,6 +14,7 @@ from typing import Any
 
 from homeostat.errors import DataError, RunDirError
 from homeostat.health.frameworks import HOMEOSTAT
+from homeostat.health.log import Log, LogLine
 from homeostat.health.readers.build import Found, view_of
 from homeostat.health.readers.files import found_in_file
 from homeostat.health.readers.folders import found_in_folder
@@ -25,6 +26,8 @@ _MAX_EVENTS = 200_000
 _MAX_LINE = 1_000_000
 _MAX_STEP_FILES = 3
 _MAX_SAMPLES = 64
+# Events that say how far a run is: the newest is how it stands.
+_ENDS = ("run_started", "run_resumed", "run_stopped", "run_finished", "run_failed")
 
 
 def view_of_run(path: Path, *, config: Mapping[str, Any] | None = None) -> RunView:
@@ -131,9 +134,20 @@ def _samples(folder: Path) -> Iterator[SampleText]:
 
 
 def _add_log(found: Found, path: Path) -> None:
-    """Console and traceback; metrics among them are in metrics.jsonl already."""
-    lines = []
-    for name in ("console.log", "traceback.txt"):
-        if (path / name).is_file():
-            lines.extend(found_in_file(path / name).log.lines)
-    found.log = type(found.log)(lines)
+    """Console and, where the run ended by an error, its traceback, which stands after it; metrics
+    among them are in metrics.jsonl already."""
+    lines = _lines_of(path / "console.log")
+    ends = [event for event in found.events if event.kind in _ENDS]
+    # That of an earlier try, which was gone on from, says nothing of the run as it stands.
+    if not ends or ends[-1].kind == "run_failed":
+        start = lines[-1].number if lines else 0
+        step = ends[-1].step if ends else None
+        lines += [
+            LogLine(start + line.number, line.text, step)
+            for line in _lines_of(path / "traceback.txt")
+        ]
+    found.log = Log(lines)
+
+
+def _lines_of(file: Path) -> list[LogLine]:
+    return list(found_in_file(file).log.lines) if file.is_file() else []

@@ -115,7 +115,9 @@ def broken(view: RunView) -> Series | None:
     found = [part for part in parts if part is not None]
     if not found:
         return None
-    steps = np.unique(np.concatenate([part.steps for part in found]))
+    steps = found[0].steps
+    if not all(np.array_equal(part.steps, steps) for part in found):
+        steps = np.unique(np.concatenate([part.steps for part in found]))
     bad = np.zeros(len(steps))
     for part in found:
         bad[np.searchsorted(steps, part.steps)] += ~np.isfinite(part.values)

@@ -15,6 +15,11 @@ from homeostat.observe.report.illnesses import Illness, Remedy
 
 _MOODS = {"error": "bad", "warn": "warn", "info": ""}
 _HEADS = ("Finding", "Steps", "What was seen", "Likely causes", "What helps")
+_GRADES = {
+    "safe": "changes neither objective, data order nor sampled distribution",
+    "unsafe": "changes how the run learns",
+    "advice": "for a person to weigh",
+}
 MAX_ROWS = 60
 MAX_REMEDIES = 12
 
@@ -110,7 +115,8 @@ def _fix(fix: ailments.Record) -> str:
     what = f"<code>{escape(setting)}</code> {escape(value)}" if setting else escape(value)
     # Advice that no setting gives may be all in its reason.
     told = _pair(what, why) if what.strip() else escape(why)
-    return f'{told} <span class="grade {escape(grade)}">{escape(grade)}</span>'
+    title = escape(_GRADES.get(grade, ""))
+    return f'{told} <span class="grade {escape(grade)}" title="{title}">{escape(grade)}</span>'
 
 
 def _done(remedies: list[Remedy]) -> str:
@@ -124,8 +130,8 @@ def _done(remedies: list[Remedy]) -> str:
 
 
 def _remedy(remedy: Remedy) -> str:
-    mood = remedy.outcome
-    return f'step {remedy.step:,}: <span class="kind {mood}">{escape(remedy.text)}</span>'
+    sequel = f'; <span class="kind {remedy.outcome}">{escape(remedy.sequel)}</span>'
+    return f"step {remedy.step:,}: {escape(remedy.text)}{sequel if remedy.sequel else ''}"
 
 
 def _alone(remedies: list[Remedy]) -> str:
@@ -133,7 +139,7 @@ def _alone(remedies: list[Remedy]) -> str:
     if not remedies:
         return ""
     shown = remedies[-MAX_REMEDIES:]
-    rows = [_pair(escape(_whom(one)), "") + _remedy(one) for one in shown]
+    rows = [f"{escape(_whom(one))}{_remedy(one)}" for one in shown]
     title = "Done about findings of steps that the run went back from"
     return f'<div class="card done alone"><b>{title}</b>{_list(rows)}</div>'
 

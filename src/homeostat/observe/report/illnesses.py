@@ -32,8 +32,15 @@ class Remedy:
 
     @property
     def text(self) -> str:
-        told = (ailments.remedy_text(str(one["kind"]), one) for one in (self.applied, *self.later))
-        return "; ".join(told)
+        """What was done; when it is judged only as long as it is not."""
+        window = {"window": 0} if self.later else {}
+        return ailments.remedy_text(str(self.applied["kind"]), {**self.applied, **window})
+
+    @property
+    def sequel(self) -> str:
+        """What came of it; empty as long as nobody has said so."""
+        told = (ailments.remedy_text(str(one["kind"]), one) for one in self.later)
+        return "; ".join(text.removeprefix(f"{self.name} ") for text in told)
 
     @property
     def outcome(self) -> str:

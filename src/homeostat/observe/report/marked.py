@@ -1,8 +1,8 @@
 """Which curves show where a finding began, and where something was done about it.
 
-A finding speaks of the metrics that its evidence names; one that names none, of those in its
-message; else of what its family is about. What no plot is about stands on the run's main plot.
-Findings that only inform leave the curves alone.
+A finding speaks of the metrics that its evidence and its message name; one that names none, of what
+its family is about. What no plot is about stands on the run's main plot. Findings that only inform
+leave the curves alone.
 """
 
 from __future__ import annotations
@@ -75,10 +75,9 @@ def spoken_of(finding: ailments.Record, plots: Iterable[Plot]) -> frozenset[str]
     """Metrics of these plots that a finding is about."""
     drawn = frozenset(name for plot in plots for name in plot.metrics)
     evidence = finding.get("evidence")
-    said = " | ".join(map(str, evidence)) if isinstance(evidence, list) else ""
-    for text in (said, str(finding.get("message", ""))):
-        if named := _named(text[:_MAX_TEXT].lower(), drawn):
-            return named
+    said = [str(finding.get("message", "")), *(evidence if isinstance(evidence, list) else [])]
+    if named := _named(" | ".join(map(str, said))[:_MAX_TEXT].lower(), drawn):
+        return named
     return frozenset(_FAMILIES.get(str(finding.get("family")), ())) & drawn
 
 
@@ -107,7 +106,8 @@ def _mark(illness: Illness) -> Mark:
 
 
 def _remedy_mark(remedy: Remedy) -> Mark:
-    text = f"step {remedy.step:,}: {remedy.text}"
+    told = "; ".join(part for part in (remedy.text, remedy.sequel) if part)
+    text = f"step {remedy.step:,}: {told}"
     return Mark(float(remedy.step), remedy.name[:16], text, "remedy")
 
 

@@ -32,7 +32,7 @@ class Mark:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flag:
     """Marks of one place. `row` counts from the curve upwards; None: there is no room for a label.
 
@@ -41,36 +41,63 @@ class Flag:
 
     marks: list[Mark]
     x: float
-    row: int | None
     is_left: bool
+    row: int | None = None
 
     @property
     def label(self) -> str:
         return _label(self.marks)
 
+    @property
+    def span(self) -> tuple[float, float]:
+        """Where its label begins and ends."""
+        width = _width(self.marks)
+        return (self.x - width, self.x) if self.is_left else (self.x, self.x + width)
+
+    def crosses(self, other: Flag) -> bool:
+        """Whether its line stands in the other's label, where it reaches that high."""
+        low, high = other.span
+        return low < self.x < high
+
+    def fits(self, row: int, other: Flag) -> bool:
+        """Whether its label may stand in this row, for all that the other one takes."""
+        if other.row is None:
+            return True
+        (low, high), (other_low, other_high) = self.span, other.span
+        is_clear = row != other.row or high <= other_low or other_high <= low
+        below = other.crosses(self) and other.row >= row
+        above = self.crosses(other) and row >= other.row
+        return is_clear and not below and not above
+
 
 def place(marks: Sequence[Mark], x_axis: Axis) -> list[Flag]:
-    """Those inside the axis, from left to right."""
+    """Those inside the axis, those of one place together."""
     inside = [mark for mark in marks if x_axis.low <= mark.step <= x_axis.high]
     groups: list[list[Mark]] = []
-    for mark in sorted(inside, key=lambda one: (one.step, -KINDS.index(one.kind), one.label)):
+    for mark in sorted(inside, key=lambda one: one.step):
         x = x_axis.pixel(mark.step)
         if groups and x - x_axis.pixel(groups[-1][0].step) <= _SAME_PLACE:
             groups[-1].append(mark)
         else:
             groups.append([mark])
     flags: list[Flag] = []
-    ends = [0.0] * MAX_ROWS
     for group in groups:
         group.sort(key=lambda one: -KINDS.index(one.kind))
-        x, width = x_axis.pixel(group[0].step), _LETTER * len(_label(group)) + _GAP
-        is_left = x + width > x_axis.end
-        start = x - width if is_left else x
-        row = next((row for row, end in enumerate(ends) if end <= start), None)
-        if row is not None:
-            ends[row] = start + width
-        flags.append(Flag(group, x, row, is_left))
+        x = x_axis.pixel(group[0].step)
+        flags.append(Flag(group, x, is_left=x + _width(group) > x_axis.end))
+    _give_rows(flags)
     return flags
+
+
+def _give_rows(flags: Sequence[Flag]) -> None:
+    """A label lies above the lines that stand in it: those lines have their rows first."""
+    to_right = [flag for flag in reversed(flags) if not flag.is_left]
+    order = [*to_right, *(flag for flag in flags if flag.is_left)]
+    for number, flag in enumerate(order):
+        free = (
+            row for row in range(MAX_ROWS) if all(flag.fits(row, one) for one in order[:number])
+        )
+        flag.row = next(free, None)
 
 
 def num_rows(flags: Sequence[Flag]) -> int:
@@ -101,6 +128,10 @@ def _drawn(flag: Flag, *, top: float, base: float) -> str:
     # A wider unseen line, which a pointer can meet.
     lines = f'<path class="hit" d="{line}"/><path d="{line}"/>'
     return f'<g class="mark {kind}"><title>{title}</title>{lines}{label}</g>'
+
+
+def _width(marks: Sequence[Mark]) -> float:
+    return _LETTER * len(_label(marks)) + _GAP
 
 
 def _label(marks: Sequence[Mark]) -> str:

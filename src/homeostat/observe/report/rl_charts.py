@@ -78,7 +78,8 @@ def _reward_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
              parts.unless_zero(columns, parts.labelled(columns, r"rewards/([^/]+)/failed")),
              from_zero=True, markers=markers,
              about="Samples for which a reward function gave no value."),
-        *(Plot(label, "logged by the reward", [Line(label, columns[name], metric=name)], markers=markers)
+        *(Plot(label, "logged by the reward", [Line(label, columns[name], metric=name)],
+               markers=markers)
           for name, label in parts.labelled(columns, r"rewards/([^/]+/logged/[^/]+)").items()),
     ]  # fmt: skip
 

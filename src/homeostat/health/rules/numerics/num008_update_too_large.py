@@ -63,6 +63,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         last_step=int(part.steps[-1]),
         value=size,
         limit=options.max_ratio,
+        # Weights that were drawn at random know nothing yet: large steps are how they learn.
+        level=Level.INFO if view.setting("model.init") == "random" else None,
     )
 
 
