@@ -35,7 +35,8 @@ from homeostat.config.base import ByteSize, Settings
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import settings_types
-from homeostat.health.finding import Family
+from homeostat.health import remedies
+from homeostat.health.finding import Family, Level
 from homeostat.health.registry import BY_CODE, RULES, TROUBLES
 from homeostat.health.rule import Rule
 from homeostat.health.vocabulary import WORDS
@@ -392,7 +393,9 @@ def coverage_page() -> str:
         "recognises it and the key that it has here; and where a guide is wrong. `pending` means "
         "that a later stage brings it: logs of other frameworks are diagnosed all the same.\n\n"
         + table(("guide", "symptoms", "settings", "disagreements"), [*counts, ("all", *totals)]),
-        f"## Symptoms\n\nIn place of a code, {legend}.\n",
+        "## Symptoms\n\n"
+        f"In place of a code, {legend}. Before the start: rules that `homeostat check` judges. "
+        "Remedies: what a run tries by itself, as far as `health.heal` allows.\n",
         *(_symptoms(guide, rows) for guide, rows in symptoms.items()),
         "## Settings\n",
         *(_settings(guide, rows) for guide, rows in settings.items()),
@@ -406,8 +409,35 @@ def coverage_page() -> str:
 
 
 def _symptoms(guide: str, rows: Iterable[tuple[str, str, str, str]]) -> str:
-    cells = [(section, seen, _codes(codes), here) for section, seen, codes, here in rows]
-    return f"### {guide}\n\n{table(('section', 'symptom', 'rules', 'here'), cells)}"
+    cells = [
+        (section, seen, _codes(codes), _before(codes), _remedies(codes), here)
+        for section, seen, codes, here in rows
+    ]
+    head = ("section", "symptom", "rules", "before the start", "remedies", "here")
+    return f"### {guide}\n\n{table(head, cells)}"
+
+
+def _before(codes: str) -> str:
+    """The rules that `homeostat check` can judge: they need no more than settings and facts."""
+    rules = [] if codes in NO_CODE else [BY_CODE[code] for code in codes.split()]
+    early = [
+        rule.code
+        for rule in rules
+        if rule.needs and all(need.startswith(("setting:", "fact:")) for need in rule.needs)
+    ]
+    return ", ".join(early) or "-"
+
+
+def _remedies(codes: str) -> str:
+    """What a run may try by itself about findings of these rules, in order."""
+    rules = [] if codes in NO_CODE else [BY_CODE[code] for code in codes.split()]
+    found = [
+        remedy.name
+        for rule in rules
+        if rule.level is not Level.INFO
+        for remedy in remedies.TABLE.get(rule.name, ())
+    ]
+    return ", ".join(dict.fromkeys(found)) or "-"
 
 
 def _settings(guide: str, rows: Iterable[tuple[str, str, str]]) -> str:

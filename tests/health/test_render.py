@@ -20,7 +20,7 @@ from homeostat.health.finding import (
 )
 from homeostat.health.frameworks import ALL, UNKNOWN
 from homeostat.health.log import Log, LogLine
-from homeostat.health.render import as_json, is_healthy
+from homeostat.health.render import as_json, in_their_words, is_healthy
 from homeostat.health.render_text import as_text
 from homeostat.health.view import Kind, RunView, Series
 
@@ -89,7 +89,12 @@ def test_json_has_the_promised_fields_and_their_settings_names() -> None:
             "why": "see whether they end",
             "grade": "advice",
         },
-        {"setting": None, "value": "on", "why": "says which side is off", "grade": "safe"},
+        {
+            "setting": None,
+            "value": "verify logprobs: on",
+            "why": "says which side is off",
+            "grade": "safe",
+        },
     ]
     assert found["not_evaluated"][0] == {
         "code": "RWD001",
@@ -124,7 +129,7 @@ def test_text_says_the_verdict_the_cause_and_their_setting() -> None:
     assert "     1. truncation-at-cap: they reach 512 tokens" in lines
     assert "     - data.max_response_length = 2048: room to finish" in lines
     assert "     - look at completions: see whether they end" in lines
-    assert "     - says which side is off (on)" in lines
+    assert "     - verify logprobs: on: says which side is off" in lines
     tail = (
         "Not evaluated: 2 rules (metric not logged 1, setting not known 1). --verbose lists them."
     )
@@ -177,3 +182,10 @@ def test_an_error_that_was_survived_or_is_explained_is_no_unknown_end() -> None:
     survived = view(log=(*TRACE, *(f"step {n} is done" for n in range(60))))
     assert is_healthy(ill(), survived)
     assert as_json(ill(FINDING), view(log=TRACE))["not_evaluated"][0]["code"] == "RWD001"
+
+
+def test_settings_in_sentences_are_called_what_the_framework_calls_them() -> None:
+    text = "Raise rollout.max_new_tokens or observe.verify_logprobs; see trainer.py."
+    theirs = "Raise data.max_response_length or verify logprobs; see trainer.py."
+    assert in_their_words(text, ALL["verl"]) == theirs
+    assert in_their_words(text, ALL["homeostat"]) == text

@@ -139,8 +139,9 @@ def test_the_pages_of_the_rules_are_fresh() -> None:
 
 
 def test_the_reference_has_no_other_pages() -> None:
-    stored = {file.name for file in (ROOT / "docs" / "reference").iterdir()}
-    assert stored == set(load_generator().pages())
+    folder = ROOT / "docs" / "reference"
+    files = (file for file in folder.rglob("*") if file.is_file())
+    assert {file.relative_to(folder).as_posix() for file in files} == set(load_generator().pages())
 
 
 def test_every_key_is_in_the_reference() -> None:

@@ -7,13 +7,14 @@ are the texts "nan", "inf" and "-inf", as in metrics.jsonl.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from homeostat.health.diagnose import Diagnosis
 from homeostat.health.finding import Finding, Fix, NotEvaluated
-from homeostat.health.frameworks import ALL, Framework
+from homeostat.health.frameworks import ALL, HOMEOSTAT, Framework
 from homeostat.health.log import LogLine
 from homeostat.health.view import RunView
 
@@ -22,6 +23,10 @@ LAUNCHERS = ("torchrun", "accelerate")
 # Lines from the end of a log in which an error is what ended the run.
 _LAST_LINES = 40
 _MAX_QUOTE = 300
+_OUR_KEY = re.compile(
+    r"\b(?:algorithm|checkpoint|cluster|data|engine|eval|health|lora|model|observe|reference|rewards"
+    r"|rollout|sync|trainer)(?:\.[a-z][a-z_]*)+(?<!\.py)\b"
+)
 _TRACEBACK = "traceback (most recent call last)"
 
 
@@ -46,7 +51,30 @@ def told(fix: Fix, framework: Framework) -> ToldFix:
             break
     # Ports and numbers of processes are told to what starts the framework.
     setting = setting or next((fix.theirs[one] for one in LAUNCHERS if one in fix.theirs), None)
-    return ToldFix(setting or None, fix.value, fix.why, fix.grade.value)
+    why = in_their_words(fix.why, framework)
+    if not setting:
+        # Where we cannot name their setting, it is said what it is about.
+        value = f"{_plainly(fix.setting)}: {fix.value}" if fix.setting else fix.value
+        return ToldFix(None, value, why, fix.grade.value)
+    name, equals, value = setting.partition("=")
+    return ToldFix(name, value if equals else fix.value, why, fix.grade.value)
+
+
+def in_their_words(text: str, framework: Framework) -> str:
+    """A sentence of ours with settings called what the framework calls them."""
+    if framework.name == HOMEOSTAT.name:
+        return text
+
+    def theirs(match: re.Match[str]) -> str:
+        names = (table.setting_name(match[0]) for table in _lineage(framework))
+        return next((name for name in names if name), _plainly(match[0]))
+
+    return _OUR_KEY.sub(theirs, text)
+
+
+def _plainly(key: str) -> str:
+    """What one of our keys is about, in words."""
+    return key.rpartition(".")[2].replace("_", " ")
 
 
 def _lineage(framework: Framework) -> Iterator[Framework]:
@@ -89,9 +117,12 @@ def finding_json(finding: Finding, framework: Framework) -> dict[str, Any]:
         "subject": finding.subject,
         "value": _number(finding.value),
         "limit": _number(finding.limit),
-        "message": finding.message,
+        "message": in_their_words(finding.message, framework),
         "evidence": list(finding.evidence),
-        "causes": [{"name": cause.name, "why": cause.why} for cause in finding.causes],
+        "causes": [
+            {"name": cause.name, "why": in_their_words(cause.why, framework)}
+            for cause in finding.causes
+        ],
         "fixes": [_fix_json(told(fix, framework)) for fix in finding.fixes],
     }
 

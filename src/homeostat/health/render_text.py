@@ -14,7 +14,7 @@ from homeostat.health.diagnose import Diagnosis
 from homeostat.health.finding import Finding, Grade, Level, NotEvaluated
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.names import FOREIGN
-from homeostat.health.render import told, unknown_error
+from homeostat.health.render import in_their_words, told, unknown_error
 from homeostat.health.view import Kind, RunView
 from homeostat.observe.names import describe
 
@@ -172,11 +172,14 @@ def _finding(page: Page, finding: Finding, view: RunView, *, place: int) -> None
     page.add(title, first=f"{place}. ", style=finding.level.value)
     since = f", since step {finding.first_step:,}" if finding.first_step is not None else ""
     page.add(f"{finding.family}, {finding.confidence}{since}", indent=3, style="dim")
-    page.add(finding.message, indent=3)
+    page.add(in_their_words(finding.message, view.framework), indent=3)
     if finding.evidence:
         _list(page, "Evidence", [(line, "") for line in finding.evidence])
     if finding.causes:
-        causes = [(f"{cause.name}: {cause.why}", "") for cause in finding.causes]
+        causes = [
+            (f"{cause.name}: {in_their_words(cause.why, view.framework)}", "")
+            for cause in finding.causes
+        ]
         _list(page, "Likely causes, in order", causes, numbered=True)
     if finding.fixes:
         _list(page, _fixes_title(view), list(_fixes(finding, view)))
@@ -206,10 +209,6 @@ def _fixes(finding: Finding, view: RunView) -> Iterator[tuple[str, str]]:
         if here.setting:
             value = f" = {here.value}" if here.value else ""
             yield f"{here.setting}{value}: {here.why}", grade
-        elif fix.setting:
-            # Their name for it is not known: what it would do is said, and how ours is set.
-            value = f" ({here.value})" if here.value else ""
-            yield f"{here.why}{value}", grade
         else:
             value = f"{here.value}: " if here.value else ""
             yield f"{value}{here.why}", grade

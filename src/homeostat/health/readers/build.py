@@ -153,7 +153,8 @@ def _renamed(
     for name, one in series.items():
         canonical = names[name]
         scale = table.scales.get(canonical, 1.0) if canonical != name else 1.0
-        values = one.values if scale == 1.0 else one.values * scale
+        with np.errstate(over="ignore"):
+            values = one.values if scale == 1.0 else one.values * scale
         found[canonical] = Series(one.steps, values)
     return found
 

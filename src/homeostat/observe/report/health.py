@@ -25,12 +25,13 @@ MAX_REMEDIES = 12
 
 
 def health_badge(facts: RunFacts) -> str:
-    """Beside the run's status; nothing for a run that nobody watched."""
+    """Beside the run's status; nothing for a run that nobody watched, or that failed."""
     ill = [one for one in _ill(facts) if one.cleared is None]
     if ill:
         mood = _MOODS[max(ill, key=lambda one: ailments.rank_of(one.finding)).level]
         return _badge(_counted(len(ill), "open finding"), mood)
-    return _badge("healthy", "good") if _was_watched(facts) else ""
+    is_well = _was_watched(facts) and facts.status[0] != "failed"
+    return _badge("healthy", "good") if is_well else ""
 
 
 def health_section(facts: RunFacts) -> str:

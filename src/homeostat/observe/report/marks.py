@@ -19,7 +19,7 @@ KINDS = ("remedy", "info", "warn", "error")
 # In units of the drawing.
 ROW_HEIGHT = 14
 MAX_ROWS = 3
-_LETTER, _GAP, _SAME_PLACE = 6.4, 10.0, 4.0
+_LETTER, _GAP, _SAME_PLACE = 7.0, 12.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,11 @@ def place(marks: Sequence[Mark], x_axis: Axis) -> list[Flag]:
 
 
 def _give_rows(flags: Sequence[Flag]) -> None:
-    """A label lies above the lines that stand in it: those lines have their rows first."""
+    """A label lies above the lines that stand in it: those lines have their rows first. What was
+    done has a label only where that leaves every finding its own."""
     to_right = [flag for flag in reversed(flags) if not flag.is_left]
     order = [*to_right, *(flag for flag in flags if flag.is_left)]
+    order.sort(key=lambda flag: flag.marks[0].kind == "remedy")
     for number, flag in enumerate(order):
         free = (
             row for row in range(MAX_ROWS) if all(flag.fits(row, one) for one in order[:number])

@@ -121,7 +121,13 @@ def _fixes(view: RunView) -> tuple[Fix, ...]:
     return (
         Fix("rollout.max_new_tokens", more, "answers need to be finished", Grade.UNSAFE),
         Fix("rollout.stop_token_ids", "the end-of-turn token", "if nothing ends", Grade.UNSAFE),
-        Fix("algorithm.overlong", "mask", "do not learn from cut answers", Grade.UNSAFE),
+        Fix(
+            "algorithm.overlong",
+            "mask",
+            "do not learn from cut answers",
+            Grade.UNSAFE,
+            theirs={"trl": "mask_truncated_completions=true"},
+        ),
     )
 
 

@@ -1,0 +1,126 @@
+"""Engine and trainer agreed, and from one step to the next they do not.
+
+## What it sees
+The mean distance of log-probs on tokens that the newest weights sampled rises to more than `factor`
+times its own earlier level and above `min_nats`, or to more than ten times it and above
+`far_nats`, and stays there: over `fire` records, or one where it is far. Single precision on a CPU
+agrees to about 1e-6 nats and bf16 on a GPU to about 0.02: each run is its own measure.
+
+## Why it matters
+The two compute the same function of the same weights. What lies orders of magnitude beyond
+rounding is another function: other weights in the engine, or other settings of sampling. All that
+is sampled from then on is trained on as if it were the policy's own.
+
+## Likely causes
+- engine-weights-differ: weights arrived damaged or mixed up, or the engine serves other ones.
+- weight-conversion-wrong: names, layouts or shards are converted wrongly on the way.
+- engine-logprob-mismatch: temperature, or what logits go through, is not the trainer's.
+
+## What to do
+Publish the weights again and compare (`sync.verify`). Where both hold the same: compare the
+temperature of sampling with that of scoring.
+
+## Known false alarms
+None known. Samples of older weights, which differ by right, are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.offpolicy.gap import staleness
+from homeostat.health.rules.readings import mean_before, mean_since
+from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.windows import newest_spell
+from homeostat.types import FloatArray64
+
+_ALL = "sampling/sampling_logp_difference/mean"
+_FRESH = "sampling/by_age/0/logp_difference"
+
+
+class Options(RuleOptions):
+    factor: float = option(100.0, "Times its earlier level that is another function.")
+    min_nats: float = option(5e-3, "Distance below which nothing is said.")
+    far_nats: float = option(0.3, "Distance that only other weights have: an error.")
+    fire: int = option(2, "Records in a row that must show it, where it is not far.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    gap = _fresh(view)
+    if gap is None:
+        yield Unknown("samples are of older weights, and those of the newest are not told apart")
+        return
+    earlier = _earlier(gap.values)
+    far = (gap.values > options.far_nats) & (gap.values > 10.0 * earlier)
+    held = far | (gap.values > np.maximum(options.factor * earlier, options.min_nats))
+    spell = newest_spell(held, fire=1 if far.any() else options.fire)
+    if spell is None or not spell.is_open:
+        return
+    first, last = int(gap.steps[spell.start]), int(gap.steps[spell.end])
+    was, now = float(earlier[spell.start]), float(np.median(gap.values[spell.start :]))
+    limit = float(max(options.factor * was, options.min_nats))
+    yield Sighting(
+        message=f"Engine and trainer agreed to {was:.1g} nats a token and differ by {now:.2g} since "
+        f"step {first} (limit {min(limit, options.far_nats):.2g}): the engine has other weights, or "
+        "samples by other settings. Publish again, and compare both.",
+        evidence=(f"{_ALL} {was:.1g} -> {now:.2g}",),
+        causes=tuple(_causes(view, first, far=bool(far[spell.start : spell.end + 1].any()))),
+        fixes=(
+            Fix("sync.verify", "true", "compares the engine's weights each time", Grade.SAFE),
+            Fix("rollout.temperature", "the trainer's", "one for both", Grade.UNSAFE),
+        ),
+        first_step=first,
+        last_step=last,
+        value=now,
+        limit=limit,
+        level=Level.ERROR if now > options.far_nats else None,
+    )
+
+
+def _fresh(view: RunView) -> Series | None:
+    """The distance on tokens that the newest weights sampled."""
+    fresh = view.series(_FRESH)
+    series = view.series(_ALL) if staleness(view) <= 0.0 or fresh is None else fresh
+    if series is None or (staleness(view) > 0.0 and fresh is None):
+        return None
+    return series.finite()
+
+
+def _earlier(values: FloatArray64) -> FloatArray64:
+    """Before each record, the lowest level that three neighbours had: infinite until there are."""
+    level = np.full(len(values), np.inf)
+    if len(values) > 3:
+        rows = np.lib.stride_tricks.sliding_window_view(values, 3)
+        level[3:] = np.minimum.accumulate(np.max(rows, axis=1))[:-1]
+    return level
+
+
+def _causes(view: RunView, first: int, *, far: bool) -> Iterator[Cause]:
+    was, now = mean_before(view, "reward", first), mean_since(view, "reward", first)
+    fell = was is not None and now is not None and now < 0.7 * was
+    weights = Cause("engine-weights-differ", "what it samples is not the trainer's policy")
+    settings = Cause("engine-logprob-mismatch", "temperature or logits are not treated alike")
+    yield from (weights, settings) if far or fell else (settings, weights)
+    yield Cause("weight-conversion-wrong", "tensors may be mixed up on the way")
+
+
+RULE = Rule(
+    code="OFF008",
+    name="engine-logprob-mismatch",
+    family=Family.OFFPOLICY,
+    level=Level.WARN,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=(f"{_ALL}|{_FRESH}",),
+    kinds=(Kind.RL,),
+    options=Options,
+    explains=(
+        "OFF001", "OFF002", "OFF004", "OFF005", "OFF006", "RWD001", "RWD002", "RWD004", "RWD006",
+        "RWD015", "GEN001", "GEN002", "GEN003", "GEN004", "POL001", "POL002", "POL009", "POL010",
+        "POL011", "POL012", "POL013", "POL015", "LRN008", "LRN009", "LRN010",
+    ),
+)  # fmt: skip
