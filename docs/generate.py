@@ -337,7 +337,7 @@ def rules_page() -> str:
         "# Rules\n\n"
         f"{len(RULES)} rules, of which {len(TROUBLES)} know an error by its text. "
         "`homeostat explain CODE` shows a rule's page, [the guide](../guide/doctor.md) how to use "
-        "them.\n\n"
+        "them, [coverage](coverage.md) which of other projects' guides they cover.\n\n"
         f"{table(('code', 'name', 'family', 'level', 'about'), rows)}\n"
         "## Words\n\n"
         "Every name that a finding or a cause may have. Those that begin with `benign-` look like "
@@ -423,7 +423,9 @@ def _before(codes: str) -> str:
     early = [
         rule.code
         for rule in rules
-        if rule.needs and all(need.startswith(("setting:", "fact:")) for need in rule.needs)
+        if rule.family is not Family.MEMORY  # what a device holds is known when it trains
+        and rule.needs
+        and all(need.startswith(("setting:", "fact:")) for need in rule.needs)
     ]
     return ", ".join(early) or "-"
 

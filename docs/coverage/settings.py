@@ -112,6 +112,9 @@ AXOLOTL: tuple[Row, ...] = (
     ("HF_HUB_DISABLE_XET", "none", "A variable of the hub's client. Runs read local folders."),
     ("AXOLOTL_LOG_LEVEL", "observe.log_level", "HOMEOSTAT_DEBUG=1 does the same. console.log is always written."),
     ("~/.triton/cache", "none", "A cache of Triton's; no kernel is patched here."),
+    ("one GPU, one batch, to find a NaN", "cluster.type debug.mode", "`debug.mode: replay` trains on kept rollouts again; offending_rows/ holds the batch."),
+    ("size of the dataset", "data.train[].limit", "Rows are memory-mapped: their number costs no host memory."),
+    ("axolotl preprocess", "none", "`homeostat inspect` shows rows as they are trained, each token with its weight."),
     ("nan_to_num over logits", "none", "Never done: it hides what is wrong (NUM002)."),
 )
 LIGHTRFT: tuple[Row, ...] = (

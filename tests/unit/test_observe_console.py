@@ -89,6 +89,27 @@ def watched_rl(width: int, height: int, *, num_steps: int = 90) -> LiveView:
     return view
 
 
+def finding(
+    code: str, level: str = "warn", *, state: str = "open", **more: object
+) -> dict[str, object]:
+    """A line of findings.jsonl."""
+    record = {
+        "step": 9, "state": state, "code": code, "name": "lr-too-high", "family": "learning",
+        "level": level, "confidence": "measured", "first_step": 7, "subject": "",
+        "message": f"{code} saw a loss of 9.5 (limit 3) since step 7. Lower the learning rate.",
+        "evidence": ["train/loss 9.5"],
+        "causes": [{"name": "lr-too-high", "why": "it was 0.5"}, {"name": "other", "why": "x"}],
+        "fixes": [{"setting": "trainer.lr", "value": "a half", "why": "", "grade": "unsafe"}],
+    }  # fmt: skip
+    return {**record, **more}
+
+
+APPLIED = {"code": "LRN005", "cause": "lr-too-high", "remedy": "halve-lr", "path": "trainer.lr",
+           "old": 0.5, "new": 0.25, "grade": "unsafe", "window": 10}  # fmt: skip
+JUDGED = {"code": "LRN005", "cause": "lr-too-high", "remedy": "halve-lr", "helped": False,
+          "metric": "grad_norm", "before": 2.0, "after": 4.0}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
@@ -236,6 +257,9 @@ def test_hostile_samples_and_events_neither_act_nor_overflow() -> None:
         view = watched_rl(60, 30, num_steps=3)
         view.samples(4, [sample(text, text, 1.0), sample(f"{text}!", text, 0.0, stop_reason=text)])
         view.event("reward_trouble", 3, {"message": text, text: 1})
+        hostile = {"name": text, "message": text, "causes": [{"name": text, "why": text}]}
+        view.finding(3, finding("LRN005", "error", **hostile))
+        view.event("remedy_applied", 3, {**APPLIED, "remedy": text, "path": text, "new": text})
         view.status("sampling", 1, 2)
         console = Console(file=io.StringIO(), width=60, record=True, force_terminal=True,
                           color_system=None)  # fmt: skip
@@ -303,6 +327,121 @@ def test_a_resumed_view_knows_the_best_of_before() -> None:
     view.step(9, {"train/loss": 1.0})
     assert "best 0.5000 at step 3" in shown(view, 80)
     view.close()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 24), (120, 50)])
+def test_a_healthy_run_says_so_in_one_line(size: tuple[int, int]) -> None:
+    view = watched_rl(*size)
+    assert "waiting for the first record" in shown(view, size[0])
+    view.event("rules_watching", 90, {"rules": 83})
+    view.finding(90, finding("PRF002", "info", name="generation-dominates"))
+    text = shown(view, size[0])
+    view.close()
+    assert "health   healthy   83 rules watch" in text
+    assert "since step" not in text
+    if size[0] >= 80:
+        assert "1 note: PRF002 generation-dominates" in text
+
+
+@pytest.mark.parametrize("size", [(60, 12), (60, 24), (80, 24), (80, 40), (120, 50)])
+def test_what_is_ill_stands_in_the_panel_the_worst_first(size: tuple[int, int]) -> None:
+    view = watched_rl(*size)
+    view.event("rules_watching", 90, {"rules": 83})
+    for number, code in enumerate(("RWD001", "LRN005", "GEN001", "MEM001", "POL001")):
+        view.finding(90, finding(code, "error" if code == "LRN005" else "warn", first_step=number))
+    view.event("remedy_applied", 90, APPLIED)
+    text = shown(view, size[0])
+    view.close()
+    lines = text.splitlines()
+    assert all(cell_len(line) <= size[0] for line in lines)
+    assert len(lines) < size[1]
+    assert "health   error  LRN005 lr-too-high" in text
+    assert "healthy" not in text
+    heads = [line for line in lines if " lr-too-high" in line and "cause" not in line]
+    num_more = 5 - len(heads)
+    assert f"+{num_more} more" in text
+    assert len(heads) <= 3
+    if size[1] >= 24:
+        assert "LRN005 saw a loss of 9.5 (limit 3)" in text
+        assert "done   step 90: halve-lr: trainer.lr 0.5" in text
+    if size[1] >= 40:
+        assert "cause  lr-too-high: it was 0.5" in text
+        # Of one level the newest comes first.
+        assert [line.split()[2] for line in heads[1:]] == ["POL001", "MEM001"]
+
+
+def test_what_is_over_leaves_the_panel_and_a_note_for_a_while() -> None:
+    view = watched_rl(120, 50)
+    view.event("rules_watching", 90, {"rules": 83})
+    view.finding(90, finding("LRN005", "error", subject="a"))
+    view.finding(90, finding("LRN005", "error", subject="b"))
+    assert shown(view, 120).count("LRN005 lr-too-high") == 2
+    assert "red" in str(view.render().border_style)  # type: ignore[union-attr]
+    view.finding(91, finding("LRN005", "error", subject="a", state="cleared"))
+    assert shown(view, 120).count("LRN005 lr-too-high") == 1
+    view.finding(91, finding("LRN005", "error", subject="b", state="cleared"))
+    assert "healthy   83 rules watch   LRN005 lr-too-high over since step 91" in shown(view, 120)
+    assert view.render().border_style == "cyan"  # type: ignore[union-attr]
+    view.step(120, rl_metrics(120))
+    text = shown(view, 120)
+    view.close()
+    assert "healthy   83 rules watch" in text
+    assert "LRN005" not in text
+
+
+def test_the_health_of_a_run_is_drawn_when_it_changes_and_else_kept() -> None:
+    view = watched_rl(80, 40)
+    room = view.room
+    view.finding(90, finding("LRN005"))
+    first = view._health.items(room, step=90)
+    assert view._health.items(room, step=91) is first
+    view.event("checkpoint_saved", 91, {"path": "a"})
+    assert view._health.items(room, step=91) is first
+    view.event("remedy_applied", 91, APPLIED)
+    assert view._health.items(room, step=91) is not first
+    view.close()
+
+
+def test_a_resumed_view_knows_what_is_open_and_what_was_done() -> None:
+    findings = [finding("LRN005"), finding("RWD001"), finding("RWD001", state="cleared")]
+    events = [{"kind": "rules_watching", "step": 1, "time": 1.0, "rules": 83},
+              {"kind": "remedy_applied", "step": 8, "time": 2.0, **APPLIED}]  # fmt: skip
+    view = make_view("live", terminal(100), label=LABEL, findings=findings, events=events)
+    assert isinstance(view, LiveView)
+    text = shown(view, 100)
+    view.close()
+    assert "warn  LRN005 lr-too-high   since step 7" in text
+    assert "done   step 8: halve-lr: trainer.lr 0.5 -> 0.25, judged after 10 steps" in text
+    assert "RWD001" not in text
+
+
+def test_plain_lines_tell_of_findings_and_remedies_once() -> None:
+    out = io.StringIO()
+    view = make_view("plain", Console(file=out, width=40), label=LABEL)
+    view.event("rules_watching", 1, {"rules": 83})
+    view.finding(9, finding("LRN005", "error"))
+    view.event("remedy_applied", 10, APPLIED)
+    view.event("remedy_judged", 20, JUDGED)
+    view.event("remedy_reverted", 20, {**APPLIED, "old": 0.25, "new": 0.5, "why": "no better"})
+    back = {"code": "LRN005", "cause": "lr-too-high", "from_step": 30, "to_step": 10, "path": ""}
+    view.event("rolled_back", 10, back)
+    view.finding(40, finding("LRN005", state="cleared"))
+    # A guard of the run told this by an event of its own.
+    view.event("step_skipped", 41, {"origin": "lm_head"})
+    view.event("remedy_applied", 41, {**APPLIED, "code": "", "cause": "not finite: lm_head"})
+    assert out.getvalue().splitlines()[1:] == [
+        "step   9/200  error: LRN005 lr-too-high: LRN005 saw a loss of 9.5 (limit 3) since step 7. "
+        "Lower the learning rate.",
+        "step  10/200  remedy for LRN005 lr-too-high: halve-lr: trainer.lr 0.5 -> 0.25, judged "
+        "after 10 steps",
+        "step  20/200  remedy for LRN005 lr-too-high: halve-lr did not help: grad_norm 2.000 -> "
+        "4.000",
+        "step  20/200  remedy for LRN005 lr-too-high: halve-lr taken back: trainer.lr 0.25 -> 0.5; "
+        "no better",
+        "step  10/200  remedy for LRN005 lr-too-high: went back from step 30 to step 10",
+        "step  40/200  LRN005 lr-too-high is over",
+        "step  41/200  step skipped origin=lm_head",
+    ]
 
 
 def test_plain_lines_line_up_and_are_not_too_many() -> None:

@@ -18,7 +18,9 @@ from tests.support.pages import EVIL, data_of, report
 from homeostat.observe.completions import write_completions
 from homeostat.observe.names import CATALOGUE
 from homeostat.observe.report import axes
+from homeostat.observe.report.axes import Axis
 from homeostat.observe.report.facts import find_worst_rows, read_facts
+from homeostat.observe.report.marks import KINDS, MAX_ROWS, Mark, place
 from homeostat.observe.report.plots import Band, Line, Marker, Plot, render_plot
 from homeostat.observe.report.series import Series, on_steps_of, smooth, thin
 from homeostat.observe.run_dir import RunDir
@@ -294,6 +296,178 @@ def test_reward_troubles_are_grouped_with_their_first_input(tmp_path: Path) -> N
     assert ">reward trouble<" not in raw
     # (All but that of pass@k, which begins with the first evaluation.)
     assert raw.count("step 1: reward trouble") == raw.count("<figure") - 1 == 7
+
+
+def finding(code: str, level: str, *, state: str = "open", **more: Any) -> dict[str, Any]:
+    """A line of findings.jsonl."""
+    record = {
+        "state": state, "code": code, "name": f"{code}-illness", "family": "policy",
+        "level": level, "confidence": "measured", "first_step": 4, "subject": "",
+        "message": f"message of {code}", "evidence": [f"evidence of {code}"],
+        "causes": [{"name": f"{code}-cause", "why": "a reason"}],
+        "fixes": [{"setting": "trainer.lr", "value": "a half", "why": "calm", "grade": "unsafe"},
+                  {"setting": None, "value": "", "why": "ask a person", "grade": "advice"}],
+    }  # fmt: skip
+    return {**record, **more}
+
+
+def remedy(kind: str, **more: Any) -> dict[str, Any]:
+    fields = {"code": "POL001", "cause": "POL001-illness", "remedy": "halve-lr"}
+    if kind != "remedy_judged":
+        fields |= {"path": "trainer.lr", "old": 0.5, "new": 0.25, "window": 10}
+    return {"kind": kind, **fields, **more}
+
+
+def plot_of(run_dir: Path, title: str) -> str:
+    """The figure of this title."""
+    raw = (run_dir / "report.html").read_text(encoding="utf-8")
+    (figure,) = [one for one in raw.split("<figure")[1:] if f">{title}</b>" in one]
+    return figure.split("</figure>")[0]
+
+
+def codes_on(run_dir: Path, title: str) -> list[str]:
+    pattern = r'<g class="mark (\w+)"><title>step (\d+).*?<text[^>]*>([^<]+)<'
+    return [" ".join(found) for found in re.findall(pattern, plot_of(run_dir, title), re.DOTALL)]
+
+
+def test_findings_stand_in_a_table_with_what_was_done(tmp_path: Path) -> None:
+    write_rl_run(tmp_path, num_steps=20)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_event("rules_watching", 1, rules=83)
+        run_dir.append_finding(5, finding("RWD001", "warn"))
+        run_dir.append_finding(6, finding("POL001", "warn"))
+        run_dir.append_finding(7, finding("POL001", "error", message="now it is worse"))
+        run_dir.append_finding(9, finding("RWD001", "warn", state="cleared"))
+        run_dir.append_finding(9, finding("PRF001", "info"))
+        for kind, step, more in (("remedy_applied", 8, {}),
+                                 ("remedy_judged", 18, {"helped": False, "metric": "entropy",
+                                                        "before": 0.5, "after": 0.25}),
+                                 ("remedy_applied", 19, {"remedy": "clip-higher", "path": ""})):  # fmt: skip
+            fields = remedy(kind, **more)
+            run_dir.append_event(fields.pop("kind"), step, **fields)
+        run_dir.append_event("run_finished", 20)
+    page = report(tmp_path)
+    for part in ("1 open finding", "1 of 2 findings open at the end. 83 rules watched the run",
+                 "error POL001 POL001-illness measured 4 - open now it is worse evidence of POL001",
+                 "POL001-cause : a reason trainer.lr a half : calm unsafe ask a person advice",
+                 "Done step 8: halve-lr: trainer.lr 0.5 -> 0.25; did not help: entropy 0.5 -> 0.25",
+                 "step 19: clip-higher, judged after 10 steps",
+                 "warn RWD001 RWD001-illness measured 4 - 9 message of RWD001",
+                 "1 note worth knowing, nothing to do"):  # fmt: skip
+        assert part in page.text, part
+    assert "message of POL001" not in page.text
+    # What is open and worst comes first; notes come last.
+    assert page.text.index("POL001-cause") < page.text.index("RWD001-cause")
+    assert page.text.index("RWD001-cause") < page.text.index("PRF001-cause")
+
+
+def test_curves_show_where_a_finding_that_speaks_of_them_began(tmp_path: Path) -> None:
+    write_rl_run(tmp_path, num_steps=20)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_finding(6, finding("POL001", "error", evidence=["entropy 1 -> 0.1"]))
+        spoken = {"message": "The mean length grew.", "first_step": 7}
+        run_dir.append_finding(8, finding("POL012", "warn", **spoken))
+        run_dir.append_finding(8, finding("CKP002", "warn", family="checkpoint", first_step=None))
+        run_dir.append_finding(9, finding("POL003", "info", evidence=["entropy 9"]))
+        fields = remedy("remedy_applied")
+        run_dir.append_event(fields.pop("kind"), 12, **fields)
+    page = report(tmp_path)
+    assert codes_on(tmp_path, "Entropy") == ["error 4 POL001", "remedy 12 halve-lr"]
+    assert codes_on(tmp_path, "Length") == ["warn 7 POL012"]
+    assert codes_on(tmp_path, "Reward") == ["warn 8 CKP002"]  # of no curve: the main plot
+    assert codes_on(tmp_path, "Time per step") == []
+    labels = [attrs.get("aria-label") or "" for tag, attrs in page.tags if tag == "svg"]
+    (entropy,) = [label for label in labels if label.startswith("Entropy")]
+    assert "step 4: error POL001 POL001-illness: message of POL001" in entropy
+
+
+def test_a_healthy_run_is_calm_and_one_that_nobody_watched_says_nothing(tmp_path: Path) -> None:
+    write_rl_run(tmp_path, num_steps=5)
+    page = report(tmp_path)
+    assert "Health" not in page.text
+    assert "healthy" not in page.text
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_event("rules_watching", 1, rules=83)
+        run_dir.append_event("run_finished", 5)
+    page = report(tmp_path)
+    assert "finished healthy" in page.text
+    assert "Health nothing was found. 83 rules watched the run" in page.text
+    assert "Finding" not in page.text
+    assert not [attrs for tag, attrs in page.tags if "mark" in (attrs.get("class") or "")]
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_event("run_failed", 5, error="OSError", message="no disk")
+    assert "healthy" not in report(tmp_path).text
+
+
+def test_remedies_of_findings_that_a_run_went_back_from_are_still_told(tmp_path: Path) -> None:
+    write_rl_run(tmp_path, num_steps=5)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.append_event("rules_watching", 1, rules=83)
+        fields = remedy("remedy_applied", remedy="roll-back")
+        run_dir.append_event(fields.pop("kind"), 3, **fields)
+        back = {"code": "POL001", "cause": "POL001-illness", "from_step": 30, "to_step": 2}
+        run_dir.append_event("rolled_back", 2, **back)
+        # A guard's own deed stands among the events.
+        run_dir.append_event("remedy_applied", 4, code="", cause="x", remedy="skip_step")
+    page = report(tmp_path)
+    assert "went back from POL001 POL001-illness, step 3: roll-back: trainer.lr 0.5" in page.text
+    assert "POL001 POL001-illness, step 2: went back from step 30 to step 2" in page.text
+    assert "step 4: skip step" not in page.text
+
+
+@pytest.mark.parametrize("text", [EVIL, "\x1b[31m\x00\u202e", "long " * 20_000, "nan", ""])
+def test_hostile_findings_stay_text(tmp_path: Path, text: str) -> None:
+    write_rl_run(tmp_path, num_steps=6)
+    with RunDir(tmp_path) as run_dir:
+        for level in ("error", "warn", "info", text):
+            parts = {"name": text, "message": text, "evidence": [text, 3], "subject": level}
+            parts |= {"causes": [{"name": text, "why": text}, text], "confidence": text}
+            parts |= {"fixes": [{"setting": text, "value": text, "why": text, "grade": text}]}
+            if text != "nan":  # which a reader takes for a number
+                run_dir.append_finding(3, finding("POL001", level, **parts))
+        fields = remedy("remedy_applied", remedy=text, path=text, new=text, why=text)
+        run_dir.append_event(fields.pop("kind"), 4, **fields)
+    page = report(tmp_path)
+    tags = [tag for tag, _ in page.tags]
+    assert "img" not in tags
+    assert tags.count("script") == tags.count("figure") + 1
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    raw = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", raw)
+    assert len(raw) < 400_000
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.sampled_from(KINDS), st.text("AB1", min_size=3,
+             max_size=9)), max_size=30)
+)  # fmt: skip
+def test_marks_keep_their_place_and_no_label_is_covered(
+    given_marks: list[tuple[int, str, str]],
+) -> None:
+    marks = [Mark(float(step), label, f"{label} began", kind) for step, kind, label in given_marks]
+    flags = place(marks, Axis(0.0, 100.0, 54.0, 518.0))
+    assert sorted(id(m) for flag in flags for m in flag.marks) == sorted(map(id, marks))
+    shown = [flag for flag in flags if flag.row is not None]
+    assert all(flag.row in range(MAX_ROWS) for flag in shown)
+    for flag in shown:
+        low, high = flag.span
+        assert low >= 0
+        assert high <= 540
+        for other in shown:
+            if other is not flag and other.row == flag.row:
+                assert other.span[1] <= low or high <= other.span[0]
+            if low < other.x < high and other is not flag:
+                assert other.row < flag.row, "a line goes through a label"
+
+
+def test_marks_of_one_step_are_one_with_the_colour_of_the_worst() -> None:
+    marks = [Mark(5.0, "GEN001", "a", "warn"), Mark(5.0, "POL013", "b", "error"),
+             Mark(5.0, "halve-lr", "c", "remedy")]  # fmt: skip
+    (flag,) = place(marks, Axis(0.0, 10.0, 54.0, 518.0))
+    assert flag.label == "POL013 +2"
+    series = Series(np.array([0.0, 10.0]), np.array([0.0, 1.0]))
+    figure = render_plot(Plot("P", "", [Line("a", series)], marks=marks))
+    assert '<g class="mark error"><title>b\na\nc</title>' in figure
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300, 1e-320])

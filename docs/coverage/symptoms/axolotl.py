@@ -82,5 +82,10 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Common errors", "The end of a turn's content comes before its start", "ERR480 ERR454", "Spans are found in the template's own output, and a template that rewrites turns is refused."),
     ("Common errors", "The hub's CAS service fails", "ERR353 ERR352", "Models and data are read from local folders."),
     ("Common errors", "A run over several devices hangs: FSDP and asynchronous prefetch", "CFG011 ERR148", "Sampling and updates never gather weights at once."),
-    ("Charts", "Reward, entropy, gradient norm, KL and length that leave the shape of a healthy run", "RWD006 POL001 LRN010 POL004 POL012", "The same, live, while the run trains (`health`)."),
+    ("Logging", "The console's output was not kept, and nothing is left to look at", "not evaluated", "console.log holds all that was shown, and traceback.txt what ended the run."),
+    ("Charts", "The reward has no upward trend", "RWD015 RWD006 RWD010", "Fluctuations are told from a fall by the run's own noise."),
+    ("Charts", "Entropy falls to almost nothing in place of slowly", "POL001", "Judged against where it began."),
+    ("Charts", "Gradient norm is persistently above 10", "LRN010", "Above its limit without growing it is information; a tenfold growth is a warning."),
+    ("Charts", "KL shoots up", "POL004 POL005", "The coefficient may adapt (`algorithm.kl.target`)."),
+    ("Charts", "Completions grow steadily to the limit: reward hacking by length", "POL012 RWD008 RWD007", "Reward and length are compared record by record."),
 )

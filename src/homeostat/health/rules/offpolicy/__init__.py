@@ -11,6 +11,7 @@ from homeostat.health.rules.offpolicy import (
     off005_stale_policy,
     off006_correction_masks_most,
     off007_multi_turn_token_mismatch,
+    off008_gap_jumps,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -21,4 +22,5 @@ RULES: tuple[Rule, ...] = (
     off005_stale_policy.RULE,
     off006_correction_masks_most.RULE,
     off007_multi_turn_token_mismatch.RULE,
+    off008_gap_jumps.RULE,
 )

@@ -57,8 +57,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     earlier = _earlier(gap.values)
     far = (gap.values > options.far_nats) & (gap.values > 10.0 * earlier)
     held = far | (gap.values > np.maximum(options.factor * earlier, options.min_nats))
-    spell = newest_spell(held, fire=1 if far.any() else options.fire)
-    if spell is None or not spell.is_open:
+    both = (newest_spell(held, fire=options.fire), newest_spell(far))
+    spell = next((one for one in both if one is not None and one.is_open), None)
+    if spell is None:
         return
     first, last = int(gap.steps[spell.start]), int(gap.steps[spell.end])
     was, now = float(earlier[spell.start]), float(np.median(gap.values[spell.start :]))

@@ -36,6 +36,7 @@ from homeostat.health.windows import newest_spell
 
 # Nats that exact implementations differ by at most.
 _ROUNDING = 1e-3
+_FAR = 0.3
 
 
 class Options(RuleOptions):
@@ -96,6 +97,9 @@ def _apart(view: RunView) -> Sighting | None:
     agreed = float(np.median(values.values[: off[0]]))
     if late.latest < 0.01 or late.latest < 100 * agreed or late.latest < 2 * late.first:
         return None
+    # One update does not lead that far: what is far at once is other weights, not old ones.
+    if late.first > _FAR:
+        return None
     first = int(late.steps[0])
     causes = [Cause("weights-not-updated", f"the distance grows since step {first}")]
     if has_adapter(view):
@@ -124,5 +128,5 @@ RULE = Rule(
     needs=("engine/policy_version|sync/version",),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("OFF002", "OFF005"),
+    explains=("OFF002", "OFF005", "OFF008"),
 )
