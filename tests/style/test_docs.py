@@ -92,8 +92,10 @@ def load_generator() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the guides have it: recipes/, and runs/ with runs of SFT and RL."""
+    """A folder as the guides have it: recipes/, runs/ with runs of SFT and RL, another's log."""
     folder = tmp_path_factory.mktemp("clone")
+    rows = [{"loss": 2.0 - 0.1 * step, "grad_norm": 0.5, "epoch": 0.1 * step} for step in range(9)]
+    (folder / "train.log").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     (folder / "recipes").symlink_to(ROOT / "recipes")
     raw = tiny.recipe(
         folder,

@@ -126,6 +126,11 @@ class Monitor:
         self.settings = settings
         self._ready = None
 
+    @property
+    def metrics(self) -> Mapping[str, Series]:
+        """The newest records."""
+        return self._tails.metrics
+
     def series(self, name: str) -> Series | None:
         return self._tails.metrics.get(name)
 

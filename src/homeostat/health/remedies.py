@@ -17,11 +17,17 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from homeostat.health.finding import Finding, Grade, Level
+from homeostat.health.view import Series
 
 # A metric that changed by less than this share is no better than before.
 MIN_GAIN = 0.1
-# Findings whose value is the learning rate itself, or grows with it.
-PROPORTIONAL = frozenset({"lr-too-high", "update-too-large"})
+# The share of its weights that an update of fine-tuning may move, and one of weights that were
+# drawn at random and know nothing yet.
+GENTLE_UPDATE, GENTLE_FRESH_UPDATE = 0.01, 0.03
+# Updates before an illness shows that may have led to it.
+STEPS_BEFORE = 3
+# Penalty for the KL of now that weighs beside rewards, whose advantages are about 1.
+HOLDING_PENALTY = 0.2
 
 
 class Action(StrEnum):
@@ -39,17 +45,39 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Signs:
+    """What an edit is measured by: the finding, and the newest records of the run."""
+
+    finding: Finding
+    metrics: Mapping[str, Series]
+    # Weights were drawn at random when the run began.
+    is_fresh: bool = False
+
+
+def _unknown_excess(_: Any, __: Signs) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigEdit:
-    """A new value of one key, as a function of the old one and of how many times over its limit
-    the finding is (1 where that is not known). None where there is nothing left to change."""
+    """A new value of one key, as a function of the old one and of how many times too large (or too
+    small) that is: 1 where it is not known. None where there is nothing left to change."""
 
     path: str
     change: Callable[[Any, float], Any]
+    excess: Callable[[Any, Signs], float] = _unknown_excess
+
+    def new_value(self, old: Any, signs: Signs) -> Any:
+        return self.change(old, self.excess(old, signs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """An action, an edit, or going back with an edit. `most`: times that it may be tried."""
+    """An action, an edit, or going back with an edit.
+
+    `most`: times that it may be tried. `doses`: times in a row that it may be tried without effect,
+    each on top of the one before, until all of them are taken back.
+    """
 
     name: str
     grade: Grade
@@ -59,6 +87,7 @@ class Remedy:
     action: Action | None = None
     edit: ConfigEdit | None = None
     most: int = 1
+    doses: int = 1
 
 
 def is_better(before: float | None, after: float | None, *, better: str) -> bool:
@@ -69,39 +98,81 @@ def is_better(before: float | None, after: float | None, *, better: str) -> bool
     return gain > MIN_GAIN * abs(before)
 
 
-def times_over(finding: Finding) -> float:
-    """How many times over its limit it is, where that is in proportion to the setting at fault."""
-    if finding.name not in PROPORTIONAL:
-        return 1.0
-    value, limit = finding.value, finding.limit
+def times_over(_: Any, signs: Signs) -> float:
+    """How many times over its limit a finding is."""
+    value, limit = signs.finding.value, signs.finding.limit
     if value is None or limit is None or not (math.isfinite(value) and value > limit > 0):
         return 1.0
     return value / limit
+
+
+def rate_excess(lr: Any, signs: Signs) -> float:
+    """How many times too large a learning rate is, by what it moved the weights.
+
+    Updates are measured against the weights that they led to, so that a huge one reads as 1: it is
+    set against the weights before, as if it were at right angles to them.
+    """
+    rates = signs.metrics.get("learning_rate")
+    if not lr or rates is None:
+        return 1.0
+    first = signs.finding.first_step
+    rate_at = {int(s): v for s, v in zip(rates.steps, rates.values, strict=True) if v > 0}
+    moved = 0.0
+    for name, ratio in signs.metrics.items():
+        if not name.startswith("update/weight_ratio/"):
+            continue
+        recent = ratio if first is None else ratio.since(first - STEPS_BEFORE)
+        for step, value in zip(recent.steps, recent.values, strict=True):
+            if math.isfinite(value) and int(step) in rate_at:
+                share = min(float(value), 0.9999)
+                moved = max(moved, share / math.sqrt(1 - share**2) / rate_at[int(step)])
+    return lr * moved / (GENTLE_FRESH_UPDATE if signs.is_fresh else GENTLE_UPDATE)
+
+
+def _penalty_excess(coefficient: Any, signs: Signs) -> float:
+    """How many times too small it is to hold a policy that is as far away as this one."""
+    kl = signs.metrics.get("kl")
+    far = kl.finite() if kl is not None else None
+    if not coefficient or far is None or not len(far) or far.latest <= 0:
+        return 1.0
+    return HOLDING_PENALTY / (coefficient * far.latest)
 
 
 def _halved(old: Any, _: float) -> Any:
     return old / 2 if old else None
 
 
-def _scaled_down(old: Any, over: float) -> Any:
-    """For what grows in proportion to the value; never by less than half."""
-    return old / max(2.0, min(over, 1000.0)) if old else None
+def _lower(least: float) -> Callable[[Any, float], Any]:
+    """By what it is too large; where that is not known, or little, by the least."""
+
+    def lower(old: Any, over: float) -> Any:
+        return old / min(max(least, over), 1e4) if old else None
+
+    return lower
 
 
-def _doubled(old: Any, _: float) -> Any:
-    return old * 2 if old else None
+def _raised(old: Any, over: float) -> Any:
+    return old * min(max(2.0, over), 100.0) if old else None
 
 
-def _fewer_updates(old: Any, _: float) -> Any:
-    return max(1, old // 2) if old > 1 else None
+def _fewer(old: Any, over: float) -> Any:
+    """A count, divided by what it is too large, at least halved."""
+    return max(1, int(old / max(2.0, over))) if old is not None and old > 1 else None
 
 
-def _toward_one(old: Any, _: float) -> Any:
-    return None if old == 1.0 else (1.0 if abs(old - 1.0) <= 0.1 else round((old + 1.0) / 2, 4))
+def _up_to_one(old: Any, _: float) -> Any:
+    """Halfway; what is nearly greedy was hardly meant, and goes all the way."""
+    if old >= 1.0:
+        return None
+    return 1.0 if old < 0.3 or old >= 0.9 else round((old + 1.0) / 2, 4)
+
+
+def _down_to_one(old: Any, _: float) -> Any:
+    return None if old <= 1.0 else (1.0 if old <= 1.1 else round((old + 1.0) / 2, 4))
 
 
 def _wider(old: Any, _: float) -> Any:
-    return round(old * 1.4, 6) if 0 < old < 1 else None
+    return round(old * 1.4, 6) if old is not None and 0 < old < 1 else None
 
 
 def _masked(old: Any, _: float) -> Any:
@@ -109,13 +180,18 @@ def _masked(old: Any, _: float) -> Any:
 
 
 LR = ConfigEdit("trainer.lr", _halved)
-LR_BY_EXCESS = ConfigEdit("trainer.lr", _scaled_down)
+LR_BY_EXCESS = ConfigEdit("trainer.lr", _lower(2.0), rate_excess)
+# After weights were wrecked, half a rate is hardly gentle enough.
+LR_FAR_LOWER = ConfigEdit("trainer.lr", _lower(10.0), rate_excess)
+FEWER_UPDATES = ConfigEdit("trainer.updates_per_step", _fewer)
 CLIP_HIGHER = ConfigEdit("algorithm.clip_high", _wider)
-MORE_KL = ConfigEdit("algorithm.kl.coefficient", _doubled)
-TEMPERATURE = ConfigEdit("rollout.temperature", _toward_one)
-SYNC_OFTENER = ConfigEdit("sync.interval", _fewer_updates)
+MORE_KL = ConfigEdit("algorithm.kl.coefficient", _raised, _penalty_excess)
+WARMER = ConfigEdit("rollout.temperature", _up_to_one)
+COOLER = ConfigEdit("rollout.temperature", _down_to_one)
+SYNC_OFTENER = ConfigEdit("sync.interval", _fewer, times_over)
 OFF_POLICY_MASK = ConfigEdit("algorithm.correction.off_policy_mask", _masked)
-EDITS = (LR, LR_BY_EXCESS, CLIP_HIGHER, MORE_KL, TEMPERATURE, SYNC_OFTENER, OFF_POLICY_MASK)
+EDITS = (LR, LR_BY_EXCESS, LR_FAR_LOWER, FEWER_UPDATES, CLIP_HIGHER, MORE_KL, WARMER, COOLER,
+         SYNC_OFTENER, OFF_POLICY_MASK)  # fmt: skip
 
 MISMATCH = "sampling/sampling_logp_difference/mean"
 
@@ -127,10 +203,12 @@ def _lr(metric: str, better: Literal["lower", "higher"] = "lower") -> Remedy:
     )  # fmt: skip
 
 
-def _back(metric: str, better: Literal["lower", "higher"], edit: ConfigEdit | None = LR) -> Remedy:
+def _back(
+    metric: str, better: Literal["lower", "higher"], edit: ConfigEdit | None = LR_FAR_LOWER
+) -> Remedy:
     return Remedy(
         name="roll-back", grade=Grade.UNSAFE, action=Action.ROLL_BACK, edit=edit, metric=metric,
-        better=better, window=10,
+        better=better, window=10, most=3, doses=3,
     )  # fmt: skip
 
 
@@ -140,22 +218,31 @@ _REPUBLISH = Remedy(
 )  # fmt: skip
 _SMALLER_STEPS = Remedy(
     name="lr-to-limit", grade=Grade.UNSAFE, edit=LR_BY_EXCESS, metric="grad_norm",
-    better="lower", window=5, most=2,
+    better="lower", window=5, most=3, doses=2,
 )  # fmt: skip
 _SMALLER = Remedy(
     name="smaller-micro-batches", grade=Grade.SAFE, action=Action.LOWER_TOKEN_BUDGET,
     metric="memory/max_alloc", better="lower", window=5, most=3,
 )  # fmt: skip
 _KL = Remedy(
-    name="more-kl", grade=Grade.UNSAFE, edit=MORE_KL, metric="kl", better="lower", window=10, most=3
-)
+    name="more-kl", grade=Grade.UNSAFE, edit=MORE_KL, metric="kl", better="lower", window=8,
+    most=4, doses=3,
+)  # fmt: skip
 _COOLER = Remedy(
-    name="temperature-toward-1", grade=Grade.UNSAFE, edit=TEMPERATURE,
+    name="temperature-toward-1", grade=Grade.UNSAFE, edit=COOLER,
     metric="completions/clipped_ratio", better="lower", window=15, most=2,
 )  # fmt: skip
 _WARMER = Remedy(
-    name="temperature-toward-1", grade=Grade.UNSAFE, edit=TEMPERATURE, metric="entropy",
+    name="temperature-toward-1", grade=Grade.UNSAFE, edit=WARMER, metric="entropy",
     better="higher", window=15, most=2,
+)  # fmt: skip
+_VARIED = Remedy(
+    name="temperature-toward-1", grade=Grade.UNSAFE, edit=WARMER,
+    metric="completions/distinct_share", better="higher", window=6, most=2,
+)  # fmt: skip
+_FEWER_UPDATES = Remedy(
+    name="fewer-updates", grade=Grade.UNSAFE, edit=FEWER_UPDATES, metric="policy/ratio_max",
+    better="lower", window=6, most=3, doses=3,
 )  # fmt: skip
 _CLIP = Remedy(
     name="clip-higher", grade=Grade.UNSAFE, edit=CLIP_HIGHER, metric="entropy", better="higher",
@@ -172,27 +259,27 @@ _MASK = Remedy(
 
 # Illness -> remedies in the order in which they are tried.
 TABLE: Mapping[str, tuple[Remedy, ...]] = {
-    "update-too-large": (_back("train/loss", "lower", LR_BY_EXCESS), _SMALLER_STEPS),
-    "lr-too-high": (
-        _back("train/loss", "lower", LR_BY_EXCESS),
-        _SMALLER_STEPS,
-        _lr("grad_norm"),
-    ),
+    "update-too-large": (_back("train/loss", "lower"), _SMALLER_STEPS),
+    "lr-too-high": (_back("train/loss", "lower"), _SMALLER_STEPS, _lr("grad_norm")),
     "loss-divergence": (_back("train/loss", "lower"), _lr("train/loss")),
-    "grad-norm-explosion": (_lr("grad_norm"), _back("grad_norm", "lower")),
+    "grad-norm-explosion": (_SMALLER_STEPS, _back("grad_norm", "lower")),
+    "no-gradient-clipping": (_back("train/loss", "lower"), _SMALLER_STEPS),
     "grad-norm-spikes": (_lr("grad_norm"),),
     "loss-spikes": (_lr("train/loss"),),
     "nan-update-poisoned-weights": (_back("train/skipped_steps", "lower", None),),
-    "kl-runaway": (_KL, _lr("kl"), _back("kl", "lower")),
+    "kl-runaway": (_KL, _SMALLER_STEPS, _back("kl", "lower")),
     "policy-collapse": (_back("reward", "higher"),),
     "reward-collapse": (_back("reward", "higher"), _lr("reward", "higher")),
     "entropy-collapse": (_WARMER, _CLIP, _lr("entropy", "higher")),
     "entropy-explosion": (_lr("entropy"), _back("entropy", "lower")),
+    "greedy-sampling": (_VARIED,),
+    "mode-collapse": (_VARIED,),
     "length-explosion-gibberish": (_COOLER, _back("completions/mean_length", "lower")),
-    "ppo-ratio-exceeds-threshold": (_lr("policy/ratio_max"),),
+    "ppo-ratio-exceeds-threshold": (_FEWER_UPDATES, _lr("policy/ratio_max")),
     "clip-fraction-high": (_lr("clip_ratio/region_mean"),),
-    "too-many-updates-per-rollout": (_lr("clip_ratio/region_mean"),),
+    "too-many-updates-per-rollout": (_FEWER_UPDATES, _lr("clip_ratio/region_mean")),
     "stale-policy": (_OFTENER, _MASK),
+    "sync-interval-without-correction": (_OFTENER,),
     "engine-logprob-mismatch": (_REPUBLISH,),
     "train-infer-logprob-drift": (_REPUBLISH, _OFTENER, _MASK),
     "engine-weights-differ": (_REPUBLISH,),
@@ -206,11 +293,17 @@ TABLE: Mapping[str, tuple[Remedy, ...]] = {
 }
 
 
+# Illnesses whose own remedy is surer than that of their likely causes.
+OWN_FIRST = frozenset({"kl-runaway", "stale-policy"})
+
+
 def remedies_for(finding: Finding) -> Iterator[Remedy]:
     """What may be tried about a finding, in order; nothing for one that only informs."""
     if finding.level is Level.INFO:
         return
     names = [cause.name for cause in finding.causes[:1]] + [finding.name]
+    if finding.name in OWN_FIRST:
+        names.reverse()
     given: set[tuple[str, str]] = set()
     for name in names:
         for remedy in TABLE.get(name, ()):

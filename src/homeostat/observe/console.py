@@ -49,8 +49,9 @@ def _remembered(
     health = HealthBoard()
     for finding in findings:
         health.finding(finding["step"], finding)
-    for event in events:
-        health.event(event["kind"], event["step"], event)
+    for told in events:
+        kind, step = told["kind"], told["step"]
+        health.event(kind, step, told)
     return health
 
 

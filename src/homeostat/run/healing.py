@@ -22,21 +22,21 @@ import numpy as np
 from homeostat.config.edits import edited, value_at
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError, ConfigError, NonFiniteHaltError
-from homeostat.health.finding import Finding, Grade
+from homeostat.health.finding import Confidence, Family, Finding, Grade, Level
 from homeostat.health.remedies import (
-    LR,
+    LR_FAR_LOWER,
     Action,
     ConfigEdit,
     Remedy,
+    Signs,
     is_better,
     remedies_for,
-    times_over,
 )
 from homeostat.run.watch import Watch
 from homeostat.train.events import EmitEvent
 
-# Times that a run may go back: what fails three times is for a person to look at.
-MAX_ROLL_BACKS = 2
+# Times that a run may go back: what fails more often is for a person to look at.
+MAX_ROLL_BACKS = 3
 # An end so soon after going back means that the checkpoint is at fault itself.
 STEPS_AT_ONCE = 3
 # What did not help is not tried again.
@@ -79,6 +79,11 @@ class Trial:
     metric: str
     better: str
     before: float | None
+    doses: int = 1
+
+    @property
+    def label(self) -> str:
+        return _label(self.code, self.subject, self.remedy)
 
     def facts(self) -> dict[str, Any]:
         return {"code": self.code, "cause": self.cause, "remedy": self.remedy}
@@ -92,6 +97,8 @@ class Healing:
     trial: Trial | None = None
     # How often each remedy was tried, by finding and remedy.
     tried: dict[str, int] = field(default_factory=dict)
+    # What was there before the first of several doses, of which none has helped so far.
+    origins: dict[str, Any] = field(default_factory=dict)
     roll_backs: int = 0
     # The step that it went back to last.
     went_to: int | None = None
@@ -107,6 +114,7 @@ class Healing:
                 overlay={path: Edit(**edit) for path, edit in fields.get("overlay", {}).items()},
                 trial=None if trial is None else Trial(**trial),
                 tried={str(name): int(count) for name, count in fields.get("tried", {}).items()},
+                origins=dict(fields.get("origins", {})),
                 roll_backs=int(fields.get("roll_backs", 0)),
                 went_to=fields.get("went_to"),
             )
@@ -179,7 +187,8 @@ class Healer:
             if target is None:
                 raise
             log.warning("%s\nThe run goes back to step %d (health.heal=all).", error, target)
-            done = self._edit(LR, target + 1) if self.healing.roll_backs else None
+            again = self.healing.roll_backs > 0
+            done = self._edit(LR_FAR_LOWER, target + 1, _of_numbers(step)) if again else None
             facts = {"code": "", "cause": str(error), "remedy": "roll-back"}
             grade = {"grade": str(Grade.UNSAFE), "window": 0}
             self.emit("remedy_applied", step, **facts, **asdict(done or Done()), **grade)
@@ -224,17 +233,22 @@ class Healer:
             done = self._ways.act(remedy.action)
         else:
             assert remedy.edit is not None, "a remedy is an action or an edit"
-            done = self._edit(remedy.edit, step, over=times_over(finding))
+            done = self._edit(remedy.edit, step, finding)
         if done is None:
             return False
         self._begin_trial(finding, remedy, done, step=step, before=before)
         return True
 
     def _begin_trial(
-        self, finding: Finding, remedy: Remedy, done: Done, *, step: int, before: float | None
+        self,
+        finding: Finding,
+        remedy: Remedy,
+        done: Done,
+        *,
+        step: int,
+        before: float | None,
+        window: int = 0,
     ) -> None:
-        label = _label(finding.code, finding.subject, remedy.name)
-        self.healing.tried[label] = self.healing.tried.get(label, 0) + 1
         trial = Trial(
             code=finding.code,
             subject=finding.subject,
@@ -245,21 +259,25 @@ class Healer:
             old=done.old,
             new=done.new,
             step=step,
-            window=remedy.window,
+            window=window or remedy.window,
             metric=remedy.metric,
             better=remedy.better,
             before=before,
+            doses=remedy.doses,
         )
         self.healing.trial = trial
+        self.healing.tried[trial.label] = self.healing.tried.get(trial.label, 0) + 1
+        self.healing.origins.setdefault(trial.label, done.old)
         changed = {"path": done.path, "old": done.old, "new": done.new}
-        fields = {**trial.facts(), **changed, "grade": str(remedy.grade), "window": remedy.window}
+        fields = {**trial.facts(), **changed, "grade": str(remedy.grade), "window": trial.window}
         self.emit("remedy_applied", step, **fields)
 
-    def _edit(self, edit: ConfigEdit, step: int, *, over: float = 1.0) -> Done | None:
+    def _edit(self, edit: ConfigEdit, step: int, finding: Finding) -> Done | None:
         if not self._ways.can_edit(edit.path):
             return None
         old = value_at(self.config, edit.path)
-        new = edit.change(old, over)
+        signs = Signs(finding, self._watch.monitor.metrics, self.config.model.init == "random")
+        new = edit.new_value(old, signs)
         if new is None:
             return None
         try:
@@ -275,28 +293,34 @@ class Healer:
         key = (trial.code, trial.subject)
         is_open = any(finding.key == key for finding in self._watch.monitor.open)
         went_back = trial.action == Action.ROLL_BACK
-        # What was cut with the records is not over yet: it may come again.
-        if step - trial.step < trial.window and (is_open or went_back):
+        # After going back nothing is open: it may come again, and where it does, that is all there
+        # is to know. Anything else is over when its finding is.
+        if step - trial.step < trial.window and is_open != went_back:
             return
         after = self._mean(trial.metric, until=step, count=max(1, trial.window // 2))
-        helped = not is_open or is_better(trial.before, after, better=trial.better)
+        is_less = not went_back and is_better(trial.before, after, better=trial.better)
+        helped = not is_open or is_less
         self.healing.trial = None
         measured = {"metric": trial.metric, "before": trial.before, "after": after}
         self.emit("remedy_judged", step, **trial.facts(), helped=helped, **measured)
-        if not helped:
-            self.healing.tried[_label(trial.code, trial.subject, trial.remedy)] = GIVEN_UP
+        if helped:
+            self.healing.origins.pop(trial.label, None)
+        elif self.healing.tried[trial.label] >= trial.doses:
+            self.healing.tried[trial.label] = GIVEN_UP
             self._take_back(trial, step)
 
     def _take_back(self, trial: Trial, step: int) -> None:
-        facts = {**trial.facts(), "path": trial.path, "old": trial.new, "new": trial.old}
+        """To what was there before the first dose."""
+        old = self.healing.origins.pop(trial.label, trial.old)
+        facts = {**trial.facts(), "path": trial.path, "old": trial.new, "new": old}
         why = f"{trial.metric} is no better after {trial.window} steps"
         if trial.path in self.healing.overlay:
-            if trial.old == value_at(self._recipe, trial.path):
+            if old == value_at(self._recipe, trial.path):
                 del self.healing.overlay[trial.path]
             else:
-                self.healing.overlay[trial.path] = Edit(trial.old, step)
+                self.healing.overlay[trial.path] = Edit(old, step)
             self._put_in_force()
-        elif not self._ways.undo(trial.action, trial.old):
+        elif not self._ways.undo(trial.action, old):
             return
         self.emit("remedy_reverted", step, **facts, why=why)
 
@@ -319,9 +343,11 @@ class Healer:
         if target is None or self.healing.roll_backs >= MAX_ROLL_BACKS:
             return False
         before = self._mean(remedy.metric, until=step, count=remedy.window)
-        over = times_over(finding)
-        done = self._edit(remedy.edit, target + 1, over=over) if remedy.edit is not None else None
-        self._begin_trial(finding, remedy, done or Done(), step=target + 1, before=before)
+        done = self._edit(remedy.edit, target + 1, finding) if remedy.edit is not None else None
+        # It has to pass the step at which the illness was seen before.
+        window = step - 1 - target + remedy.window
+        first = {"step": target + 1, "before": before, "window": window}
+        self._begin_trial(finding, remedy, done or Done(), **first)
         self._leave(target, step, code=finding.code, cause=finding.name, done=done)
         return True
 
@@ -339,6 +365,19 @@ class Healer:
         values = np.array([]) if series is None else series.before(until).tail(count).values
         finite = values[np.isfinite(values)]
         return float(finite.mean()) if len(finite) else None
+
+
+def _of_numbers(step: int) -> Finding:
+    """What ended the run before any rule could say so."""
+    return Finding(
+        code="",
+        name="nan-loss",
+        family=Family.NUMERICS,
+        level=Level.ERROR,
+        confidence=Confidence.MEASURED,
+        message="",
+        first_step=step,
+    )
 
 
 def _label(*parts: str) -> str:

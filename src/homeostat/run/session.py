@@ -129,11 +129,14 @@ class Session:
         return {"monitor": self.watch.state(), "healing": self.healing.as_json()}
 
     def go_back(self, back: RollBackError) -> None:
-        """The run goes on from an earlier checkpoint, as if it had been started anew there."""
+        """The run goes on from an earlier checkpoint, as if it had been started anew there; step 0
+        is its beginning."""
         self.close()
         self._recorder = self._watch = None
         self._carried = back.healing
-        self.resume = ResumePoint(self.checkpoints.at_step(back.step), ())
+        if back.step == 0:
+            self.checkpoints.set_aside_after(0)
+        self.resume = ResumePoint(self.checkpoints.at_step(back.step) if back.step else None, ())
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
         """An event at any time, before `begin` too."""

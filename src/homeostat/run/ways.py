@@ -58,7 +58,9 @@ class SftWays:
             was_ill = bool(state.get("health", {}).get("monitor", {}).get("errors"))
             if not was_ill and not state["run"]["skipped_in_a_row"]:
                 return step
-        return None
+        # Before its first checkpoint was due, a run loses little by beginning anew.
+        is_early = 0 < before <= self.parts.config.checkpoint.interval_steps + 1
+        return 0 if is_early else None
 
     def _lower_budget(self) -> Done | None:
         """Half the tokens per micro-batch, to the same gradient; never below one row."""
@@ -96,6 +98,7 @@ class RlWays(SftWays):
         samples = config.debug is None
         return {
             "trainer.lr": True,
+            "trainer.updates_per_step": True,
             "algorithm.clip_high": True,
             # One with a target adapts by itself, and without a reference there is none.
             "algorithm.kl.coefficient": kl is not None and kl.target is None,

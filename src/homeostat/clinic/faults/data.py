@@ -197,13 +197,14 @@ class LargerVocabulary(_Data):
 
 
 class PackingEmpty(_Data):
-    """Micro-batches are planned for a hundred times the tokens that a step has."""
+    """A micro-batch has room for a row and most of a second one: each row gets one of its own."""
 
-    name, family, strength = "packing_empty", Family.PERFORMANCE, (30.0, 100.0)
+    name, family, strength = "packing_empty", Family.PERFORMANCE, (19.0, 23.0)
     expects = ("packing-low",)
 
     def prepare(self, raw: Raw, folder: Path) -> None:
-        raw["trainer"]["max_tokens_per_device"] *= round(self.dose.strength)
+        raw["data"]["max_length"] = 16
+        raw["trainer"]["max_tokens_per_device"] = round(self.dose.strength)
 
 
 FAULTS: tuple[type[Injector], ...] = (

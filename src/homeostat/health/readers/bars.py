@@ -56,18 +56,49 @@ def bar_in(body: str) -> Bar | None:
     return Bar(title, int(found["count"]), int(found["total"]), values, found.end())
 
 
+@dataclass(slots=True)
+class _Drawn:
+    """What a bar of one title showed last, and the rows before the drawing that is open."""
+
+    count: int
+    values: dict[str, float]
+    before: int = 0
+    step: int = 0
+
+
 class BarRows:
     """Bars with metrics -> rows, counted through."""
 
     def __init__(self) -> None:
-        self._before: dict[str, int] = {}
-        self._last: dict[str, int] = {}
+        self._drawn: dict[str, _Drawn] = {}
+        self._between: set[str] = set()
+
+    def other(self, bar: Bar) -> None:
+        """A bar without metrics was drawn: those around it begin anew after it."""
+        self._between = set(self._drawn) - {_untold(bar.title)}
 
     def row(self, bar: Bar) -> Row:
-        title = re.sub(r"\d+", "", bar.title)
-        last = self._last.get(title, 0)
-        if bar.count < last:
-            self._before[title] = self._before.get(title, 0) + last
-        self._last[title] = bar.count
-        step = self._before.get(title, 0) + bar.count
-        return Row(dict(bar.values), step, channel=f"bar:{title}", form="bar")
+        title = _untold(bar.title)
+        last = self._drawn.get(title)
+        if last is None:
+            # A log that shows bars only when they are full has one row of each.
+            step = 1 if bar.count == bar.total else bar.count
+            self._drawn[title] = _Drawn(bar.count, dict(bar.values), step - bar.count, step)
+        else:
+            if self._is_anew(bar, title, last):
+                is_full = bar.count == bar.total == last.count
+                last.before = last.step - (bar.count - 1 if is_full else 0)
+            last.count, last.values = bar.count, dict(bar.values)
+            last.step = last.before + bar.count
+        self._between.discard(title)
+        return Row(dict(bar.values), self._drawn[title].step, channel=f"bar:{title}", form="bar")
+
+    def _is_anew(self, bar: Bar, title: str, last: _Drawn) -> bool:
+        if bar.count != last.count:
+            return bar.count < last.count
+        is_redrawn = bar.values == last.values or (bar.count < bar.total)
+        return not is_redrawn or title in self._between
+
+
+def _untold(title: str) -> str:
+    return re.sub(r"\d+", "", title)

@@ -126,7 +126,8 @@ def numbers_in(mapping: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _is_row(mapping: Mapping[str, Any], values: dict[str, float], *, has_step: bool) -> bool:
-    if not values or any(is_only_setting(str(name)) for name in mapping):
+    names = {name.rpartition("/")[2] for name in values}.union(map(str, mapping))
+    if not values or any(map(is_only_setting, names)):
         return False
     if has_step:
         return True

@@ -40,7 +40,11 @@ _LITGPT_VAL = re.compile(rf"^iter (?P<iter>\d{{1,12}}): val loss (?P<val>{VALUE}
 _PIECES = re.compile(r",\s+|\s*\|\s*|;\s+|\s{2,}|\t")
 _COLON_SPACES = re.compile(r"([:=])\s+")
 # A level ends what a logger puts before its message.
-_LOGGER = re.compile(r"^.{0,160}?\b(?:INFO|SUCCESS|DEBUG|WARNING)\b[\s:>|\])-]*")
+_LOGGER = re.compile(
+    r"^.{0,160}?\b(?:INFO|SUCCESS|DEBUG|WARNING)\b[\s:>|\])-]*"
+    # The place in the code, as loguru and others write it: module:function:line -
+    r"(?:[\w./<>]{1,120}:(?:[\w<>]{1,80}:)?\d{1,6}\]?\s*(?:[-|]\s+|:\s+))?"
+)
 _SURE = frozenset(METRICS)
 # Without one of these no name of a line is a metric's for sure.
 _SPEAKS = (

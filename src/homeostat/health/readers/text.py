@@ -16,8 +16,8 @@ from homeostat.health.log import Log, LogLine
 from homeostat.health.readers import dict_rows, line_rows
 from homeostat.health.readers.bars import BarRows, bar_in
 from homeostat.health.readers.blocks import Blocks, Tables
+from homeostat.health.readers.dumps import Dump, Dumps
 from homeostat.health.readers.engine_lines import engine_row
-from homeostat.health.readers.literals import mapping_at
 from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.rows import Row
 from homeostat.health.readers.settings import flat, settings_in, total_steps_in
@@ -28,13 +28,11 @@ MAX_FIRST_LINES = 30_000
 MAX_LAST_LINES = 70_000
 _MAX_LINE = 20_000
 _MAX_SETTINGS = 20_000
-_MAX_DUMP_LINES = 3_000
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _ACTOR = re.compile(r"^\s*\((?P<actor>[^()]{0,80}?)\s?pid=\d+[^()]{0,80}\)\s?")
 _RANK = re.compile(r"^\[?(?:default|rank)\s?(?P<rank>\d{1,6})\]?\s?:\s?", re.IGNORECASE)
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.IGNORECASE)
-_OPENS_DUMP = re.compile(r"(?:^|\s)(?:\w*(?:Namespace|Config|Arguments|Args)\(|\{)")
 
 
 class LineKeeper:
@@ -69,8 +67,7 @@ class TextReader:
         self._blocks = Blocks()
         self._tables = Tables()
         self._in_traceback = False
-        self._dump: list[str] = []
-        self._depth = 0
+        self._dumps = Dumps()
 
     def feed(self, lines: Iterable[str]) -> None:
         for raw in lines:
@@ -82,8 +79,8 @@ class TextReader:
         self._number += count
 
     def finish(self) -> None:
-        if self._dump:
-            self._close_dump()
+        if self._dumps.is_open:
+            self._take_dump(self._dumps.close(), "", 0)
         self.samples.end_of_text()
 
     def _feed_line(self, raw: str) -> None:
@@ -94,8 +91,8 @@ class TextReader:
             if piece.strip():
                 self._rows_of(*_bare(piece))
         body, source, rank = _bare(pieces[-1])
-        if not self._rows_of(body, source, rank):
-            self._keep(_shortened(pieces[-1]), body)
+        if self._dumps.holds(body, source) or not self._rows_of(body, source, rank):
+            self._keep(_shortened(pieces[-1]), body, source, rank)
 
     def _rows_of(self, body: str, source: str, rank: int) -> bool:
         """Take the line's metrics. True where the line holds nothing else."""
@@ -148,9 +145,10 @@ class TextReader:
                 return row, is_consumed
         if bar.values:
             return self._bars.row(bar), True
+        self._bars.other(bar)
         return None, not bar.title
 
-    def _keep(self, text: str, body: str) -> None:
+    def _keep(self, text: str, body: str, source: str, rank: int) -> None:
         if not text.strip():
             return
         if len(body) < 400 and any(word in body for word in ("tep", "ollout", "teration")):
@@ -161,7 +159,7 @@ class TextReader:
         self.kept.add(LogLine(self._number, text, step))
         self._follow_traceback(body)
         if not self._in_traceback and self._num_kept < _MAX_SETTINGS:
-            self._settings_of(body)
+            self._settings_of(body, source, rank)
         self._num_kept += 1
         self.samples.feed(body, step)
         event = event_in(body, step)
@@ -174,33 +172,34 @@ class TextReader:
         elif self._in_traceback and body[:1] not in {" ", "\t", ""} and "  File " not in body:
             self._in_traceback = False
 
-    def _settings_of(self, body: str) -> None:
+    def _settings_of(self, body: str, source: str, rank: int) -> None:
         total = total_steps_in(body)
         if total:
             self.recorder.total_steps = total
-        if self._dump or _OPENS_DUMP.search(body):
-            self._dump_line(body)
-        elif self._note_settings(dict(settings_in(body))):
+        if self._dumps.is_open or self._dumps.opens(body):
+            closed = self._dumps.add(body, source)
+            if closed is not None:
+                self._take_dump(closed, source, rank)
+            return
+        self._dumps.heading(body, source)
+        if self._note_settings(dict(settings_in(body))):
             self.recorder.label = body.strip()[:200]
 
-    def _dump_line(self, body: str) -> None:
-        """A literal over several lines, as pprint writes a config."""
-        self._dump.append(body)
-        self._depth += body.count("{") + body.count("(") - body.count("}") - body.count(")")
-        if self._depth > 0 and len(self._dump) < _MAX_DUMP_LINES:
-            return
-        self._close_dump()
-
-    def _close_dump(self) -> None:
-        text = "\n".join(self._dump)
-        start = _OPENS_DUMP.search(text)
-        found = mapping_at(text, text.find(start.group().strip(), start.start())) if start else None
-        if found is not None:
-            self._note_settings(flat(found[0]))
-        else:
-            for line in self._dump:
+    def _take_dump(self, dump: Dump, source: str, rank: int) -> None:
+        """A literal over several lines: metrics, else settings."""
+        if dump.mapping is None:
+            for line in dump.lines:
                 self._note_settings(dict(settings_in(line)))
-        self._dump, self._depth = [], 0
+            return
+        row = None
+        if len(dump.lines) > 1:
+            row = dict_rows.row_of(dump.mapping, before=dump.before, source=source)
+        # Sections within sections are a config's, unless a step is named with them.
+        is_nested = any(isinstance(value, dict) for value in dump.mapping.values())
+        if row is None or (is_nested and row.step is None):
+            self._note_settings(flat(dump.mapping))
+        elif rank == 0 and row.values:
+            self.recorder.add(row)
 
     def _note_settings(self, found: dict[str, Any]) -> bool:
         if len(self.recorder.settings) > _MAX_SETTINGS:

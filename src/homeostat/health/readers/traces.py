@@ -48,7 +48,7 @@ _GIB = re.compile(rf"({NUMBER})\s*(?:gib|gb)\b")
 _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _SAMPLE = re.compile(
     r"\b(?:sample|response|completion|output|generated(?: text)?|generation|answer)"
-    rf"(?:\s?\[\d+\]|\s?#?\d+)?\s*[:=]\s*(?P<text>{_QUOTED})",
+    rf"(?:\s?\[\d+\]|\s?#?\d+)?(?:\]\s*[:=]?|\s*[:=])\s*(?P<text>{_QUOTED})",
     re.IGNORECASE,
 )
 _PROMPT = re.compile(rf"\b(?:query|prompt|question)\s*[:=]\s*(?P<text>{_QUOTED})", re.IGNORECASE)

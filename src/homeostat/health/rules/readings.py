@@ -33,8 +33,33 @@ _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 _DTYPES = (
     ("bf16", ("bf16", "bfloat16")),
-    ("fp16", ("fp16", "float16", "half")),
-    ("fp32", ("fp32", "float32")),
+    ("fp16", ("fp16", "float16", "half", "16-true", "16-mixed")),
+    ("fp32", ("fp32", "float32", "32-true")),
+)
+# What trainers in fp16 say of themselves: only fp16 needs a loss scale.
+_SAYS_FP16 = (
+    "using 16bit automatic mixed precision",
+    "attempted loss scale",
+    "reducing loss scale",
+    "reducing to loss scale",
+    "mixed precision: fp16",
+    "mixed_precision: fp16",
+    "dtype: float16",
+    "dtype: torch.float16",
+    "in float16 precision",
+    "torch_dtype=torch.float16",
+    "bfloat16 is not supported on this gpu && float16",
+)
+_SAYS_MASKED = (
+    "could not find response key",
+    "could not find instruction key",
+    "will be ignored in loss calculation",
+    "all labels && -100",
+    "labels are all && -100",
+    "labels are masked",
+    "no trainable tokens",
+    "no unmasked tokens",
+    "every token is masked",
 )
 
 
@@ -227,16 +252,24 @@ def is_climbing(view: RunView) -> bool:
 def precision(view: RunView) -> str:
     """fp16, bf16, fp32, or "" where nothing says."""
     said = str(view.setting("trainer.precision", default="")).lower()
-    if is_true(raw(view, "fp16")):
-        return "fp16"
-    if is_true(raw(view, "bf16")):
-        return "bf16"
+    for name in ("fp16", "bf16"):
+        if is_true(raw(view, name, f"{name}.enabled", f"{name}_enabled")):
+            return name
     kind = str(raw(view, "dtype", "torch_dtype", "mixed_precision", "precision") or said).lower()
     for text in (said, kind):
+        if text in ("16", "32"):
+            return f"fp{text}"
         for name, spellings in _DTYPES:
             if any(spelling in text for spelling in spellings):
                 return name
-    return ""
+    return "fp16" if view.log.has(*_SAYS_FP16) else ""
+
+
+def labels_masked(view: RunView) -> bool:
+    """Whether the log says that rows have no label, and nothing was ever learned."""
+    loss = view.series("train/loss")
+    learned = loss is not None and bool(np.any(np.isfinite(loss.values) & (loss.values != 0)))
+    return loss is not None and not learned and view.log.has(*_SAYS_MASKED)
 
 
 def is_moe(view: RunView) -> bool:

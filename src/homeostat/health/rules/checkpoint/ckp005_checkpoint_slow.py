@@ -31,13 +31,17 @@ from homeostat.health.view import RunView
 class Options(RuleOptions):
     max_share: float = option(0.15, "Share of the time that is too much.")
     min_s: float = option(60.0, "Seconds that are worth speaking of.")
+    warn_share: float = option(0.4, "Share that is a warning, however short the run ...")
+    warn_saves: int = option(8, "... after so many checkpoints.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    saving = float(np.nansum(needed(view, "time/checkpoint").values))
+    spent = needed(view, "time/checkpoint").values
+    saving, num_saves = float(np.nansum(spent)), int((spent > 0).sum())
     working = float(np.nansum(needed(view, "time/step").values)) * _steps_per_record(view)
     share = saving / max(saving + working, 1e-9)
-    if saving < options.min_s or share <= options.max_share:
+    most = share > options.warn_share and num_saves >= options.warn_saves
+    if not most and (saving < options.min_s or share <= options.max_share):
         return
     yield Sighting(
         message=f"Saving checkpoints took {saving:.3g} s, {share:.0%} of the time (usual: below "
@@ -50,6 +54,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=view.last_step,
         value=share,
         limit=options.max_share,
+        level=Level.WARN if most else None,
     )
 
 

@@ -2,8 +2,9 @@
 
 ## What it sees
 A share of trained tokens, or of rows with any, of 0; or, in SFT, a loss of exactly 0 from the first
-record on with a gradient that is 0 or not logged at an ordinary learning rate. (A gradient that is
-NaN, or a loss that fell to 0 later, is another illness.)
+record on with a gradient that is 0 or not logged at an ordinary learning rate; or a log that says
+that labels are missing, and a loss that is 0 or NaN throughout. (A gradient that is NaN without
+such words, or a loss that fell to 0 later, is another illness.)
 
 ## Why it matters
 The run goes through its data and changes nothing.
@@ -30,7 +31,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import peak_rate, prints_zero, usual_rates
+from homeostat.health.rules.readings import labels_masked, peak_rate, prints_zero, usual_rates
 from homeostat.health.view import Kind, RunView
 
 
@@ -52,6 +53,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         yield _sighting(view, "no row has a token with a loss", int(empty.steps[-1]))
         return
     loss, norm = view.series("train/loss"), view.series("grad_norm")
+    if loss is not None and len(loss) >= options.min_records and labels_masked(view):
+        why = "the log says that labels are missing, and the loss is 0 or NaN throughout"
+        yield _sighting(view, why, int(loss.steps[0]))
+        return
     if loss is None or len(loss) < options.min_records or loss.values.any():
         return
     rate, usual = peak_rate(view), usual_rates(view)
@@ -93,5 +98,5 @@ RULE = Rule(
     needs=("train/loss|data/trained_share|data/rows_without_training",),
     kinds=(Kind.SFT,),
     options=Options,
-    explains=("LRN008", "LRN011", "DAT002", "DAT003"),
+    explains=("LRN008", "LRN011", "DAT002", "DAT003", "ERR453"),
 )

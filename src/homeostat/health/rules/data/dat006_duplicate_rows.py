@@ -2,7 +2,9 @@
 
 ## What it sees
 The fact `duplicate_rows`, the share of rows whose tokens equal those of an earlier row, above
-`max_share`.
+`max_share`. Where nothing counted rows: prompts of the completions that were kept. A step draws
+each of its prompts from another row, so that prompts which are alike are copies; `groups` of them
+must be known.
 
 ## Why it matters
 A row that occurs ten times has ten times the weight, and is memorised; where a copy is among the
@@ -20,9 +22,10 @@ Rows that are repeated on purpose, to weigh them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
 
@@ -30,11 +33,17 @@ from homeostat.health.view import RunView
 class Options(RuleOptions):
     max_share: float = option(0.1, "Share of copies that is worth knowing.")
     warn_share: float = option(0.5, "Share that is a warning.")
+    groups: int = option(4, "Groups of kept completions that are enough to tell.")
 
 
-def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    share = float(view.facts["duplicate_rows"])
-    if share <= options.max_share:
+def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
+    known = view.facts.get("duplicate_rows")
+    share = float(known) if known is not None else _share_of_samples(view, options)
+    if share is None:
+        yield Unknown("nothing counted duplicate_rows, and too few completions were kept")
+        return
+    # Of the few prompts that are seen, some may be alike by chance.
+    if share <= (options.max_share if known is not None else options.warn_share):
         return
     yield Sighting(
         message=f"{share:.0%} of the rows are copies of others (limit {options.max_share:.0%}): "
@@ -48,6 +57,22 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
+def _share_of_samples(view: RunView, options: Options) -> float | None:
+    """Of the kept groups but the first of each step, the share whose prompt was there before."""
+    size = view.number("rollout.samples_per_prompt")
+    if view.framework.name != "homeostat" or not size:
+        return None
+    steps: dict[int | None, list[str]] = {}
+    for sample in view.samples:
+        steps.setdefault(sample.step, []).append(sample.prompt)
+    # A group has up to `size` completions among those that were kept; the first is no copy.
+    others = {step: math.ceil(len(prompts) / size) - 1 for step, prompts in steps.items()}
+    num = sum(others.values())
+    if num < options.groups:
+        return None
+    return sum(max(0, others[step] + 1 - len(set(steps[step]))) for step in steps) / num
+
+
 RULE = Rule(
     code="DAT006",
     name="duplicate-rows",
@@ -55,6 +80,6 @@ RULE = Rule(
     level=Level.INFO,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=("fact:duplicate_rows",),
     options=Options,
+    explains=("POL015", "RWD001", "DAT010", "LRN001"),
 )

@@ -1,8 +1,8 @@
 """The token that pads is the token that ends, and its label is masked.
 
 ## What it sees
-A pad token id that equals the id of the end token (settings or log) together with a sign that the
-end is not learned: its label is -100, or completions never end. Equal ids alone are common and
+A pad token that is the end token (settings, or what the log says) together with a sign that the end
+is not learned: its label is -100, or completions never end. Equal ids alone are common and
 harmless, and not reported.
 
 ## Why it matters
@@ -30,8 +30,37 @@ from homeostat.health.rule import NoOptions, Rule
 from homeostat.health.rules.readings import raw
 from homeostat.health.view import Kind, RunView
 
-_PAIR = re.compile(r"pad_token_id\W{1,3}(\d+)\b.*?eos_token_id\W{1,3}(\d+)\b", re.I)
-_ENDED = re.compile(r"end\w* with (?:</s>|eos|<\|\w+\|>)\D*0\s*(?:/|of)\s*([1-9]\d*)", re.I)
+_PAIR = re.compile(
+    r"pad_token(?:_id)?\W{1,4}(\S+?)[\s,;)'\"].*?eos_token(?:_id)?\W{1,4}(\S+)", re.I
+)
+# Sayings of scripts and trainers that give the end token to the padding.
+_SAID = (
+    "pad_token = tokenizer.eos_token",
+    "pad_token=tokenizer.eos_token",
+    "pad_token = eos_token",
+    "pad_token to eos_token",
+    "pad token to eos token",
+    "eos_token as pad",
+    "eos token as pad",
+    "pad_token is set to eos",
+    "pad_token set to eos",
+    "setting pad_token to eos",
+    "pad_token is None && eos_token",
+)
+_END = r"(?:</s>|eos\w*|end[- ]of[- ]\w+|<\|\w+\|>|<end_of_turn>)"
+_ENDED = (
+    re.compile(rf"end\w* (?:with|by|on|in) {_END}\D{{0,20}}0\s*(?:/|of|out of)\s*([1-9]\d*)", re.I),
+    re.compile(rf"\b0\s*(?:/|of|out of)\s*([1-9]\d*)\b[^\n]{{0,40}}?{_END}", re.I),
+    re.compile(
+        r"\b([1-9]\d*)\s*(?:/|of|out of)\s*\1\b[^\n]{0,20}"
+        r"(?:generat|complet|output|response|answer)[^\n]{0,40}"
+        r"(?:by length|length limit|truncated|max_new_tokens|max_tokens|never (?:end|stop))",
+        re.I,
+    ),
+    re.compile(r"\b(?:none|no one) of (?:the )?(\d+)[^\n]{0,30}(?:ended|stopped|emitted)", re.I),
+    re.compile(r"all (\d+)[^\n]{0,40}(?:hit|reach|ran to|stopped (?:at|by))[^\n]{0,20}"
+               r"(?:max|length|limit)", re.I),
+)  # fmt: skip
 _MASKED = re.compile(
     r"label\w*[^\n]{0,24}(?:</s>|eos|<\|end\w*\|>|<\|im_end\|>)[^\n]{0,12}-100", re.I
 )
@@ -58,21 +87,32 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
 
 
 def _signs(view: RunView) -> _Signs | None:
-    pad, end = raw(view, "pad_token_id"), raw(view, "eos_token_id")
-    same = f"pad and end token are both {pad}" if pad is not None and pad == end else ""
-    harm = []
-    for line in view.log.find("token_id && pad") if not same else ():
-        found = _PAIR.search(line.text)
-        if found and found[1] == found[2]:
-            same = f"pad and end token are both {found[1]}"
+    same = _same(view)
     if not same:
         return None
+    harm = []
     for line in view.log.lines:
         if _MASKED.search(line.text):
             harm.append("the label of the end token is -100")
-        elif found := _ENDED.search(line.text):
+            continue
+        found = next((hit for one in _ENDED if (hit := one.search(line.text))), None)
+        if found:
             harm.append(f"none of {found[1]} completions ends")
     return _Signs(same, tuple(dict.fromkeys(harm)))
+
+
+def _same(view: RunView) -> str:
+    """What says that both tokens are one; "" where nothing does."""
+    for name in ("pad_token_id", "pad_token"):
+        pad, end = raw(view, name), raw(view, name.replace("pad", "eos"))
+        if pad is not None and pad == end:
+            return f"pad and end token are both {pad}"
+    for line in view.log.find("eos_token && pad_token"):
+        found = _PAIR.search(line.text + " ")
+        if found and found[1].strip("'\"`") == found[2].strip("'\"`.,;)"):
+            return f"pad and end token are both {found[1]}"
+    said = view.log.first(*_SAID)
+    return f"the end token is used for padding (line {said.number})" if said else ""
 
 
 RULE = Rule(

@@ -19,7 +19,8 @@ Raise rollout.max_new_tokens above the natural length. If nothing ever ends, loo
 few completions: does the answer stand in the middle, with text running on after it?
 
 ## Known false alarms
-The first steps of a model that learns to end its answers: the share falls, or reward rises.
+The first steps of a model that learns to end its answers: the share falls, or reward rises. (A
+reward that rises while more than `all_cut` stay cut is no comfort.)
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from homeostat.health.windows import Spell, newest_spell
 class Options(RuleOptions):
     limit: float = option(0.3, "Share of cut completions that is much.")
     most: float = option(0.8, "Share that leaves little to learn from.")
+    all_cut: float = option(0.95, "Share that no reward makes up for.")
     fire: int = option(5, "Records in a row above `most` that are enough.")
     fire_some: int = option(10, "Records among 12 above `limit` that are enough.")
 
@@ -71,7 +73,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         last_step=int(cut.steps[spell.end]),
         value=value,
         limit=limit,
-        level=Level.INFO if _is_fine(view, cut) else None,
+        level=Level.INFO if _is_fine(view, cut, options) else None,
         confidence=Confidence.INFERRED if most is not None else None,
     )
 
@@ -85,10 +87,13 @@ def _jumped(cut: Series, spell: Spell) -> bool:
     return bool(before[-3:].max() < 0.2 and after.min() > 0.5)
 
 
-def _is_fine(view: RunView, cut: Series) -> bool:
-    """The share falls, the reward rises, or the task is solved all the same."""
+def _is_fine(view: RunView, cut: Series, options: Options) -> bool:
+    """The share falls, the reward rises, or the task is solved all the same. Where next to nothing
+    ever ends, what is learned is not to end."""
     share, reward, reached = trend(cut), trend(view.series("reward")), solved_share(view)
     falls = share is not None and share.falls and share.end < 0.85 * share.start
+    if len(cut) >= options.fire_some and float(np.median(cut.values)) > options.all_cut:
+        return falls
     rises = reward is not None and reward.rises and reward.end > 1.1 * reward.start
     return falls or rises or (reached is not None and reached > 0.8)
 
@@ -110,6 +115,9 @@ def _causes(view: RunView, first: int, value: float) -> Iterator[Cause]:
         yield Cause("length-growth", f"answers grew from {grown.start:.4g} to {grown.end:.4g}")
     if runs_on(sample.text for sample in view.samples):
         yield Cause("no-eos", "completions run on into a next turn")
+    reward = mean_since(view, first, "reward")
+    if value > 0.95 and reward is not None and (solved_share(view) or 0.0) > 0.2:
+        yield Cause("no-eos", f"answers that are cut earn {reward:.2g}: they are done, and go on")
     yield Cause("truncation-at-cap", why)
     if value > 0.995 and (ended is None or ended == 0.0):
         yield Cause("no-eos", "not one completion ends by itself")

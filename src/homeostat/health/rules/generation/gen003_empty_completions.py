@@ -42,7 +42,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if length is None and not samples:
         yield Unknown("neither lengths nor completions are known")
         return
-    empty = len(samples) >= options.samples and not any(s.text.strip() for s in samples)
+    newest = [s for s in samples if s.step == samples[-1].step]
+    empty = len(newest) >= options.samples and not any(s.text.strip() for s in newest)
     spell = (
         newest_spell(length.values <= options.max_length, fire=options.fire, clear=2)
         if length is not None
@@ -52,18 +53,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if not empty and not short:
         return
     reached, reward = solved_share(view), trend(view.series("reward"))
-    right = (reached is not None and reached > 0.3) or (reward is not None and reward.rises)
-    if not empty and right:
+    rises = reward is not None and reward.rises
+    if not empty and (rises or (reached is not None and reached > 0.3)):
         return
-    first = samples[0].step if samples else None
+    first = newest[0].step if newest else None
     shrank = False
     if length is not None and spell is not None and short:
         first, shrank = int(length.steps[spell.start]), spell.start > 2
-    cause = (
-        Cause("policy-collapse", "answers shrank to nothing in the course of the run")
-        if shrank
-        else Cause("empty-completions", "the first token ends the answer")
-    )
+    cause = _cause(view, shrank=shrank, paid=rises)
     said = f"mean length {length.latest:.3g}" if length is not None else f"{len(samples)} empty"
     yield Sighting(
         message=f"Completions are empty ({said}). Print a prompt as the engine gets it: does it "
@@ -79,6 +76,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         value=length.latest if length is not None else 0.0,
         limit=options.max_length,
     )
+
+
+def _cause(view: RunView, *, shrank: bool, paid: bool) -> Cause:
+    length, reward = trend(view.series("completions/mean_length")), trend(view.series("reward"))
+    if paid and length is not None and reward is not None and length.falls:
+        return Cause(
+            "length-penalty-too-strong",
+            f"the reward rose from {reward.start:.3g} to {reward.end:.3g} as they shrank",
+        )
+    if shrank:
+        return Cause("policy-collapse", "answers shrank to nothing in the course of the run")
+    return Cause("empty-completions", "the first token ends the answer")
 
 
 RULE = Rule(

@@ -4,7 +4,7 @@
 Loss or gradient norm is NaN or infinite in the newest record and in `fire` of the last `window`; or
 the newest evaluation loss is.
 Where more is known (fp16, a rate far too high, a kernel, a micro-batch larger than its update, a
-policy that is lost already), another rule says so in place of this one.
+policy that is lost already, labels that are all masked), another rule says so in place of this one.
 
 ## Why it matters
 Either such updates are skipped and nothing is learned, or they are applied and the weights are
@@ -13,6 +13,7 @@ lost.
 ## Likely causes
 - nan-loss: where it comes from is not known yet.
 - grad-norm-explosion: the gradient grew by orders of magnitude before.
+- attention-kernel-nan: the log says that eager attention gives finite numbers.
 - bad-batch: finite and non-finite steps alternate, so it depends on the rows.
 - fp8-zero-scale: FP8 training divides by the scale of a block, which is 0 for zeros.
 
@@ -33,9 +34,20 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import broken, is_true, raw
+from homeostat.health.rules.readings import broken, is_true, labels_masked, raw
 from homeostat.health.view import RunView
 from homeostat.health.windows import newest_spell
+
+# What is written where the same step was tried with eager attention.
+_EAGER_WORKS = (
+    "eager && works",
+    "eager && finite",
+    "eager && no nan",
+    "eager && is fine",
+    "eager: loss",
+    "eager && loss is normal",
+    "eager && ok",
+)
 
 
 class Options(RuleOptions):
@@ -49,6 +61,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     held_out = view.series("eval/loss")
     if held_out is not None and not np.isfinite(held_out.latest):
         yield _poisoned(int(held_out.steps[-1]))
+        return
+    if labels_masked(view):
         return
     held = bad.values > 0
     spell = newest_spell(held, fire=options.fire, window=options.window, clear=2)
@@ -90,9 +104,18 @@ def _what(view: RunView, first: int) -> str:
         series is not None and not np.all(np.isfinite(series.since(first).values))
         for series in (view.series("train/loss", "train/policy_loss"), view.series("grad_norm"))
     )
+    if norm and not loss and _prints_zero(view, first):
+        return "The gradient norm is (and the loss, which this trainer prints as 0 then, may be)"
     if loss and norm:
         return "Loss and gradient norm are"
     return "The loss is" if loss else "The gradient norm is"
+
+
+def _prints_zero(view: RunView, first: int) -> bool:
+    """Whether the loss is 0 where trainers print NaN as 0: it says nothing then."""
+    loss = view.series("train/loss")
+    known = bool(view.facts.get("nan_prints_as_zero")) and loss is not None
+    return known and loss is not None and bool(np.any(loss.since(first).values == 0))
 
 
 def _causes(view: RunView, what: str, first: int, share: float) -> Iterator[Cause]:
@@ -102,6 +125,10 @@ def _causes(view: RunView, what: str, first: int, share: float) -> Iterator[Caus
         yield Cause("grad-norm-explosion", f"the gradient norm was {before[-1]:.3g} before it")
     if is_true(raw(view, "fp8")) or "fp8" in str(view.setting("trainer.precision", default="")):
         yield Cause("fp8-zero-scale", "FP8 training: a block of zeros has scale 0")
+    eager = view.log.first(*_EAGER_WORKS)
+    if eager is not None:
+        why = f"line {eager.number} says that eager attention is finite"
+        yield Cause("attention-kernel-nan", why)
     if share < 0.7:
         yield Cause("bad-batch", "finite and non-finite steps alternate")
     if what == "The gradient norm is":

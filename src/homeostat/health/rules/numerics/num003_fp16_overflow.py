@@ -28,7 +28,13 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.readings import broken, peak_rate, precision, usual_rates
+from homeostat.health.rules.readings import (
+    broken,
+    labels_masked,
+    peak_rate,
+    precision,
+    usual_rates,
+)
 from homeostat.health.view import RunView
 
 
@@ -40,7 +46,7 @@ class Options(RuleOptions):
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     bad = broken(view)
     assert bad is not None, "needs says so"
-    if precision(view) != "fp16" or not bad.values.any():
+    if precision(view) != "fp16" or not bad.values.any() or labels_masked(view):
         return
     held = bad.values > 0
     share = float(held.mean())

@@ -28,7 +28,13 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.config.batch import micro_exceeds_mini
-from homeostat.health.rules.readings import broken, peak_rate, precision, usual_rates
+from homeostat.health.rules.readings import (
+    broken,
+    labels_masked,
+    peak_rate,
+    precision,
+    usual_rates,
+)
 from homeostat.health.view import RunView
 
 
@@ -40,7 +46,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     bad = broken(view)
     assert bad is not None, "needs says so"
     rate, usual = peak_rate(view), usual_rates(view)
-    if len(bad) < options.min_records or not bad.values.all():
+    if len(bad) < options.min_records or not bad.values.all() or labels_masked(view):
         return
     if precision(view) not in ("bf16", "fp32") or micro_exceeds_mini(view) is not None:
         return

@@ -65,9 +65,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     was, now = float(earlier[spell.start]), float(np.median(gap.values[spell.start :]))
     limit = float(max(options.factor * was, options.min_nats))
     yield Sighting(
-        message=f"Engine and trainer agreed to {was:.1g} nats a token and differ by {now:.2g} since "
-        f"step {first} (limit {min(limit, options.far_nats):.2g}): the engine has other weights, or "
-        "samples by other settings. Publish again, and compare both.",
+        message=f"Engine and trainer agreed to {was:.1g} nats a token and differ by {now:.2g} "
+        f"since step {first} (limit {min(limit, options.far_nats):.2g}): the engine has other "
+        "weights, or samples by other settings. Publish again, and compare both.",
         evidence=(f"{_ALL} {was:.1g} -> {now:.2g}",),
         causes=tuple(_causes(view, first, far=bool(far[spell.start : spell.end + 1].any()))),
         fixes=(

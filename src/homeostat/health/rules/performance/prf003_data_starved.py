@@ -32,6 +32,7 @@ class Options(RuleOptions):
     max_share: float = option(0.2, "Share of a step that is too much.")
     warn_share: float = option(0.6, "Share that is a warning.")
     min_s: float = option(0.05, "Seconds that are worth speaking of.")
+    sure: int = option(8, "Records that a warning needs.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -52,7 +53,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=int(wait.steps[-1]),
         value=share,
         limit=options.max_share,
-        level=Level.WARN if share > options.warn_share and seconds > 1 else None,
+        level=Level.WARN if share > options.warn_share and len(wait) >= options.sure else None,
     )
 
 

@@ -2,7 +2,8 @@
 
 ## What it sees
 data/packing_fill below `min_share` on average over the newest records while an update has more than
-one micro-batch.
+one micro-batch; a warning below `warn_share` with `many` micro-batches and more, where it is not
+the rest of the last one that is empty but part of each.
 
 ## Why it matters
 Each micro-batch costs a pass, full or not.
@@ -29,15 +30,19 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     min_share: float = option(0.5, "Share that should be filled.")
+    warn_share: float = option(0.67, "Share that many micro-batches should be filled to.")
+    many: int = option(8, "Micro-batches of an update that are many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     fill, count = needed(view, "data/packing_fill").tail(10), view.latest("data/micro_batches")
     share = float(fill.values.mean())
-    if len(fill) < 3 or share >= options.min_share or (count is not None and count < 2):
+    many = count is not None and count >= options.many
+    limit = options.warn_share if many else options.min_share
+    if len(fill) < 3 or share >= limit or (count is not None and count < 2):
         return
     yield Sighting(
-        message=f"Micro-batches are filled to {share:.0%} (usual: above {options.min_share:.0%}). "
+        message=f"Micro-batches are filled to {share:.0%} (usual: above {limit:.0%}). "
         "Raise trainer.max_tokens_per_device.",
         causes=(Cause("packing-low", f"filled to {share:.0%}"),),
         fixes=(
@@ -47,7 +52,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         first_step=int(fill.steps[0]),
         last_step=int(fill.steps[-1]),
         value=share,
-        limit=options.min_share,
+        limit=limit,
+        level=Level.WARN if many else None,
     )
 
 

@@ -38,7 +38,7 @@ from homeostat.health.windows import newest_spell
 class Options(RuleOptions):
     floor: float = option(0.02, "Entropy per token, in nats, that is almost nothing.")
     fall: float = option(0.2, "Share of the first entropy that it must have fallen below.")
-    fire: int = option(4, "Records that must show it ...")
+    fire: int = option(3, "Records that must show it ...")
     window: int = option(6, "... among so many.")
 
 

@@ -1,8 +1,9 @@
 """Completions grow step by step to the length limit while the reward falls.
 
 ## What it sees
-The mean length grows to `growth` times where it began, over several records and not in one, the
-share of cut completions rises above `cut`, and the reward falls below `kept` of what it was.
+The mean length grows to `growth` times where it began, over several records and not in one, and the
+reward falls below `kept` of what it was. Besides, one of: the share of cut completions rises above
+`cut`; the length grows to `huge` times; the log counts more and more gibberish.
 
 ## Why it matters
 The policy slides into long gibberish. Long bad answers are punished less per token than short ones,
@@ -23,6 +24,7 @@ Reasoning that becomes longer and better: the reward rises, and nothing is said.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,10 +36,13 @@ from homeostat.health.rules.signs import newest, raw_number, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
+_COUNTED = re.compile(r"gibberish\w*\W{1,3}(\d{1,9})\b", re.IGNORECASE)
+
 
 class Options(RuleOptions):
     growth: float = option(1.8, "Factor over the first records that the length must grow by.")
     cut: float = option(0.3, "Share of cut completions that it must reach.")
+    huge: float = option(4.0, "Factor that is enough where nothing is known to be cut.")
     kept: float = option(0.7, "Share of the early reward that must be lost below.")
     gradual: int = option(3, "Records on the way up that tell a slide from a jump.")
 
@@ -48,7 +53,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     assert reward is not None, "needs says so"
     lengths, early = length.finite(), trend(reward)
     cut, now = newest(view, "completions/clipped_ratio", count=3), newest(view, "reward", count=3)
-    if len(lengths) < 8 or early is None or cut is None or now is None:
+    if len(lengths) < 8 or early is None or now is None:
         return
     base = float(np.median(lengths.values[: max(3, len(lengths) // 6)]))
     end = float(np.median(lengths.values[-3:]))
@@ -56,7 +61,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         lengths.values < base + 0.85 * (end - base)
     )
     grew = end > options.growth * base and int(on_the_way.sum()) >= options.gradual
-    if not grew or cut < options.cut or now > options.kept * early.start or early.start <= 0:
+    if not grew or now > options.kept * early.start or early.start <= 0:
+        return
+    gibberish = _gibberish(view)
+    if (cut or 0.0) < options.cut and end < options.huge * base and not gibberish:
         return
     if is_other_policy(view):
         yield Unknown("the engine does not sample from the trainer's weights")
@@ -64,10 +72,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     first = _began(lengths, base, end)
     yield Sighting(
         message=f"Completions grew from {base:.4g} to {end:.4g} tokens since step {first}, "
-        f"{cut:.0%} are cut now, and the reward fell from {early.start:.3g} to {now:.3g}.",
+        + (f"{cut:.0%} are cut now, " if cut else "")
+        + f"and the reward fell from {early.start:.3g} to {now:.3g}.",
         evidence=(
             f"mean length {base:.4g} -> {end:.4g}",
             f"reward {early.start:.3g} -> {now:.3g}",
+            *gibberish,
         ),
         causes=tuple(_causes(view)),
         fixes=(
@@ -87,6 +97,15 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         value=end,
         limit=options.growth * base,
     )
+
+
+def _gibberish(view: RunView) -> tuple[str, ...]:
+    """What orchestrators count as gibberish, where the count has grown."""
+    found = [_COUNTED.search(line.text) for line in view.log.find("gibberish")]
+    counts = [int(one[1]) for one in found if one]
+    if len(counts) < 4 or counts[-1] < max(5, 3 * counts[0]):
+        return ()
+    return (f"the log counts {counts[-1]} completions of gibberish, {counts[0]} at first",)
 
 
 def _began(lengths: Series, base: float, end: float) -> int:
@@ -115,7 +134,7 @@ RULE = Rule(
     level=Level.ERROR,
     confidence=Confidence.INFERRED,
     check=check,
-    needs=("completions/mean_length", "reward", "completions/clipped_ratio"),
+    needs=("completions/mean_length", "reward"),
     kinds=(Kind.RL,),
     options=Options,
     explains=("GEN001", "GEN004", "POL002", "POL004", "RWD001", "RWD006"),

@@ -12,7 +12,7 @@ One update has wrecked the weights. Nothing that is sampled from them can repair
 ## Likely causes
 - entropy-bonus-too-high: the bonus outweighs the reward.
 - lr-too-high: the step was too large; often the gradient before it stands out.
-- no-eos: the end token is lost, while texts vary as before.
+- no-eos: the end token is lost, while texts vary as before or begin alike.
 - policy-collapse: a batch of outliers, an off-policy batch, a reward that broke.
 
 ## What to do
@@ -27,6 +27,7 @@ engine disagree, and other rules speak. Where nothing tells the two apart, it is
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TypeGuard
 
 import numpy as np
@@ -55,7 +56,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     reward = view.series("reward")
     assert reward is not None, "needs says so"
     known = view.series(*_GAPS) is not None
-    at = _drop(reward, options, before=1 if known else options.before)
+    at = _drop(reward, options, before=1 if known else min(3, options.before))
     if at is None or is_nonfinite(view, "grad_norm", "train/loss", "kl", "entropy"):
         return
     step = int(reward.steps[at])
@@ -79,7 +80,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         evidence=tuple(broken),
         causes=(
             *_bonus(view),
-            *_endless(broken),
+            *_endless(view, broken),
             Cause("lr-too-high", spiked or rate),
             Cause("policy-collapse", "garbage from one update to the next"),
         ),
@@ -102,13 +103,34 @@ def _bonus(view: RunView) -> list[Cause]:
     return [Cause("entropy-bonus-too-high", f"the entropy bonus is {bonus:g}")]
 
 
-def _endless(broken: list[str]) -> list[Cause]:
-    """Only the ends are missing: texts vary as before."""
-    if any("distinct" in said or "entropy" in said for said in broken):
-        return []
+def _endless(view: RunView, broken: list[str]) -> list[Cause]:
+    """Only the ends are missing: texts vary as before, or agree on how to begin."""
     if not any("clipped" in said for said in broken):
         return []
-    return [Cause("no-eos", "completions no longer end, but vary as before")]
+    if not any("distinct" in said or "entropy" in said for said in broken):
+        return [Cause("no-eos", "completions no longer end, but vary as before")]
+    if _begin_alike(view):
+        return [Cause("no-eos", "answers to a prompt begin alike, and go on at random")]
+    return []
+
+
+def _begin_alike(view: RunView) -> bool:
+    """Most of the newest samples of a prompt share a long beginning, and none is the end."""
+    last = view.samples[-1].step if view.samples else None
+    texts: dict[str, list[str]] = {}
+    for sample in view.samples:
+        if sample.step == last and sample.prompt:
+            texts.setdefault(sample.prompt, []).append(sample.text)
+    pairs = [pair for group in texts.values() for pair in pairwise(sorted(group))]
+    # Copies are another illness.
+    shared = [_shared(*pair) / max(map(len, pair)) for pair in pairs if pair[0] != pair[1]]
+    return len(shared) >= 8 and 2 * len(shared) > len(pairs) and float(np.median(shared)) > 0.3
+
+
+def _shared(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    same = [a == b for a, b in zip(one, other, strict=False)]
+    return same.index(False) if False in same else len(same)
 
 
 def _has(series: Series | None, step: int) -> TypeGuard[Series]:
@@ -163,10 +185,12 @@ def _spike(view: RunView, step: int) -> str:
     """A gradient just before the drop that stands out from those before it."""
     grads = view.series("grad_norm")
     old = grads.before(step).finite().values if grads is not None else np.zeros(0)
-    if len(old) < 5:
+    if len(old) < 3:
         return ""
     near, usual = float(old[-2:].max()), float(np.median(old[:-2]))
-    return f"the gradient was {near:.3g} just before ({usual:.3g} else)" if near > 5 * usual else ""
+    # Little is known of what is usual after a few records: there it must stand out far.
+    least = (5 if len(old) >= 5 else 20) * usual
+    return f"the gradient was {near:.3g} just before ({usual:.3g} else)" if near > least else ""
 
 
 RULE = Rule(

@@ -6,7 +6,8 @@ rewards within groups hardly differ.
 
 ## Why it matters
 There is nothing left to tell answers apart by. At the end of a run that is success; from the first
-step on it means that the prompts are too easy or that the reward pays for anything.
+step on it means that the prompts are too easy or that the reward pays for anything: a warning,
+where no answer scores less.
 
 ## Likely causes
 - reward-saturated: the task is solved, or was before the run began.
@@ -52,6 +53,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if differs or (same is not None and same < 0.5):
         return
     always = spell.start == 0 and first <= 5
+    # Nothing tells answers apart: all score alike, or no gradient comes of them.
+    lowest, pull = mean_since(view, first, "reward/min"), mean_since(view, first, "grad_norm")
+    is_idle = (same is not None and same > 0.8) or (lowest is not None and lowest >= top)
+    is_idle = is_idle or (spread == 0.0 and pull == 0.0)
     yield Sighting(
         message=f"The mean reward is {reward.latest:.4g} of at most {top:.4g} since step {first}: "
         + ("nothing was left to learn from the start on." if always else "all is solved."),
@@ -65,7 +70,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=last,
         value=reward.latest,
         limit=options.share * top,
-        level=Level.WARN if always and same is not None and same > 0.8 else None,
+        level=Level.WARN if always and is_idle else None,
     )
 
 

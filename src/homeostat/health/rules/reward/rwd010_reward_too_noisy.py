@@ -34,6 +34,7 @@ class Options(RuleOptions):
     fire: int = option(20, "Records that there must be.")
     max_noise: float = option(0.5, "Noise of a record, as a share of the mean, that is much.")
     min_samples: int = option(64, "Samples of a step below which more of them would help.")
+    warn_samples: int = option(8, "Samples of a step below which nothing can be learned from it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -59,6 +60,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         last_step=int(tail.steps[-1]),
         value=noise / mean,
         limit=options.max_noise,
+        level=Level.WARN if samples < options.warn_samples else None,
     )
 
 

@@ -4,7 +4,8 @@
 Between two records, most often the first and the second: completions jump to the length limit, or
 their log-prob under the trainer falls by `min_drop` nats, or samples turn from text to a mixture of
 scripts, while the reward is lost. The policy itself has not moved: its KL from the reference stays
-small, or trainer and reference both find the engine's text improbable.
+small, or trainer and reference both find the engine's text improbable, or the engine woke up just
+before while updates were small.
 
 ## Why it matters
 What the engine holds after the publication is not the model that is trained. All that follows is
@@ -41,7 +42,9 @@ from homeostat.health.rules.readings import (
     is_true,
     mean_before,
     mean_since,
+    peak_rate,
     raw,
+    usual_rates,
 )
 from homeostat.health.rules.sync.garble import is_garbled
 from homeostat.health.view import Kind, RunView
@@ -146,7 +149,24 @@ def _policy_moved(view: RunView, step: int) -> bool:
     if trainer is not None and reference is not None:
         return abs(trainer - reference) > 1.0
     far = mean_since(view, "kl", step)
+    if far is not None and far > 1.0 and _woke_at_rest(view, step):
+        return False
     return far > 1.0 if far is not None else not any(is_garbled(s.text) for s in view.samples)
+
+
+def _woke_at_rest(view: RunView, step: int) -> bool:
+    """Whether the engine woke just before, after updates too small to change a policy at once; or
+    what it writes since is garbled."""
+    woke = [event.step for event in view.events_of("engine_woke") if event.step is not None]
+    rate, usual = peak_rate(view), usual_rates(view)
+    before, pulls = mean_before(view, "kl", step), view.series("grad_norm")
+    if not {step - 1, step} & set(woke) or before is None or before > 0.05:
+        return False
+    if rate is None or usual is None or rate > usual.high:
+        return False
+    pull = pulls.before(step).finite().values if pulls is not None else np.zeros(0)
+    is_calm = len(pull) > 0 and pull.max() <= min(3.0, 10.0 * float(np.median(pull)))
+    return is_calm or any(is_garbled(sample.text) for sample in view.samples)
 
 
 def _causes(view: RunView) -> Iterator[Cause]:

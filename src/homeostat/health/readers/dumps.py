@@ -1,0 +1,88 @@
+"""Literals over several lines, as pprint and indented JSON write configs and metrics.
+
+    ... - Step 3:                     {
+    {'reward/mean': '0.4219',           "loss": 0.51,
+     'trainer/global_step': 3}          "grad_norm": 0.2
+                                      }
+
+Lines of other actors, bars and messages may stand between: they are no part of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from homeostat.health.readers.literals import mapping_at
+
+_MAX_LINES = 3_000
+# Foreign lines in a row after which the literal is taken for torn.
+_MAX_FOREIGN = 20
+_OPENS = re.compile(r"(?:^|\s)(?:\w*(?:Namespace|Config|Arguments|Args)\(|\{)")
+_INSIDE = re.compile(r"\s*['\"{}\])]|\s+(?!File \")\S")
+_PAIR = re.compile(r"\s*['\"{}\])]")
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """A literal that was closed: what stood before it, itself (None: torn), and its lines."""
+
+    before: str
+    mapping: dict[str, Any] | None
+    lines: tuple[str, ...]
+
+
+class Dumps:
+    """Remembers the literal that is open, and the line above it."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._depth = 0
+        self._num_foreign = 0
+        self._source = ""
+        self._above = ("", "")
+        self._before = ""
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._lines)
+
+    def opens(self, body: str) -> bool:
+        return not self._lines and _OPENS.search(body) is not None
+
+    def heading(self, body: str, source: str) -> None:
+        """A line that is no part of a literal: it may name the step of one below it."""
+        self._above = (body, source)
+
+    def holds(self, body: str, source: str) -> bool:
+        """Whether a line is a part of the open literal and nothing else: a pair, or an end."""
+        return self._is_inside(body, source) and _PAIR.match(body) is not None
+
+    def add(self, body: str, source: str) -> Dump | None:
+        """A line that opens a literal, or may belong to the open one; what it closed."""
+        if not self._lines:
+            above, of = self._above
+            self._source, self._before = source, above if of == source else ""
+        elif not self._is_inside(body, source):
+            self._num_foreign += 1
+            return self.close() if self._num_foreign > _MAX_FOREIGN else None
+        self._num_foreign = 0
+        self._lines.append(body)
+        self._depth += body.count("{") + body.count("(") - body.count("}") - body.count(")")
+        return None if self._depth > 0 and len(self._lines) < _MAX_LINES else self.close()
+
+    def close(self) -> Dump:
+        text = "\n".join(self._lines)
+        start = _OPENS.search(text)
+        at = text.find(start.group().strip(), start.start()) if start else 0
+        found = mapping_at(text, at) if start else None
+        before = text[:at] if text[:at].strip() else self._before
+        dump = Dump(before, found[0] if found is not None else None, tuple(self._lines))
+        self._lines, self._depth, self._num_foreign = [], 0, 0
+        return dump
+
+    def _is_inside(self, body: str, source: str) -> bool:
+        if not self._lines or source != self._source or "%|" in body:
+            return False
+        return _INSIDE.match(body) is not None
