@@ -73,6 +73,10 @@ class EngineDiedError(EngineError):
     """The engine's process ended. What was in flight can be sampled again, by another one."""
 
 
+class PolicyNotFiniteError(EngineError):
+    """The weights give log-probs that are not finite: nothing can be sampled from them."""
+
+
 class WorkerError(HomeostatError, RuntimeError):
     """A worker process did not start, died, raised, or did not answer in time."""
 

@@ -24,6 +24,7 @@ from homeostat.errors import (
 )
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.run import dispatch
+from homeostat.run.healing import Edit
 from homeostat.run.hooks import Hooks
 from homeostat.run.result import RunResult
 from homeostat.run.session import open_session
@@ -32,6 +33,10 @@ from homeostat.train.checkpoint import CheckpointStore
 # Rules with limits that every run breaks, so that what follows a finding can be seen.
 RATIO = "health.options={POL009: {limit: 0.5}}"
 NEVER_ZERO_STD = "health.options={RWD001: {max_share: -1.0, fire: 1, window: 1}}"
+
+
+# Nothing but the learning rate is left to change then.
+ONE = "trainer.updates_per_step=1"
 
 
 def train(config: RunConfig, hooks: Hooks) -> RunResult:
@@ -95,7 +100,7 @@ def test_findings_are_written_down_and_survive_a_resume(tmp_path: Path) -> None:
 
 def test_a_remedy_that_does_not_help_is_taken_back(tmp_path: Path) -> None:
     # With one update the ratio is 1 at any learning rate.
-    still = ("trainer.updates_per_step=1", "trainer.max_steps=18")
+    still = (ONE, "trainer.max_steps=18")
     config = constant_lr(tmp_path, RATIO, "health.heal=all", *still)
     runs.train(config)
     (applied,) = runs.events(config, "remedy_applied")
@@ -119,14 +124,14 @@ def test_a_remedy_that_does_not_help_is_taken_back(tmp_path: Path) -> None:
 
 
 def test_an_edit_goes_on_after_a_resume_and_is_dropped_when_healing_is_off(tmp_path: Path) -> None:
-    config = constant_lr(tmp_path, RATIO, "health.heal=all", "trainer.max_steps=6")
+    config = constant_lr(tmp_path, RATIO, ONE, "health.heal=all", "trainer.max_steps=6")
     runs.train(config)
     assert rates(config)[6] == pytest.approx(5e-3)
     assert len(runs.events(config, "remedy_applied")) == 1
-    runs.train(constant_lr(tmp_path, RATIO, "health.heal=all", "trainer.max_steps=8"))
+    runs.train(constant_lr(tmp_path, RATIO, ONE, "health.heal=all", "trainer.max_steps=8"))
     assert rates(config)[8] == pytest.approx(5e-3)
     assert len(runs.events(config, "remedy_applied")) == 1
-    runs.train(constant_lr(tmp_path, RATIO, "health.heal=off", "trainer.max_steps=10"))
+    runs.train(constant_lr(tmp_path, RATIO, ONE, "health.heal=off", "trainer.max_steps=10"))
     assert rates(config)[10] == pytest.approx(1e-2)
     (reverted,) = runs.events(config, "remedy_reverted")
     assert (reverted["path"], reverted["why"]) == ("trainer.lr", "health.heal=off")
@@ -248,6 +253,125 @@ def test_a_full_disk_gives_up_the_oldest_checkpoint_and_never_the_newest(
     off = tiny.config(tmp_path, "name=off", "health.heal=off")
     with pytest.raises(DiskFullError):
         train(off, FullDisk(2, monkeypatch))
+
+
+class ScaleWeights(Hooks):
+    """Once, before a step: weights are many times as large. And what rates there were, in order."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def before_step(self, step: int, parts: Any) -> None:
+        if step == self.step:
+            self.step = -1
+            with torch.no_grad():
+                for weight in parts.trainer.model.parameters():
+                    weight.mul_(20.0)
+
+
+DIVERGED = "health.options={LRN002: {fire: 2}}"
+
+
+def test_a_finding_takes_the_run_back_before_its_first_step(tmp_path: Path) -> None:
+    steady = ("trainer.schedule={type: constant, warmup_steps: 0}", "trainer.max_steps=12")
+    config = tiny.config(tmp_path, DIVERGED, "trainer.lr=1e-3", "health.heal=all", *steady)
+    result = train(config, ScaleWeights(8))
+    assert result.step == 12
+    (back,) = runs.events(config, "rolled_back")
+    assert (back["code"], back["to_step"]) == ("LRN002", 6)
+    assert back["from_step"] >= 8
+    assert (rates(config)[6], rates(config)[7]) == pytest.approx((1e-3, back["new"]))
+    assert back["new"] <= 1e-4
+    assert list(rates(config)) == list(range(1, 13))
+    assert [line for line in findings(config) if line["level"] != "info"] == []
+    losses = runs.losses(config)
+    assert losses[-1] < 1.5 * losses[5]
+
+
+def test_a_run_that_was_ill_from_its_start_begins_anew_with_a_rate_that_it_bears(
+    tmp_path: Path,
+) -> None:
+    steady = ("trainer.schedule={type: constant, warmup_steps: 0}", "trainer.max_steps=12")
+    ill = ("trainer.lr=3.0", "checkpoint.interval_steps=10")
+    config = tiny.config(tmp_path, DIVERGED, "health.heal=all", *steady, *ill)
+    train(config, Hooks())
+    (back,) = runs.events(config, "rolled_back")
+    assert (back["to_step"], back["old"]) == (0, 3.0)
+    assert 1e-4 < back["new"] < 3e-2
+    assert list(rates(config).values()) == pytest.approx([back["new"]] * 12)
+    losses = runs.losses(config)
+    assert losses[-1] < losses[0]
+    assert [line for line in findings(config) if line["level"] != "info"] == []
+
+
+class Seen(Hooks):
+    """A run that goes on with one edit, and what reaches those who compute with it."""
+
+    def __init__(self, path: str, value: Any) -> None:
+        self.path, self.value = path, value
+        self.temperatures: set[float] = set()
+        self.params: list[dict[str, Any]] = []
+
+    def started(self, parts: Any, session: Any) -> None:
+        session.healing.overlay[self.path] = Edit(self.value, 1)
+        submit, accumulate = parts.engine.submit, parts.trainer.accumulate
+
+        def seen(request: Any) -> None:
+            self.temperatures.add(request.sampling.temperature)
+            submit(request)
+
+        def update(role: Any, batches: Any, spec: Any, *, step: int) -> None:
+            self.params.append(dict(spec.params))
+            accumulate(role, batches, spec, step=step)
+
+        parts.engine.submit, parts.trainer.accumulate = seen, update
+
+
+EDITED = ("health.heal=all", "algorithm.entropy_bonus=1e-3", "trainer.max_steps=2")
+
+
+def edited_run(tmp_path: Path, path: str, value: Any, *overrides: str) -> tuple[Seen, RunConfig]:
+    config = tiny_rl.config(tmp_path, *EDITED, *overrides)
+    seen = Seen(path, value)
+    train(config, seen)
+    assert seen.params
+    return seen, config
+
+
+def test_an_edited_temperature_reaches_the_sampler(tmp_path: Path) -> None:
+    seen, _ = edited_run(tmp_path, "rollout.temperature", 0.7)
+    assert seen.temperatures == {0.7}
+
+
+def test_an_edited_clip_reaches_the_loss(tmp_path: Path) -> None:
+    seen, _ = edited_run(tmp_path, "algorithm.clip_high", 0.28)
+    assert {params["clip_high"] for params in seen.params} == {0.28}
+
+
+def test_an_edited_kl_coefficient_reaches_the_loss(tmp_path: Path) -> None:
+    kl = "algorithm.kl={coefficient: 0.01}"
+    seen, _ = edited_run(tmp_path, "algorithm.kl.coefficient", 0.5, kl)
+    assert {params["kl_coefficient"] for params in seen.params} == {0.5}
+
+
+def test_an_edited_off_policy_mask_reaches_the_loss(tmp_path: Path) -> None:
+    correction = "algorithm.correction={weight: {type: token}}"
+    path = "algorithm.correction.off_policy_mask"
+    seen, _ = edited_run(tmp_path, path, 0.5, correction)
+    assert {params["off_policy_mask"] for params in seen.params} == {0.5}
+
+
+def test_an_edited_count_of_updates_is_made(tmp_path: Path) -> None:
+    _, config = edited_run(tmp_path, "trainer.updates_per_step", 1)
+    records = read_metrics(config.run_dir / "metrics.jsonl")
+    assert [record["stale/updates/mean"] for record in records] == [0.0, 0.0]
+
+
+def test_an_edited_sync_interval_is_kept_by_publications(tmp_path: Path) -> None:
+    own = ("engine.own_process=true", "sync.interval=8", "trainer.max_steps=3")
+    _, config = edited_run(tmp_path, "sync.interval", 2, *own)
+    published = [event["version"] for event in runs.events(config, "weights_published")]
+    assert published == [0, 1, 2, 3]
 
 
 OWN = ("engine.own_process=true", "trainer.max_steps=4")

@@ -27,7 +27,9 @@ GENTLE_UPDATE, GENTLE_FRESH_UPDATE = 0.01, 0.03
 # Updates before an illness shows that may have led to it.
 STEPS_BEFORE = 3
 # Penalty for the KL of now that weighs beside rewards, whose advantages are about 1.
-HOLDING_PENALTY = 0.2
+HOLDING_PENALTY = 0.3
+# The highest KL coefficient that people choose with any regularity.
+USUAL_PENALTY = 0.1
 
 
 class Action(StrEnum):
@@ -126,7 +128,7 @@ def rate_excess(lr: Any, signs: Signs) -> float:
             if math.isfinite(value) and int(step) in rate_at:
                 share = min(float(value), 0.9999)
                 moved = max(moved, share / math.sqrt(1 - share**2) / rate_at[int(step)])
-    return lr * moved / (GENTLE_FRESH_UPDATE if signs.is_fresh else GENTLE_UPDATE)
+    return float(lr * moved / (GENTLE_FRESH_UPDATE if signs.is_fresh else GENTLE_UPDATE))
 
 
 def _penalty_excess(coefficient: Any, signs: Signs) -> float:
@@ -152,7 +154,8 @@ def _lower(least: float) -> Callable[[Any, float], Any]:
 
 
 def _raised(old: Any, over: float) -> Any:
-    return old * min(max(2.0, over), 100.0) if old else None
+    """By what it is too small, up to what is usual; from there on in small steps."""
+    return min(old * max(3.0, over), max(USUAL_PENALTY, 3.0 * old)) if old else None
 
 
 def _fewer(old: Any, over: float) -> Any:
@@ -289,12 +292,12 @@ TABLE: Mapping[str, tuple[Remedy, ...]] = {
     "weight-conversion-wrong": (_REPUBLISH,),
     "lora-not-synced": (_REPUBLISH,),
     "memory-near-limit": (_SMALLER,),
-    "oom-retries": (_SMALLER,),
 }
 
 
-# Illnesses whose own remedy is surer than that of their likely causes.
-OWN_FIRST = frozenset({"kl-runaway", "stale-policy"})
+# Illnesses whose own remedy is surer than that of their likely causes: where weights are lost, no
+# setting brings them back.
+OWN_FIRST = frozenset({"kl-runaway", "stale-policy", "policy-collapse", "loss-divergence"})
 
 
 def remedies_for(finding: Finding) -> Iterator[Remedy]:

@@ -21,7 +21,12 @@ import numpy as np
 
 from homeostat.config.edits import edited, value_at
 from homeostat.config.run import RunConfig
-from homeostat.errors import CheckpointError, ConfigError, NonFiniteHaltError
+from homeostat.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteHaltError,
+    PolicyNotFiniteError,
+)
 from homeostat.health.finding import Confidence, Family, Finding, Grade, Level
 from homeostat.health.remedies import (
     LR_FAR_LOWER,
@@ -179,7 +184,7 @@ class Healer:
         """Where the run would end by numbers that are not finite, it may go back in place of it."""
         try:
             yield
-        except NonFiniteHaltError as error:
+        except (NonFiniteHaltError, PolicyNotFiniteError) as error:
             # A recipe that says `halt` means it.
             may = self._mode == "all" and self._recipe.trainer.on_nonfinite == "skip"
             step = self._watch.last_step + 1

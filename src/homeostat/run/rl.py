@@ -71,9 +71,11 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         parts.troubles.step = step
         healer.treat(step)
         hooks.before_step(step, parts)
-        rollouts = collector.collect(
-            step, version=parts.policy_version, total_steps=parts.total_steps, tell=recorder.status
-        )
+        version, total = parts.policy_version, parts.total_steps
+        with healer.rescuing():
+            rollouts = collector.collect(
+                step, version=version, total_steps=total, tell=recorder.status
+            )
         compared = replay_metrics(parts, rollouts)
         compared |= verifier.verify(rollouts.groups, step=step)
         hooks.before_update(step, parts, rollouts)

@@ -95,7 +95,8 @@ class RareSync(Injector):
 
     name, family, onset = "rare_sync", Family.OFFPOLICY, FROM_START
     expects = ("stale-policy", "sync-interval-without-correction", "train-infer-logprob-drift")
-    body, strength, cure = OWN_PROCESS, (10.0, 20.0), Cure.ALL
+    body, strength = OWN_PROCESS, (10.0, 20.0)
+    cure, vital = Cure.ALL, "reward"
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         put(raw, "sync.interval", round(self.dose.strength))
@@ -171,7 +172,7 @@ class EngineHung(Injector):
 class SlowEngine(Injector):
     """The engine samples at a fraction of its speed."""
 
-    name, family, strength = "engine_slow", Family.PERFORMANCE, (0.02, 0.05)
+    name, family, strength = "engine_slow", Family.PERFORMANCE, (0.12, 0.2)
     expects = (
         "generation-dominates",
         "rollout-underutilised",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -70,6 +71,28 @@ class DiskFull(Injector):
         if self.strikes(step):
             limit = round(self.dose.strength)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+
+class DiskQuota(Injector):
+    """The disk has room for three checkpoints, and none for a fourth."""
+
+    name, family = "disk_quota", Family.CHECKPOINT
+    expects = ("disk-full-or-quota", "checkpoint-failing")
+    body, onset, is_fatal = SAVES_OFTEN, (20, 20), True
+    cure, vital = Cure.SAFE, "train/loss"
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["checkpoint"]["keep_last"] = 3
+
+    def started(self, parts: Any, session: Session) -> None:
+        store, trainer, save = session.checkpoints, parts.trainer, parts.trainer.save
+
+        def limited(folder: Path) -> None:
+            if len(store.steps()) >= 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            save(folder)
+
+        trainer.save = limited
 
 
 class CorruptCheckpoint(Injector):
@@ -142,6 +165,7 @@ FAULTS: tuple[type[Injector], ...] = (
     LeakedMemory,
     OutOfMemory,
     DiskFull,
+    DiskQuota,
     CorruptCheckpoint,
     FrequentSaves,
     SlowData,

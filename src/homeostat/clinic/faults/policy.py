@@ -25,7 +25,7 @@ class ColdSampling(Injector):
     name, family = "temperature_near_zero", Family.POLICY
     expects = ("greedy-sampling", "mode-collapse")
     onset, strength = FROM_START, (0.01, 0.05)
-    cure = Cure.ALL
+    cure, vital = Cure.ALL, "reward"
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         raw["rollout"]["temperature"] = self.dose.strength

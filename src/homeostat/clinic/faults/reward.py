@@ -140,7 +140,7 @@ class LengthHacking(_Reward):
 
     name, function, strength = "reward_length", "by_length", (0.1, 0.3)
     expects = ("reward-tracks-length", "reward-hacking", "length-growth")
-    body = Body("sort", steps=60, changes={"rollout.max_new_tokens": 24, "trainer.lr": 1.5e-3})
+    body = Body("sort", steps=60, changes={"rollout.max_new_tokens": 24})
 
     def options(self) -> dict[str, Any]:
         return {"onset": self.dose.onset, "per_token": self.dose.strength}

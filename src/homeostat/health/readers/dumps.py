@@ -85,4 +85,7 @@ class Dumps:
     def _is_inside(self, body: str, source: str) -> bool:
         if not self._lines or source != self._source or "%|" in body:
             return False
+        if body.startswith("{") and body.rstrip().endswith("}"):
+            # A literal of its own.
+            return False
         return _INSIDE.match(body) is not None

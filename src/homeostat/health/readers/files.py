@@ -156,7 +156,7 @@ def found_by(reader: TextReader, *, name: str) -> Found:
         series=recorder.series(),
         forms=recorder.forms,
         settings=reader.settings,
-        log=reader.kept.log(),
+        log=reader.kept.log(by_engine=reader.recorder.newest is None),
         events=reader.events,
         samples=reader.samples.found,
         decimals=recorder.decimals(),

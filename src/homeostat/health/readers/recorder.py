@@ -73,7 +73,7 @@ class Recorder:
         self._label_of_run = ""
         self._settings_of_run = 0
         self._engine: dict[str, _EngineColumn] = {}
-        self._num_engine = 0
+        self.num_engine = 0
         self._fixed: dict[str, tuple[int, int]] = {}
 
     def add(self, row: Row) -> None:
@@ -268,12 +268,12 @@ class Recorder:
             self._fixed[name] = (min(low, count), max(high, count))
 
     def _add_engine(self, row: Row) -> None:
-        self._num_engine += 1
+        self.num_engine += 1
         for name, value in row.values.items():
             if name not in self._engine and len(self._engine) >= MAX_NAMES:
                 continue
             column = self._engine.setdefault(name, _EngineColumn())
-            column.counted.append(self._num_engine)
+            column.counted.append(self.num_engine)
             column.steps.append(self.step or 0)
             column.values.append(value)
 

@@ -39,17 +39,22 @@ class LineKeeper:
     """The first and the last lines of a log, whatever its length."""
 
     def __init__(self) -> None:
-        self._head: list[LogLine] = []
-        self._tail: deque[LogLine] = deque(maxlen=MAX_LAST_LINES)
+        self._head: list[tuple[LogLine, int]] = []
+        self._tail: deque[tuple[LogLine, int]] = deque(maxlen=MAX_LAST_LINES)
 
-    def add(self, line: LogLine) -> None:
+    def add(self, line: LogLine, num_engine: int) -> None:
+        """`num_engine`: how many rows an engine had printed before it."""
         if len(self._head) < MAX_FIRST_LINES:
-            self._head.append(line)
+            self._head.append((line, num_engine))
         else:
-            self._tail.append(line)
+            self._tail.append((line, num_engine))
 
-    def log(self) -> Log:
-        return Log((*self._head, *self._tail))
+    def log(self, *, by_engine: bool = False) -> Log:
+        """`by_engine`: nothing was trained, so the engine's rows are what is counted."""
+        both = (*self._head, *self._tail)
+        if not by_engine:
+            return Log([line for line, _ in both])
+        return Log([LogLine(line.number, line.text, count or None) for line, count in both])
 
 
 class TextReader:
@@ -156,7 +161,7 @@ class TextReader:
             if spoken:
                 self.recorder.mention(int(spoken[1]))
         step = self.recorder.newest
-        self.kept.add(LogLine(self._number, text, step))
+        self.kept.add(LogLine(self._number, text, step), self.recorder.num_engine)
         self._follow_traceback(body)
         if not self._in_traceback and self._num_kept < _MAX_SETTINGS:
             self._settings_of(body, source, rank)

@@ -32,6 +32,33 @@ _NEXT_TURN = (
 )
 
 
+# What a chat template leaves in a prompt, with its special tokens or without.
+_TEMPLATE_MARKS = (
+    "<|im_start|>",
+    "<|start_header_id|>",
+    "<start_of_turn>",
+    "<|user|>",
+    "[inst]",
+    "assistant",
+    "user\n",
+    "human:",
+    "### instruction",
+)
+# Words of logs in which prompts are given as they are.
+_PLAIN_PROMPTS = (
+    "type=str",
+    "not in conversational format",
+    "chat template not applied",
+    "chat template is not applied",
+    "without chat template",
+    "without a chat template",
+    "no chat template is applied",
+    "raw string prompt",
+    "apply_chat_template=false",
+    "apply_chat_template: false",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Trend:
     """First and last stretch of a series, by their means, and what chance does to such a mean."""
@@ -221,6 +248,21 @@ def is_nonfinite(view: RunView, *names: str) -> bool:
     """A metric of these was ever NaN or infinite."""
     found = [view.metrics[name] for name in names if name in view.metrics]
     return any(not np.isfinite(series.values).all() for series in found)
+
+
+def plain_prompts(view: RunView) -> str:
+    """What says that a chat model is given prompts without its template; "" where nothing does."""
+    model = text_of_settings(view, "model").lower()
+    is_chat = any(word in model for word in ("instruct", "chat", "-it"))
+    kind = text_of_settings(view, "prompt_type", "apply_chat_template").lower().split()
+    is_plain = "str" in kind or "false" in kind or view.setting("data.train.chat") is False
+    if (is_chat and is_plain) or view.log.has(*_PLAIN_PROMPTS):
+        return "prompts are plain text for a chat model"
+    prompts = [sample.prompt.lower() for sample in view.samples if sample.prompt.strip()]
+    marked = [any(mark in prompt for mark in _TEMPLATE_MARKS) for prompt in prompts]
+    if is_chat and len(prompts) >= 2 and not any(marked):
+        return "the prompts that are printed show no chat template"
+    return ""
 
 
 def runs_on(texts: Iterable[str]) -> bool:

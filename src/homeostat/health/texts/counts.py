@@ -19,6 +19,9 @@ _SECONDS = re.compile(r"(\d+) ?s(?:econds?|ec)?\b")
 _RANK = re.compile(r"\[rank ?(\d+)\]")
 _WORK = re.compile(r"worknccl\(seqnum=(\d+), optype=(\w+), numelin=(\d+)")
 _SGLANG = re.compile(r"#running-req: (\d+).*?token usage: ([\d.]+).*?#queue-req: (\d+)")
+_RETRACT = "retract requests"
+_STALLED = re.compile(r"\b0/[1-9]\d* \[(?:(\d+):)?(\d+):\d\d<\?")
+_RATE = re.compile(r"(?:gen throughput \(token/s\)|generation throughput): ([\d.]+)")
 _VLLM = re.compile(r"running: (\d+) reqs, waiting: (\d+) reqs.*?kv cache usage: ([\d.]+)%")
 
 
@@ -73,9 +76,19 @@ def sleep_leaks(view: RunView) -> bool:
 def is_preempted_often(view: RunView) -> bool:
     """Requests lose their cache again and again, not once at a peak."""
     totals = numbers_of(view, "cumulative_preemption", _CUMULATIVE)
-    return max((row[0] for row in totals), default=0.0) >= 50 or at_least(20, "retract requests")(
-        view
-    )
+    if max((row[0] for row in totals), default=0.0) >= 50:
+        return True
+    return at_least(20, _RETRACT)(view) or (at_least(5, _RETRACT)(view) and _is_pool_full(view))
+
+
+def _is_pool_full(view: RunView) -> bool:
+    """The cache stays full, and more wait than at first."""
+    rows = numbers_of(view, "#running-req:*#queue-req:", _SGLANG)
+    if len(rows) < 5:
+        return False
+    queues = [queue for _, _, queue in rows]
+    full = median(used for _, used, _ in rows[-5:]) >= 0.95
+    return full and median(queues[-3:]) > max(5.0, 2 * median(queues[:3]))
 
 
 def waited_long(view: RunView) -> bool:
@@ -98,16 +111,75 @@ def ranks_disagree(view: RunView) -> bool:
 
 
 def is_stuck_after_update(view: RunView) -> bool:
-    """Nothing but waiting follows the newest weight update."""
+    """Nothing but waiting follows the newest weight update, or an engine that answers no more."""
     update = view.log.last(*UPDATED)
     if update is None:
         return False
     waits = [x for x in lines_of(view, *WAITING) if x.number > update.number]
+    silent = [x for x in lines_of(view, *SILENT) if x.number > update.number]
+    silent += [x for x in lines_of(view, "| 0/") if x.number > update.number and _stands(x)]
+    if len(waits) < 3 and not silent:
+        return False
     later = view.log.last(*PROGRESS)
-    return len(waits) >= 3 and (later is None or later.number < waits[0].number)
+    first = min(line.number for line in (*waits, *silent))
+    return (later is None or later.number < first) and not _generates(view, update)
 
 
-UPDATED = ("weight update took", "weights updated", "updated weights", "update_weights*200 ok")
+def _stands(line: LogLine) -> bool:
+    """A bar that stands at 0 for five minutes or more."""
+    found = _STALLED.search(line.text)
+    return found is not None and 60 * int(found[1] or 0) + int(found[2]) >= 5
+
+
+def _generates(view: RunView, update: LogLine) -> bool:
+    """Whether the engine wrote tokens, or steps were logged, after an update."""
+    last = view.last_step
+    if last is not None and update.step is not None and last > update.step + 1:
+        return True
+    for line in lines_of(view, "gen throughput (token/s)", "generation throughput:"):
+        found = _RATE.search(line.text.lower()) if line.number > update.number else None
+        if found and _float(found[1]) > 0.0:
+            return True
+    return False
+
+
+UPDATED = (
+    "weight update took",
+    "weight update done",
+    "weight update finished",
+    "weight update complete",
+    "weight sync took",
+    "weight sync done",
+    "weight sync finished",
+    "weight sync complete",
+    "weights updated",
+    "weights synced",
+    "updated weights",
+    "updated the weights",
+    "synced weights",
+    "finished syncing weights",
+    "update_weights*200 ok",
+    "update_weights end",
+    "update_weights done",
+    "update_weights finished",
+)
+# Words of an engine that does not answer, or of who asked it in vain.
+SILENT = (
+    "couldn't get a response from detokenizer",
+    "Health check failed",
+    "Watchdog timeout (self.watchdog_timeout",
+    "Watchdog timeout (watchdog_timeout",
+    "no response from the engine",
+    "no response from the inference server",
+    "engine is not responding",
+    "inference server is not responding",
+    "server is unresponsive",
+    "generate && ReadTimeout",
+    "generate && timed out",
+    "generation && timed out",
+    "completions && ReadTimeout",
+    "completions && timed out",
+)
 WAITING = (
     "waiting for rollouts",
     "waiting for the inference",

@@ -60,6 +60,22 @@ def _mixes_modes(view: RunView) -> bool:
     return (raw.get("vllm_mode") == "colocate" and bool(server)) or (said and served)
 
 
+# Settings of engines inside the trainer; a server is given its own when it is started.
+_COLOCATED_ONLY = (
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_sleep_mode",
+    "vllm_data_parallel_size",
+)
+
+
+def _serves_colocated(view: RunView) -> bool:
+    """Server mode, with settings that only colocated engines read."""
+    last = {str(key).rpartition(".")[2]: value for key, value in view.raw_settings.items()}
+    given = [name for name in _COLOCATED_ONLY if last.get(name) not in (None, False)]
+    return str(last.get("vllm_mode", "")).strip("'\"") == "server" and bool(given)
+
+
 TROUBLES: tuple[Trouble, ...] = (
     Trouble(
         code="ERR100",
@@ -1129,7 +1145,36 @@ TROUBLES: tuple[Trouble, ...] = (
             ),
             INTERFACE,
         ),
-        explains=AFTERMATH,
+        explains=("ERR117", *AFTERMATH),
+    ),
+    Trouble(
+        code="ERR155",
+        name="vllm-mode-mismatch",
+        family=Family.DISTRIBUTED,
+        texts=(
+            "server can't be reached at",
+            "server is not up yet",
+            "Max retries exceeded with url: /health",
+            "Max retries exceeded with url: /init_communicator",
+            "Max retries exceeded with url: /get_world_size",
+        ),
+        context=("Error", "Traceback (most recent call last)"),
+        when=_serves_colocated,
+        what="The trainer looks for a vLLM server that does not answer, while its settings are "
+        "those of engines inside the trainer.",
+        why="In server mode somebody must start the server, and its memory and parallelism are "
+        "set there. Such settings in the trainer's config are read in colocate mode only.",
+        fixes=(
+            advice(
+                "colocate mode; or start the server, and give it those settings",
+                "The modes exclude each other.",
+                trl="vllm_mode='colocate', or `trl vllm-serve`",
+                ms_swift="--vllm_mode colocate, or `swift rollout`",
+                axolotl="trl.vllm_mode",
+            ),
+            INTERFACE,
+        ),
+        explains=("ERR117", *AFTERMATH),
     ),
     Trouble(
         code="ERR139",

@@ -1531,11 +1531,13 @@ _CACHES = (
         texts=(
             "module 'transformers_modules.* has no attribute",
             "No module named 'transformers_modules",
-            "FileNotFoundError* transformers_modules",
-            "FileExistsError* transformers_modules",
-            "OSError* transformers_modules",
-            "* is not a package && transformers_modules",
-            "SyntaxError* transformers_modules",
+            "FileNotFoundError && transformers_modules",
+            "FileExistsError && transformers_modules",
+            "OSError && transformers_modules",
+            "ImportError && transformers_modules",
+            "PermissionError && transformers_modules",
+            "is not a package && transformers_modules",
+            "SyntaxError && transformers_modules",
         ),
         what=(
             "A model's remote code was read from the modules cache while another process was "
@@ -1563,6 +1565,34 @@ _CACHES = (
                     "upgrade transformers, which writes these files more safely."
                 ),
             ),
+        ),
+        explains=("ERR300", "ERR324", "ERR325", "ERR424"),
+    ),
+    Trouble(
+        code="ERR359",
+        name="remote-code-cache-race",
+        family=Family.INSTALL,
+        confidence=Confidence.INFERRED,
+        texts=(
+            "SyntaxError: ",
+            "IndentationError: ",
+            "FileNotFoundError: ",
+            "FileExistsError: ",
+            "EOFError: ",
+        ),
+        context=("/transformers_modules/", "transformers/dynamic_module_utils.py"),
+        within=4,
+        what="A model's remote code could not be read from the modules cache: a file of it is "
+        "missing or half written.",
+        why="Ranks copy the model's Python files into one shared folder at the same time; one of "
+        "them reads a file that another is still writing.",
+        fixes=(
+            advice(
+                "",
+                "Load the tokenizer and config once in a single process before the ranks start, "
+                "so that the cache is filled; delete the half-written folder first.",
+            ),
+            advice("", "Or give each rank or node a folder of its own with HF_MODULES_CACHE."),
         ),
         explains=("ERR300", "ERR324", "ERR325", "ERR424"),
     ),

@@ -724,7 +724,11 @@ TROUBLES: tuple[Trouble, ...] = (
         name="kv-pool-exhausted",
         family=Family.MEMORY,
         level=Level.WARN,
-        texts=("cumulative_preemption", "KV cache pool is full. Retract requests"),
+        texts=(
+            "cumulative_preemption",
+            "KV cache pool is full. Retract requests",
+            "Retract requests. #retracted_reqs",
+        ),
         when=counts.is_preempted_often,
         what="The engine takes requests back again and again because its KV pool is full; each "
         "one is computed anew.",

@@ -255,6 +255,42 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
             explains=("ERR650", "ERR651"),
         ),
         Trouble(
+            code="ERR659",
+            name="attention-kernel-nan",
+            family=Family.NUMERICS,
+            texts=(
+                "ScaledDotProduct*Backward* returned nan",
+                "FlashAttn*Backward* returned nan",
+                "FlashAttention*Backward* returned nan",
+                "EfficientAttention*Backward* returned nan",
+                "FlexAttention*Backward* returned nan",
+                "Error detected in ScaledDotProduct",
+                "Error detected in FlashAttn",
+                "Error detected in FlashAttention",
+                "Error detected in FlexAttention",
+                "nan && output of scaled_dot_product_attention",
+                "nan && output of flash_attn",
+                "nan in attention output",
+            ),
+            what="NaN comes out of the attention kernel.",
+            why=(
+                "Kernels of some builds give NaN for rows that are masked entirely (padding on "
+                "the left), for head sizes or GPUs that they were not made for; eager attention "
+                "does not."
+            ),
+            fixes=(
+                safe("model.attention", "eager", "No kernel in between: proves where it is from."),
+                advice(
+                    "",
+                    "Then another kernel (flash_attention_2 for sdpa), or another build of torch "
+                    "or flash-attn; no row may be masked entirely.",
+                    transformers="attn_implementation",
+                    trl="model_init_kwargs attn_implementation",
+                ),
+            ),
+            explains=("ERR650", "ERR651", "ERR655", "NUM001", "NUM002", "NUM003", "NUM004"),
+        ),
+        Trouble(
             code="ERR656",
             name="nonfinite-metric",
             family=Family.NUMERICS,

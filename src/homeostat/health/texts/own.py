@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from homeostat.health.finding import Cause, Family
+from homeostat.health.texts.conditions import first_failures
 from homeostat.health.texts.parts import (
     FEWER_TOKENS,
     LARGER_ENGINE,
@@ -334,7 +335,7 @@ _ENGINE = (
         code="ERR841",
         name="engine-died",
         family=Family.GENERATION,
-        texts=("engine's process is gone", "The engine was started anew * times before"),
+        texts=("The engine was started anew * times before", "homeostat.errors.EngineDiedError:"),
         unless=("out of memory while * completions were on their way",),
         what="The engine's process died, more often than engine.max_restarts allows.",
         why="The machine's memory ran out, it crashed, or somebody ended it.",
@@ -496,4 +497,5 @@ _MACHINE = (
     ),
 )
 
-TROUBLES: tuple[Trouble, ...] = (*_DATA, *_NUMERICS, *_SYNC, *_ENGINE, *_MACHINE)
+# The same words stand in the console of a run that got over it: only what ended the run counts.
+TROUBLES: tuple[Trouble, ...] = first_failures((*_DATA, *_NUMERICS, *_SYNC, *_ENGINE, *_MACHINE))

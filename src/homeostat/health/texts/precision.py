@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homeostat.health.finding import Family, Level
+from homeostat.health.finding import Cause, Family, Level
 from homeostat.health.texts.conditions import first_failures
 from homeostat.health.texts.parts import advice, change, safe
 from homeostat.health.texts.trouble import Trouble
@@ -297,6 +297,10 @@ _FP8 = (
         why=(
             "FP8 products want sizes that are multiples of 16, and block scaling multiples "
             "of 128; a tensor-parallel split or an odd number of tokens breaks that."
+        ),
+        causes=(
+            Cause("fp8-shape-not-divisible", "the message names the sizes"),
+            Cause("fp8-unsupported-layer", "a layer of this shape cannot run in FP8 as it is"),
         ),
         fixes=(
             safe(

@@ -158,7 +158,7 @@ _FUNCTION = (
                 ),
             ),
         ),
-        explains=("ERR300", "ERR324", "ERR351", "ERR424", "ERR502"),
+        explains=("ERR300", "ERR307", "ERR324", "ERR351", "ERR424", "ERR502"),
     ),
     Trouble(
         code="ERR520",

@@ -335,7 +335,7 @@ TROUBLES: tuple[Trouble, ...] = (
         name="hang-after-weight-update",
         family=Family.SYNC,
         confidence=Confidence.INFERRED,
-        texts=counts.WAITING,
+        texts=(*counts.WAITING, *counts.SILENT, "| 0/"),
         when=counts.is_stuck_after_update,
         what="After the newest weight update nothing is generated any more; the trainer waits.",
         why="The engine stopped answering when it loaded the new weights: its workers died, sit in "
@@ -352,7 +352,7 @@ TROUBLES: tuple[Trouble, ...] = (
             ),
             _UPGRADE_PAIR,
         ),
-        explains=("ERR256",),
+        explains=("ERR117", "ERR256", "ERR257"),
     ),
     Trouble(
         code="ERR212",
@@ -365,6 +365,7 @@ TROUBLES: tuple[Trouble, ...] = (
             "w2_weight && KeyError",
             "object has no attribute 'weight_loader'",
             "w13_weight && has no attribute",
+            "shard_dim=* is not a valid data dimension",
         ),
         what="Weights were loaded into expert tensors that the engine had already re-arranged.",
         why="After the first load, engines fuse, transpose or quantise expert weights in place. A "
@@ -381,6 +382,28 @@ TROUBLES: tuple[Trouble, ...] = (
             _VERIFY,
         ),
         explains=("ERR200", *AFTERMATH),
+    ),
+    Trouble(
+        code="ERR219",
+        name="weight-reload-corrupts-moe",
+        family=Family.SYNC,
+        confidence=Confidence.INFERRED,
+        texts=("in _load_w13", "in _load_w2", "fused_moe/layer.py* in weight_loader"),
+        context=("update_weights", "reload_weights", "in update_weight", "sync_weights"),
+        within=30,
+        what="The engine's expert layers refused weights that were sent during the run.",
+        why="The first load went well; since then the engine has fused, transposed or quantised "
+        "its expert tensors. The loader of the checkpoint's layout does not fit them any more.",
+        fixes=(
+            advice(
+                "the engine's own reload path",
+                "It brings the tensors back to their loading layout first.",
+                vllm="the layerwise reload, or another MoE backend",
+                verl="patch_vllm_moe_model_weight_loader (newer versions call it)",
+            ),
+            _VERIFY,
+        ),
+        explains=("ERR200", "ERR201", *AFTERMATH),
     ),
     Trouble(
         code="ERR213",

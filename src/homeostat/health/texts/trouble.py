@@ -66,7 +66,7 @@ def rule_of(trouble: Trouble) -> Rule:
             evidence=tuple(f"line {q.number}: {q.text.strip()[:MAX_QUOTE]}" for q in quotes),
             causes=trouble.causes or (Cause(trouble.name, trouble.why),),
             fixes=trouble.fixes,
-            first_step=line.step,
+            first_step=_step_of(line, view),
             last_step=line.step,
         )
 
@@ -81,6 +81,14 @@ def rule_of(trouble: Trouble) -> Rule:
         explains=trouble.explains,
         doc=_page(trouble),
     )
+
+
+def _step_of(line: LogLine, view: RunView) -> int | None:
+    """The newest step before the line; the run's first one where the line stands before it."""
+    if line.step is not None:
+        return line.step
+    firsts = [int(series.steps[0]) for series in view.metrics.values() if len(series)]
+    return min(firsts, default=None)
 
 
 def _match(trouble: Trouble, view: RunView) -> tuple[LogLine, LogLine | None] | None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from homeostat.config.rollout import NativeEngineConfig
-from homeostat.errors import EngineError
+from homeostat.errors import EngineError, PolicyNotFiniteError
 from homeostat.models.decoder import Decoder
 from homeostat.ops.memory import is_out_of_memory
 from homeostat.rollout.checks import require_servable
@@ -302,7 +302,7 @@ class NativeEngine:
             f"the weights of version {self._version} give log-probs that are not finite, so that "
             "nothing can be sampled from them"
         )
-        raise EngineError(
+        raise PolicyNotFiniteError(
             f"{self._trouble}. Did an update go wrong? Go back to a checkpoint, and lower "
             "trainer.lr or trainer.max_grad_norm."
         )

@@ -33,6 +33,8 @@ from homeostat.health.view import Kind, RunView
 _PAIR = re.compile(
     r"pad_token(?:_id)?\W{1,4}(\S+?)[\s,;)'\"].*?eos_token(?:_id)?\W{1,4}(\S+)", re.I
 )
+# One of both alone on a line: "PAD: 2 / </s>", "eos_token: <|end|>".
+_NAMED = re.compile(r"\b(pad|eos)(?:[ _]?token)?(?:[ _]?id)?\s*:\s*(\S[^\n]{0,60})$", re.I)
 # Sayings of scripts and trainers that give the end token to the padding.
 _SAID = (
     "pad_token = tokenizer.eos_token",
@@ -111,6 +113,13 @@ def _same(view: RunView) -> str:
         found = _PAIR.search(line.text + " ")
         if found and found[1].strip("'\"`") == found[2].strip("'\"`.,;)"):
             return f"pad and end token are both {found[1]}"
+    named: dict[str, str] = {}
+    for line in (*view.log.find("pad*:"), *view.log.find("eos*:")):
+        found = _NAMED.search(line.text)
+        if found:
+            named.setdefault(found[1].lower(), found[2].strip())
+    if named.get("pad") and named.get("pad") == named.get("eos"):
+        return f"pad and end token are both {named['pad']}"
     said = view.log.first(*_SAID)
     return f"the end token is used for padding (line {said.number})" if said else ""
 

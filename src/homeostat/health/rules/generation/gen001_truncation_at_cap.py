@@ -32,7 +32,7 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
-from homeostat.health.rules.signs import mean_since, runs_on, solved_share, trend
+from homeostat.health.rules.signs import mean_since, plain_prompts, runs_on, solved_share, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import Spell, newest_spell
 
@@ -80,10 +80,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 def _jumped(cut: Series, spell: Spell) -> bool:
     """Up from next to nothing within one record, after something else than the very first one."""
-    if spell.start == 0:
+    # The spell may begin some records after the jump.
+    low = np.flatnonzero(cut.values[: spell.start] < 0.5)
+    if not len(low):
         return False
-    before = cut.values[: spell.start]
-    after = cut.values[spell.start : spell.start + 3]
+    start = int(low[-1]) + 1
+    before, after = cut.values[:start], cut.values[start : start + 3]
     return bool(before[-3:].max() < 0.2 and after.min() > 0.5)
 
 
@@ -113,6 +115,9 @@ def _causes(view: RunView, first: int, value: float) -> Iterator[Cause]:
     why = f"the limit is {cap:.0f} tokens" if cap else "the limit is below the answers' length"
     if grown is not None and grown.rises and grown.end > 1.5 * grown.start:
         yield Cause("length-growth", f"answers grew from {grown.start:.4g} to {grown.end:.4g}")
+    plain = plain_prompts(view) if value > 0.5 else ""
+    if plain:
+        yield Cause("prompt-not-chat-formatted", plain)
     if runs_on(sample.text for sample in view.samples):
         yield Cause("no-eos", "completions run on into a next turn")
     reward = mean_since(view, first, "reward")

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import newest, raw_number, runs_on, text_of_settings
+from homeostat.health.rules.signs import newest, plain_prompts, raw_number, runs_on
 from homeostat.health.view import Kind, RunView
 
 
@@ -65,12 +65,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _causes(view: RunView, options: Options) -> Iterator[Cause]:
-    model = text_of_settings(view, "model").lower()
-    chat = any(word in model for word in ("instruct", "chat", "-it"))
-    kind = text_of_settings(view, "prompt_type", "apply_chat_template").lower().split()
-    plain = "str" in kind or "false" in kind or view.setting("data.train.chat") is False
-    if (chat and plain) or view.log.has("type=str", "not in conversational format"):
-        yield Cause("prompt-not-chat-formatted", "prompts are plain text for a chat model")
+    plain = plain_prompts(view)
+    if plain:
+        yield Cause("prompt-not-chat-formatted", plain)
     pad, end = raw_number(view, "pad_token_id"), raw_number(view, "eos_token_id")
     if pad is not None and pad == end:
         yield Cause("pad-equals-eos", f"pad and end token are both {pad:.0f}")

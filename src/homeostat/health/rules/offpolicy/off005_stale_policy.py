@@ -59,8 +59,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             else None
         )
         if series is not None and spell is not None and spell.is_open:
+            if _fresh_differ(view, int(series.steps[spell.start]), options):
+                return
             yield _sighting(view, name, series.since(int(series.steps[spell.start])), age, options)
             return
+
+
+def _fresh_differ(view: RunView, first: int, options: Options) -> bool:
+    """Tokens of the newest weights differ as much: their age is not the reason."""
+    fresh = view.series("sampling/by_age/0/logp_difference")
+    later = fresh.since(first).finite() if fresh is not None else None
+    return later is not None and len(later) > 0 and float(later.values.max()) > options.max_gap
 
 
 def _above(series: Series | None, limit: float, *, below: bool = False) -> np.ndarray | None:

@@ -40,6 +40,8 @@ from homeostat.types import FloatArray64
 
 _ALL = "sampling/sampling_logp_difference/mean"
 _FRESH = "sampling/by_age/0/logp_difference"
+# Nats that exact implementations differ by at most.
+_ROUNDING = 1e-3
 
 
 class Options(RuleOptions):
@@ -59,7 +61,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     held = far | (gap.values > np.maximum(options.factor * earlier, options.min_nats))
     both = (newest_spell(held, fire=options.fire), newest_spell(far))
     spell = next((one for one in both if one is not None and one.is_open), None)
-    if spell is None:
+    if spell is None or gap.values[spell.start - 1] > 0.5 * gap.values[spell.start]:
+        # One that grew to it record by record is a drift.
         return
     first, last = int(gap.steps[spell.start]), int(gap.steps[spell.end])
     was, now = float(earlier[spell.start]), float(np.median(gap.values[spell.start :]))
@@ -92,12 +95,14 @@ def _fresh(view: RunView) -> Series | None:
 
 
 def _earlier(values: FloatArray64) -> FloatArray64:
-    """Before each record, the lowest level that three neighbours had: infinite until there are."""
-    level = np.full(len(values), np.inf)
+    """Before each record, the lowest level that three neighbours had. Until there are three, all
+    there are, if no more than rounding: else nothing is known."""
+    highest = np.maximum.accumulate(values)[:-1]
+    level = np.concatenate([[np.inf], np.where(highest < _ROUNDING, highest, np.inf)])
     if len(values) > 3:
         rows = np.lib.stride_tricks.sliding_window_view(values, 3)
         level[3:] = np.minimum.accumulate(np.max(rows, axis=1))[:-1]
-    return level
+    return level[: len(values)]
 
 
 def _causes(view: RunView, first: int, *, far: bool) -> Iterator[Cause]:

@@ -11,6 +11,7 @@ from homeostat.health.rules.performance import (
     prf006_step_time_grows,
     prf007_packing_low,
     prf008_gpu_idle,
+    prf009_engine_idle,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -21,4 +22,5 @@ RULES: tuple[Rule, ...] = (
     prf006_step_time_grows.RULE,
     prf007_packing_low.RULE,
     prf008_gpu_idle.RULE,
+    prf009_engine_idle.RULE,
 )

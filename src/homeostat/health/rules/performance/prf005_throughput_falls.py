@@ -2,7 +2,9 @@
 
 ## What it sees
 Throughput of the newest records below `share` of the first ones, falling steadily over at least
-`min_records` records, the first of all left out.
+`min_records` records, the first of all left out. Or, a warning: the engine's rate fell to less than
+`jump_share` from one record to the next, for `fire` records, while answers are as long as before
+and updates do not slow down with it.
 
 ## Why it matters
 The run takes longer than planned; something grows, heats up or leaks.
@@ -22,18 +24,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import ends, needed, rank_correlation
-from homeostat.health.view import RunView
+from homeostat.health.view import RunView, Series
+from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
     share: float = option(0.7, "Share of the first rate that is too low.")
     min_records: int = option(12, "Records that are needed.")
+    jump_share: float = option(0.25, "Share of the engine's earlier rate that is a breakdown.")
+    fire: int = option(6, "Records that must show a breakdown.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    jumped = _breakdown(view, options)
+    if jumped is not None:
+        yield jumped
+        return
     rate = needed(view, "throughput/tokens_per_s", "throughput/tokens_per_s_per_device")
     late = rate.finite().since(int(rate.steps[0]) + 1)
     if len(late) < options.min_records:
@@ -51,6 +62,50 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=last,
         limit=options.share * first,
     )
+
+
+def _breakdown(view: RunView, options: Options) -> Sighting | None:
+    """The engine samples at a fraction of its rate, all at once."""
+    found, lengths = view.series("engine/tokens_per_s"), view.series("completions/mean_length")
+    rate = found.finite() if found is not None else None
+    if rate is None or lengths is None or len(rate) < options.min_records:
+        return None
+    usual = float(np.median(rate.values[1 : options.fire + 1]))
+    spell = newest_spell(rate.values < options.jump_share * usual, fire=options.fire, clear=2)
+    if spell is None or not spell.is_open or spell.start < options.fire:
+        return None
+    first, now = int(rate.steps[spell.start]), float(np.median(rate.values[spell.start :]))
+    before, after = lengths.before(first).finite().values, lengths.since(first).finite().values
+    if not len(before) or not len(after) or not 0.7 < np.median(after) / np.median(before) < 1.4:
+        return None
+    # Where updates slow down as well, the whole machine does.
+    if _slowdown(view.series("time/train"), first) > 0.5 * usual / now:
+        return None
+    return Sighting(
+        message=f"The engine samples {now:.4g} tokens/s since step {first}, {usual:.4g} before, "
+        f"with answers as long as they were (limit {options.jump_share:.0%}). Is something else "
+        "running on its device?",
+        evidence=(f"engine/tokens_per_s {usual:.4g} -> {now:.4g}",),
+        causes=(
+            Cause("throughput-falls", f"{now / usual:.0%} of the rate it had"),
+            Cause("rollout-underutilised", "sampling takes a multiple of its time"),
+        ),
+        fixes=(Fix("observe.profiler.steps", "two late steps", "shows what takes the time"),),
+        first_step=first,
+        last_step=int(rate.steps[-1]),
+        value=now,
+        limit=options.jump_share * usual,
+        level=Level.WARN,
+    )
+
+
+def _slowdown(series: Series | None, step: int) -> float:
+    """How many times larger it is from a step on; 1 where nothing is known."""
+    before = series.before(step).finite().values if series is not None else ()
+    after = series.since(step).finite().values if series is not None else ()
+    if not len(before) or not len(after):
+        return 1.0
+    return float(np.median(after)) / max(float(np.median(before)), 1e-9)
 
 
 RULE = Rule(

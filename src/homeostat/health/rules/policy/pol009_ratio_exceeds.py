@@ -1,7 +1,9 @@
 """The mean ratio of new to old policy is far from 1.
 
 ## What it sees
-The mean ratio above `limit`, or below its inverse, in `fire` of the newest `window` records.
+The mean ratio above `limit`, or below its inverse, in `fire` of the newest `window` records. Or, with
+several updates per rollout: in one record the policy left the samples by `max_kl` nats a token, with
+ratios above `max_ratio`, and since then the reward is less than half of what it was.
 
 ## Why it matters
 Ratios average to 1 over samples of the old policy. A mean of 2 or 10 says that the policy moved out
@@ -26,17 +28,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, raw_number
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
+from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
     limit: float = option(2.0, "Mean ratio that is too far from 1.")
     fire: int = option(3, "Records that must show it ...")
     window: int = option(5, "... among so many.")
+    max_kl: float = option(0.2, "Nats a token from the policy that sampled, in one step.")
+    max_ratio: float = option(10.0, "Largest ratio that goes with it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -45,6 +52,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     far = (ratio.values > options.limit) | (ratio.values < 1.0 / options.limit)
     spell = newest_spell(far, fire=options.fire, window=options.window, clear=3)
     if spell is None or not spell.is_open:
+        yield from _thrown(view, options)
         return
     value, first = float(ratio.values[spell.end]), int(ratio.steps[spell.start])
     yield Sighting(
@@ -52,15 +60,55 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         f"{options.limit:g}). Lower the learning rate or take fewer updates per rollout.",
         evidence=(f"policy/ratio_mean {value:.3g} at step {ratio.steps[spell.end]}",),
         causes=tuple(_causes(view)),
-        fixes=(
-            Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
-            Fix("trainer.updates_per_step", "1", "samples stay on-policy", Grade.UNSAFE),
-            Fix("rollout.prompts_per_step", "more", "steadier updates", Grade.UNSAFE),
-        ),
+        fixes=_FIXES,
         first_step=first,
         last_step=int(ratio.steps[spell.end]),
         value=value,
         limit=options.limit,
+    )
+
+
+def _thrown(view: RunView, options: Options) -> Iterator[Sighting]:
+    """One step of many updates threw the policy away, and the reward with it."""
+    moved, highest = view.series("policy/update_kl"), view.series("policy/ratio_max")
+    reward, updates = view.series("reward"), view.number("trainer.updates_per_step")
+    if moved is None or highest is None or reward is None or (updates or 1) < 2:
+        return
+    moved, highest = moved.on(highest)
+    at = (moved.values > options.max_kl) & (highest.values > options.max_ratio)
+    for place in np.flatnonzero(at):
+        step = int(moved.steps[place])
+        # The samples of a step are those of the policy before its updates.
+        before = reward.before(step + 1).finite().values[-5:]
+        after = reward.since(step + 1).finite().values
+        if len(before) and len(after) >= 3 and np.median(after[-5:]) < 0.5 * np.median(before):
+            yield _after_throw(view, step, (before, after), float(moved.values[place]), options)
+            return
+
+
+def _after_throw(
+    view: RunView,
+    step: int,
+    rewards: tuple[FloatArray64, FloatArray64],
+    kl: float,
+    options: Options,
+) -> Sighting:
+    was, now = (float(np.median(values)) for values in rewards)
+    updates = view.number("trainer.updates_per_step") or 1
+    return Sighting(
+        message=f"The {updates:.0f} updates of step {step} carried the policy {kl:.2g} nats a token "
+        f"away from the samples (limit {options.max_kl:g}), and the reward fell from {was:.2g} to "
+        f"{now:.2g}. Go back to before it, with fewer updates per rollout.",
+        evidence=(f"policy/update_kl {kl:.2g} at step {step}", f"reward {was:.2g} -> {now:.2g}"),
+        causes=(
+            Cause("too-many-updates-per-rollout", f"{updates:.0f} updates on the same samples"),
+            Cause("lr-too-high", "each of them carries too far"),
+        ),
+        fixes=_FIXES,
+        first_step=step,
+        last_step=view.last_step,
+        value=kl,
+        limit=options.max_kl,
     )
 
 
@@ -77,6 +125,12 @@ def _causes(view: RunView) -> Iterator[Cause]:
         yield Cause("kl-negative-generation-kwargs", f"KL is negative, {kl:.3g}")
 
 
+_FIXES = (
+    Fix("trainer.lr", "a half to a fifth", "smaller steps", Grade.UNSAFE),
+    Fix("trainer.updates_per_step", "1", "samples stay on-policy", Grade.UNSAFE),
+    Fix("rollout.prompts_per_step", "more", "steadier updates", Grade.UNSAFE),
+)
+
 RULE = Rule(
     code="POL009",
     name="ppo-ratio-exceeds-threshold",
@@ -87,5 +141,13 @@ RULE = Rule(
     needs=("policy/ratio_mean",),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("POL006", "POL007"),
+    explains=(
+        "POL006",
+        "POL007",
+        "POL013",
+        "RWD001",
+        "RWD006",
+        "RWD015",
+        "GEN001",
+    ),
 )

@@ -11,6 +11,8 @@ One update has wrecked the weights. Nothing that is sampled from them can repair
 
 ## Likely causes
 - entropy-bonus-too-high: the bonus outweighs the reward.
+- stale-policy: it learned from samples of weights that were long gone.
+- too-many-updates-per-rollout: ratios of new to old probability were far from 1 before it.
 - lr-too-high: the step was too large; often the gradient before it stands out.
 - no-eos: the end token is lost, while texts vary as before or begin alike.
 - policy-collapse: a batch of outliers, an off-policy batch, a reward that broke.
@@ -34,6 +36,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.signs import is_nonfinite
 from homeostat.health.view import Kind, RunView, Series
 
@@ -80,6 +83,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         evidence=tuple(broken),
         causes=(
             *_bonus(view),
+            *_off_policy(view, step),
             *_endless(view, broken),
             Cause("lr-too-high", spiked or rate),
             Cause("policy-collapse", "garbage from one update to the next"),
@@ -101,6 +105,19 @@ def _bonus(view: RunView) -> list[Cause]:
     if bonus is None or bonus < 0.05:
         return []
     return [Cause("entropy-bonus-too-high", f"the entropy bonus is {bonus:g}")]
+
+
+def _off_policy(view: RunView, step: int) -> Iterator[Cause]:
+    """What was learned from just before was not, or no longer, the policy's own."""
+    gap = view.series(*_GAPS)
+    near = gap.before(step).finite().values[-5:] if gap is not None else np.zeros(0)
+    if len(near) and float(np.median(near)) > 0.3 and (age := staleness(view)) > 0.0:
+        yield Cause("stale-policy", f"samples were {age:.2g} steps old, {np.median(near):.2g} off")
+    updates, ratio = view.number("trainer.updates_per_step"), view.series("policy/ratio_max")
+    far = ratio.before(step).finite().values[-3:] if ratio is not None else np.zeros(0)
+    if updates is not None and updates >= 4 and len(far) and float(far.max()) > 5.0:
+        why = f"{updates:.0f} updates on the same samples, ratios up to {far.max():.3g}"
+        yield Cause("too-many-updates-per-rollout", why)
 
 
 def _endless(view: RunView, broken: list[str]) -> list[Cause]:
@@ -148,8 +165,10 @@ def _drop(reward: Series, options: Options, *, before: int) -> int | None:
         was = float(np.median(values[max(0, at - options.before) : at]))
         # The last good records must still be good: a slide is no jump.
         good = was > 0 and values[max(0, at - 2) : at].min() > 0.6 * was
-        kept = options.kept if at >= options.before else 0.05
-        if good and values[at] < 0.6 * was and values[at + 1 :].max() < kept * was:
+        after = values[at + 1 :]
+        kept = options.kept if at >= options.before else 0.1
+        gone = at >= options.before or float(np.median(after)) < 0.05 * was
+        if good and gone and values[at] < 0.6 * was and after.max() < kept * was:
             return at
     return None
 
@@ -158,7 +177,8 @@ def _jump(view: RunView, step: int, name: str) -> str:
     series = view.series(name)
     if series is None:
         return ""
-    old, new = series.before(step).finite().values[-5:], series.since(step).finite().values[1:]
+    # Soon after: what comes later has other reasons.
+    old, new = series.before(step).finite().values[-5:], series.since(step).finite().values[1:5]
     if len(old) < 1 or len(new) < 1:
         return ""
     was, now = float(np.median(old)), float(np.median(new))

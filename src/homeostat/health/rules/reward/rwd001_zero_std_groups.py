@@ -11,6 +11,7 @@ gradient: the run costs as much as before and learns nothing.
 
 ## Likely causes
 - group-size-one: one sample per prompt has no group to be compared with.
+- reward-too-noisy: a step has so few samples that they are alike by chance.
 - nan-update-poisoned-weights: an update that was not finite has broken the model.
 - reward-saturated: everything is solved; the prompts are too easy by now. Benign at the end.
 - truncation-at-cap: answers are cut before they give a result.
@@ -38,7 +39,13 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import is_nonfinite, is_zero, mean_since, solved_share
+from homeostat.health.rules.signs import (
+    is_nonfinite,
+    is_zero,
+    mean_since,
+    samples_per_step,
+    solved_share,
+)
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
@@ -111,6 +118,8 @@ def _causes(view: RunView, first: int, *, solved: bool) -> Iterator[Cause]:
     samples = view.number("rollout.samples_per_prompt")
     if samples == 1:
         yield Cause("group-size-one", "one sample per prompt has no group to differ from")
+    elif (few := samples_per_step(view)) is not None and few < 8:
+        yield Cause("reward-too-noisy", f"a step has {few:.0f} samples: alike by chance")
     if is_nonfinite(view, "grad_norm", "kl", "entropy"):
         yield Cause("nan-update-poisoned-weights", "gradient, KL or entropy is not finite")
     if solved:

@@ -57,6 +57,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     lowest, pull = mean_since(view, first, "reward/min"), mean_since(view, first, "grad_norm")
     is_idle = (same is not None and same > 0.8) or (lowest is not None and lowest >= top)
     is_idle = is_idle or (spread == 0.0 and pull == 0.0)
+    still = [mean_since(view, first, name) for name in ("train/loss", "kl")]
+    is_idle = is_idle or (reward.values[spell.start :].min() >= top and still == [0.0, 0.0])
     yield Sighting(
         message=f"The mean reward is {reward.latest:.4g} of at most {top:.4g} since step {first}: "
         + ("nothing was left to learn from the start on." if always else "all is solved."),

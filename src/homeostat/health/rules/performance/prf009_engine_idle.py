@@ -1,0 +1,119 @@
+"""The engine gets only a few requests at a time, where it had many before, and is slow for that.
+
+## What it sees
+From one record on, the tokens per second are below `share` of what they were, and the engine runs
+less than a quarter of the requests that it ran before, while none waits. Answers are about as long
+as before.
+
+## Why it matters
+The engine could do far more: whatever hands it requests does not. Steps take many times as long.
+
+## Likely causes
+- rollout-underutilised: requests are no longer handed out as others end (after a pause for new
+  weights, a lost worker, a limit that counts requests which have ended).
+
+## What to do
+See what hands out requests, and how many it may have open. Restart it: where the rate comes back,
+it forgot to count down.
+
+## Known false alarms
+The tail of a round, where only the longest answers are left: it passes with the round, and is no
+matter of several records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.readings import needed
+from homeostat.health.view import RunView, Series
+
+
+class Options(RuleOptions):
+    share: float = option(0.2, "Share of the first rate that is a collapse.")
+    fire: int = option(3, "Records before, and after, that must show it.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    names = ("throughput/tokens_per_s", "throughput/tokens_per_s_per_device", "engine/tokens_per_s")
+    rate = needed(view, *names).finite()
+    at = _collapse(rate, options)
+    if at is None:
+        return
+    step = int(rate.steps[at])
+    idle = _idle(view, step)
+    if not idle or _lengths_changed(view, step):
+        return
+    first, last = float(np.median(rate.values[:at])), float(np.median(rate.values[at:]))
+    yield Sighting(
+        message=f"Throughput fell from {first:.4g} to {last:.4g} tokens/s at step {step} and stays "
+        f"there: {idle}. See what hands out requests, and how many it may have open.",
+        evidence=(f"{last / first:.0%} of what it was", idle),
+        causes=(Cause("rollout-underutilised", idle),),
+        fixes=(
+            Fix("engine.max_concurrency", "what it was", "more answers at a time", Grade.SAFE),
+            Fix("rollout.prompts_per_step", "more", "more to do at a time", Grade.UNSAFE),
+        ),
+        first_step=step,
+        last_step=int(rate.steps[-1]),
+        value=last,
+        limit=options.share * first,
+    )
+
+
+def _collapse(rate: Series, options: Options) -> int | None:
+    """The record from which on the rate is a fraction of what it was, to the end."""
+    if len(rate) < 2 * options.fire:
+        return None
+    base = float(np.median(rate.values[: options.fire]))
+    low = rate.values < options.share * base
+    if base <= 0.0 or low.all() or not low[-options.fire :].all():
+        return None
+    at = int(np.flatnonzero(~low)[-1]) + 1
+    return at if at >= options.fire else None
+
+
+def _idle(view: RunView, step: int) -> str:
+    """What says that the engine has little to do; "" where nothing does."""
+    running, waiting = needed(view, "engine/running"), view.series("engine/waiting")
+    was, now = running.before(step).finite().values, running.since(step).finite().values[1:]
+    if not len(was) or not len(now) or np.median(now) > 0.25 * np.median(was):
+        return ""
+    queue = waiting.since(step).finite().values if waiting is not None else np.zeros(0)
+    if len(queue) and np.median(queue) > 0.5 * np.median(now):
+        return ""
+    return (
+        f"the engine runs {np.median(now):.0f} requests at a time, {np.median(was):.0f} before, "
+        "and none waits"
+    )
+
+
+def _lengths_changed(view: RunView, step: int) -> bool:
+    """Whether answers are so much longer or shorter that the rate may follow from it."""
+    lengths = view.series("completions/mean_length")
+    if lengths is None:
+        return False
+    was, now = lengths.before(step).finite().values, lengths.since(step).finite().values
+    if not len(was) or not len(now):
+        return False
+    return not 0.5 < float(np.median(now)) / max(float(np.median(was)), 1e-9) < 2.0
+
+
+RULE = Rule(
+    code="PRF009",
+    name="rollout-underutilised",
+    family=Family.PERFORMANCE,
+    level=Level.WARN,
+    confidence=Confidence.INFERRED,
+    check=check,
+    needs=(
+        "throughput/tokens_per_s|throughput/tokens_per_s_per_device|engine/tokens_per_s",
+        "engine/running",
+    ),
+    options=Options,
+    explains=("PRF002", "PRF005", "PRF006"),
+)
