@@ -7,14 +7,14 @@ A case is one JSON object a line:
     id, framework, format   what it is
     text                    what a user would paste: log, metric lines, traceback
     config                  settings by that framework's names, or null
-    expected                {"healthy": bool, "family": str, "cause": str}; the cause "unknown" is for
-                            what cannot be recognised
+    expected                {"healthy": bool, "family": str, "cause": str}; the cause "unknown" is
+                            for what cannot be recognised
     alternatives_ok         other names that are right; `wrong`: names that would mislead
 
-Right: the first finding of level warn or above has the cause, or one of the other names, as its name
-or among its first two causes; a healthy case is right without such a finding, and so is an unknown
-one. Half: the second finding has it. Unknown: the doctor says nothing of that level. Everything else
-is wrong. Each case is a call of the doctor as a program makes it: text in, JSON out.
+Right: the first finding of level warn or above has the cause, or one of the other names, as its
+name or among its first two causes; a healthy case is right without such a finding, and so is an
+unknown one. Half: the second finding has it. Unknown: the doctor says nothing of that level.
+Everything else is wrong. Each case is a call of the doctor as a program makes it: text in, JSON out.
 """
 
 from __future__ import annotations

@@ -218,6 +218,20 @@ def test_our_own_run_folder(tmp_path: Path) -> None:
     assert open_run(path / "metrics.jsonl").total_steps == 50
 
 
+def test_the_traceback_of_a_run_that_was_gone_on_from_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    our_run(path)
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "run_failed", "step": 10, "error": "ValueError"}) + "\n")
+    line = view_of_run(path).log.first("ValueError: no")
+    assert line is not None
+    # It stands after the console, at the step that the run ended at.
+    assert (line.number, line.step) == (3, 10)
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "run_resumed", "step": 10}) + "\n")
+    assert not view_of_run(path).log.has("ValueError: no")
+
+
 def test_our_sft_run_is_no_rl(tmp_path: Path) -> None:
     our_run(tmp_path / "run", algorithm="sft")
     assert view_of_run(tmp_path / "run").kind is Kind.SFT

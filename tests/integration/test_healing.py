@@ -20,11 +20,11 @@ from homeostat.errors import (
     DiskFullError,
     NonFiniteHaltError,
     NotServedError,
+    PolicyNotFiniteError,
     TrainingHaltedError,
 )
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.run import dispatch
-from homeostat.run.healing import Edit
 from homeostat.run.hooks import Hooks
 from homeostat.run.result import RunResult
 from homeostat.run.session import open_session
@@ -211,6 +211,50 @@ def test_a_poisoned_run_goes_back_to_its_last_healthy_checkpoint(tmp_path: Path)
         train(refused, SpoilWeights(6))
 
 
+class PoisonPolicy(Hooks):
+    """Once, after the updates of a step: nothing can be sampled any more."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_update(self, step: int, parts: Any) -> None:
+        if step == self.step:
+            self.step = -1
+            with torch.no_grad():
+                next(parts.trainer.model.parameters()).fill_(float("nan"))
+
+
+@pytest.mark.parametrize("own_process", ["false", "true"])
+def test_a_policy_that_cannot_be_sampled_from_goes_back(tmp_path: Path, own_process: str) -> None:
+    where = f"engine.own_process={own_process}"
+    sound = tiny_rl.config(tmp_path, "name=sound", where)
+    runs.train(sound)
+    ill = tiny_rl.config(tmp_path, "name=ill", "health.heal=all", where)
+    # What was saved at step 2 is poisoned, too: it goes to the beginning then.
+    train(ill, PoisonPolicy(2))
+    assert [event["to_step"] for event in runs.events(ill, "rolled_back")][-1] == 0
+    assert runs.final_tensors(ill).keys() == runs.final_tensors(sound).keys()
+    assert runs.losses(ill)[:1] == runs.losses(sound)[:1]
+    refused = tiny_rl.config(tmp_path, "name=refused", where)
+    with pytest.raises(PolicyNotFiniteError):
+        train(refused, PoisonPolicy(2))
+
+
+def test_all_doses_of_a_remedy_are_taken_back_together(tmp_path: Path) -> None:
+    # Steps too small to move any ratio, and a limit below 1: nothing can help.
+    still = ("trainer.lr=1e-9", "trainer.updates_per_step=4", "trainer.max_steps=18")
+    config = constant_lr(tmp_path, RATIO, "health.heal=all", *still)
+    runs.train(config)
+    applied = runs.events(config, "remedy_applied")[:2]
+    assert [(event["path"], event["old"], event["new"]) for event in applied] == [
+        ("trainer.updates_per_step", 4, 2),
+        ("trainer.updates_per_step", 2, 1),
+    ]
+    reverted = runs.events(config, "remedy_reverted")[0]
+    assert (reverted["path"], reverted["old"], reverted["new"]) == (applied[0]["path"], 1, 4)
+    assert reverted["step"] == applied[1]["step"] + applied[1]["window"]
+
+
 def test_a_skipped_step_is_told_as_the_remedy_that_it_is(tmp_path: Path) -> None:
     config = tiny.config(tmp_path)
     with pytest.raises(NonFiniteHaltError):
@@ -302,76 +346,6 @@ def test_a_run_that_was_ill_from_its_start_begins_anew_with_a_rate_that_it_bears
     losses = runs.losses(config)
     assert losses[-1] < losses[0]
     assert [line for line in findings(config) if line["level"] != "info"] == []
-
-
-class Seen(Hooks):
-    """A run that goes on with one edit, and what reaches those who compute with it."""
-
-    def __init__(self, path: str, value: Any) -> None:
-        self.path, self.value = path, value
-        self.temperatures: set[float] = set()
-        self.params: list[dict[str, Any]] = []
-
-    def started(self, parts: Any, session: Any) -> None:
-        session.healing.overlay[self.path] = Edit(self.value, 1)
-        submit, accumulate = parts.engine.submit, parts.trainer.accumulate
-
-        def seen(request: Any) -> None:
-            self.temperatures.add(request.sampling.temperature)
-            submit(request)
-
-        def update(role: Any, batches: Any, spec: Any, *, step: int) -> None:
-            self.params.append(dict(spec.params))
-            accumulate(role, batches, spec, step=step)
-
-        parts.engine.submit, parts.trainer.accumulate = seen, update
-
-
-EDITED = ("health.heal=all", "algorithm.entropy_bonus=1e-3", "trainer.max_steps=2")
-
-
-def edited_run(tmp_path: Path, path: str, value: Any, *overrides: str) -> tuple[Seen, RunConfig]:
-    config = tiny_rl.config(tmp_path, *EDITED, *overrides)
-    seen = Seen(path, value)
-    train(config, seen)
-    assert seen.params
-    return seen, config
-
-
-def test_an_edited_temperature_reaches_the_sampler(tmp_path: Path) -> None:
-    seen, _ = edited_run(tmp_path, "rollout.temperature", 0.7)
-    assert seen.temperatures == {0.7}
-
-
-def test_an_edited_clip_reaches_the_loss(tmp_path: Path) -> None:
-    seen, _ = edited_run(tmp_path, "algorithm.clip_high", 0.28)
-    assert {params["clip_high"] for params in seen.params} == {0.28}
-
-
-def test_an_edited_kl_coefficient_reaches_the_loss(tmp_path: Path) -> None:
-    kl = "algorithm.kl={coefficient: 0.01}"
-    seen, _ = edited_run(tmp_path, "algorithm.kl.coefficient", 0.5, kl)
-    assert {params["kl_coefficient"] for params in seen.params} == {0.5}
-
-
-def test_an_edited_off_policy_mask_reaches_the_loss(tmp_path: Path) -> None:
-    correction = "algorithm.correction={weight: {type: token}}"
-    path = "algorithm.correction.off_policy_mask"
-    seen, _ = edited_run(tmp_path, path, 0.5, correction)
-    assert {params["off_policy_mask"] for params in seen.params} == {0.5}
-
-
-def test_an_edited_count_of_updates_is_made(tmp_path: Path) -> None:
-    _, config = edited_run(tmp_path, "trainer.updates_per_step", 1)
-    records = read_metrics(config.run_dir / "metrics.jsonl")
-    assert [record["stale/updates/mean"] for record in records] == [0.0, 0.0]
-
-
-def test_an_edited_sync_interval_is_kept_by_publications(tmp_path: Path) -> None:
-    own = ("engine.own_process=true", "sync.interval=8", "trainer.max_steps=3")
-    _, config = edited_run(tmp_path, "sync.interval", 2, *own)
-    published = [event["version"] for event in runs.events(config, "weights_published")]
-    assert published == [0, 1, 2, 3]
 
 
 OWN = ("engine.own_process=true", "trainer.max_steps=4")

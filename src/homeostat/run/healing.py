@@ -42,10 +42,14 @@ from homeostat.train.events import EmitEvent
 
 # Times that a run may go back: what fails more often is for a person to look at.
 MAX_ROLL_BACKS = 3
-# An end so soon after going back means that the checkpoint is at fault itself.
+# An illness so soon after going back means that the checkpoint is at fault itself.
 STEPS_AT_ONCE = 3
 # What did not help is not tried again.
 GIVEN_UP = 2**31
+# What ends a run before any rule can say so.
+NOT_FINITE = Finding(
+    "", "nan-loss", Family.NUMERICS, Level.ERROR, Confidence.MEASURED, message="not finite"
+)
 
 log = logging.getLogger(__name__)
 
@@ -188,25 +192,27 @@ class Healer:
             # A recipe that says `halt` means it.
             may = self._mode == "all" and self._recipe.trainer.on_nonfinite == "skip"
             step = self._watch.last_step + 1
-            target = self._rescue_step(step) if may else None
+            target = self._target(step) if may else None
             if target is None:
                 raise
             log.warning("%s\nThe run goes back to step %d (health.heal=all).", error, target)
             again = self.healing.roll_backs > 0
-            done = self._edit(LR_FAR_LOWER, target + 1, _of_numbers(step)) if again else None
+            done = self._edit(LR_FAR_LOWER, target + 1, NOT_FINITE) if again else None
             facts = {"code": "", "cause": str(error), "remedy": "roll-back"}
             grade = {"grade": str(Grade.UNSAFE), "window": 0}
             self.emit("remedy_applied", step, **facts, **asdict(done or Done()), **grade)
             self._leave(target, step, code="", cause="numbers that are not finite", done=done)
 
-    def _rescue_step(self, step: int) -> int | None:
-        """Where to go back to; where that was just tried, to an earlier one: the weights that were
-        saved there may be the ones at fault."""
+    def _target(self, began: int) -> int | None:
+        """Where to go back to from an illness; where that was just tried, an earlier step: the
+        weights that were saved there may be the ones at fault."""
         last = self.healing.went_to
-        at_once = last is not None and step <= last + STEPS_AT_ONCE
         if self.healing.roll_backs >= MAX_ROLL_BACKS:
             return None
-        return self._ways.healthy_step(before=last if last is not None and at_once else step)
+        if last is not None and last < began <= last + STEPS_AT_ONCE:
+            earlier = self._ways.healthy_step(before=last)
+            return last if earlier is None else earlier
+        return self._ways.healthy_step(before=began)
 
     def _go_on_with_edits(self) -> None:
         if self._mode == "off":
@@ -310,9 +316,22 @@ class Healer:
         self.emit("remedy_judged", step, **trial.facts(), helped=helped, **measured)
         if helped:
             self.healing.origins.pop(trial.label, None)
-        elif self.healing.tried[trial.label] >= trial.doses:
+        elif not self._dosed_again(trial, step):
             self.healing.tried[trial.label] = GIVEN_UP
             self._take_back(trial, step)
+
+    def _dosed_again(self, trial: Trial, step: int) -> bool:
+        """The same once more on top of it, where that may be and can be done."""
+        if self.healing.tried[trial.label] >= trial.doses:
+            return False
+        key, same = (trial.code, trial.subject), (trial.remedy, trial.metric)
+        return any(
+            self._may_try(finding, remedy) and self._apply(finding, remedy, step)
+            for finding in self._watch.monitor.open
+            if finding.key == key
+            for remedy in remedies_for(finding)
+            if (remedy.name, remedy.metric) == same
+        )
 
     def _take_back(self, trial: Trial, step: int) -> None:
         """To what was there before the first dose."""
@@ -343,12 +362,14 @@ class Healer:
         self._ways.put_in_force(config, self.healing.overlay)
 
     def _roll_back(self, finding: Finding, remedy: Remedy, step: int) -> bool:
-        began = finding.first_step if finding.first_step is not None else step
-        target = self._ways.healthy_step(before=began)
-        if target is None or self.healing.roll_backs >= MAX_ROLL_BACKS:
+        target = self._target(finding.first_step if finding.first_step is not None else step)
+        if target is None:
             return False
         before = self._mean(remedy.metric, until=step, count=remedy.window)
-        done = self._edit(remedy.edit, target + 1, finding) if remedy.edit is not None else None
+        # Where the checkpoint was at fault, what is in force since has not been tried yet.
+        last = self.healing.went_to
+        edit = remedy.edit if last is None or target >= last else None
+        done = self._edit(edit, target + 1, finding) if edit is not None else None
         # It has to pass the step at which the illness was seen before.
         window = step - 1 - target + remedy.window
         first = {"step": target + 1, "before": before, "window": window}
@@ -370,19 +391,6 @@ class Healer:
         values = np.array([]) if series is None else series.before(until).tail(count).values
         finite = values[np.isfinite(values)]
         return float(finite.mean()) if len(finite) else None
-
-
-def _of_numbers(step: int) -> Finding:
-    """What ended the run before any rule could say so."""
-    return Finding(
-        code="",
-        name="nan-loss",
-        family=Family.NUMERICS,
-        level=Level.ERROR,
-        confidence=Confidence.MEASURED,
-        message="",
-        first_step=step,
-    )
 
 
 def _label(*parts: str) -> str:

@@ -89,7 +89,8 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
             at_end or step % config.eval.interval_steps == 0
         )
         # An evaluation is of the weights of its step, whatever the engine samples with otherwise.
-        published = parts.feed.publish(step, must=evaluates)
+        with healer.rescuing():
+            published = parts.feed.publish(step, must=evaluates)
         _refresh_reference(parts)
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)

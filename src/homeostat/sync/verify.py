@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from homeostat.errors import NotServedError
+from homeostat.errors import NotServedError, PolicyNotFiniteError
 from homeostat.sync.parcel import Manifest
 from homeostat.types import FloatArray, TokenRow
 
@@ -77,9 +77,16 @@ def require_served(
     trainer_logp: Sequence[FloatArray],
     engine_logp: Sequence[FloatArray],
 ) -> None:
-    """Raises NotServedError unless the engine computes what the trainer does."""
+    """Raises NotServedError unless the engine computes what the trainer does, and
+    PolicyNotFiniteError where that is no number."""
     trainer_logp_M = np.concatenate(trainer_logp).astype(np.float64)
     engine_logp_M = np.concatenate(engine_logp).astype(np.float64)
+    if not np.isfinite(trainer_logp_M).all():
+        raise PolicyNotFiniteError(
+            f"the weights of version {manifest.version} give log-probs that are not finite in the "
+            "trainer itself. Did an update go wrong? Go back to a checkpoint, and lower trainer.lr "
+            "or trainer.max_grad_norm."
+        )
     difference_M = np.abs(engine_logp_M - trainer_logp_M)
     limit_M = probe.tolerance * (1 + np.abs(trainer_logp_M))
     # A NaN is within no limit.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from homeostat.health.readers.numbers import VALUE, number
+from homeostat.health.readers.numbers import NUMBER, VALUE, number
 from homeostat.health.readers.rows import Row
 
 _BAR = re.compile(
@@ -20,6 +20,8 @@ _BAR = re.compile(
 _POSTFIX = re.compile(
     rf"(?:^|,\s*)(?P<name>[A-Za-z_][\w./ -]{{0,60}}?)\s*[=:]\s*(?P<value>{VALUE})"
 )
+# torchtune draws "1|25|Loss: 1.21:  10%|...": the newest loss is the bar's title.
+_IN_TITLE = re.compile(rf"(?P<name>[A-Za-z_][\w ]{{0,40}})\s*[:=]\s*(?P<value>{NUMBER})\s*:?")
 _TRAINING = re.compile(
     r"(?:train(?:ing)?(?: progress| steps?| epoch)?|episode|epoch|steps?|iterations?)?"
     r"\s*(?:\[?\d*(?:/\d+)?\]?)?\s*:?",
@@ -53,6 +55,10 @@ def bar_in(body: str) -> Bar | None:
         if value is not None:
             values[pair["name"].strip()] = value
     title = found["title"].strip()
+    named = _IN_TITLE.fullmatch(title)
+    if named and number(named["value"]) is not None:
+        title = named["name"].strip()
+        values.setdefault(title, float(number(named["value"]) or 0.0))
     return Bar(title, int(found["count"]), int(found["total"]), values, found.end())
 
 

@@ -3,14 +3,15 @@
 ====== Step 31/500 ======              === [global_reduce] - METRICS STEP 4 ===
   * Loss: -0.0091                        grpo_loss/kl_divergence_mean: 1,568,987.96
   * generation: 43.55s (48.0%)
-Step   Training Loss   reward
-1      0.000000        0.125000
+Step   Training Loss   reward            | actor/loss | 0.12 |  (drawn)
+1      0.000000        0.125000          | reward     | 0.50 |
 """
 
 from __future__ import annotations
 
 import re
 
+from homeostat.health.readers.common_names import sounds_like_metric
 from homeostat.health.readers.numbers import VALUE, decimals_of, number
 from homeostat.health.readers.rows import Row
 
@@ -74,6 +75,8 @@ class Tables:
         self._names: list[str] = []
 
     def row(self, body: str) -> Row | None:
+        if body.lstrip()[:1] in {"\u2502", "\u2503"}:
+            return _drawn(body)
         line = body.strip().strip("|").strip()
         if line[:4].lower() == "step" and ":" not in line and "=" not in line:
             names = _names(line)
@@ -94,6 +97,20 @@ class Tables:
                 row.values[name] = value
                 row.fixed[name] = decimals_of(cell) or 9
         return row if row.values else None
+
+
+def _drawn(body: str) -> Row | None:
+    """A line of a drawn table that is nothing but names and their numbers, in turn."""
+    cells = [cell.strip() for cell in re.split("[\u2502\u2503]", body)[1:-1]]
+    if len(cells) % 2 or len(body) > 2_000:
+        return None
+    row = Row({}, form="drawn")
+    for name, text in zip(cells[::2], cells[1::2], strict=True):
+        value = number(text)
+        if value is None or ("/" not in name and not sounds_like_metric(name)):
+            return None
+        row.values[name] = value
+    return row if row.values else None
 
 
 def _names(line: str) -> list[str]:

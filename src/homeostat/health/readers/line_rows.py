@@ -6,15 +6,17 @@ step:3 - actor/loss:0.1 - ...                                             verl
 step:  3  loss:  7.3000  grad_norm:  1.29  tps: 6,220                     torchtitan
 step 3/400, loss: 11.93, grad_norm: 0.00, max_memory: 31.0 GB             and their like
 Epoch(train)  [1][100/735]  lr: 1.9e-04  loss: 3.41                       mmengine, xtuner
+step=3 loss=0.5 lr=1e-05                                                  and their like
 Epoch 1 | iter 10 step 2 | loss train: 1.23, val: n/a | iter time: ...    litgpt
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from homeostat.health.readers.common_names import METRICS, folded
-from homeostat.health.readers.numbers import VALUE, decimals_of, number
+from homeostat.health.readers.numbers import NUMBER, VALUE, decimals_of, number
 from homeostat.health.readers.rows import Row, RowKind
 
 _MAX_CHARS = 200_000
@@ -38,6 +40,13 @@ _LITGPT = re.compile(
 )
 _LITGPT_VAL = re.compile(rf"^iter (?P<iter>\d{{1,12}}): val loss (?P<val>{VALUE})")
 _PIECES = re.compile(r",\s+|\s*\|\s*|;\s+|\s{2,}|\t")
+# Pairs that only a space parts, and names that only a space parts from their number.
+_LOOSE = re.compile(
+    rf"(?<![\w.=:/'\"-])(?P<name>[A-Za-z_][\w./-]{{0,80}})(?:=|:\s?)(?P<value>{NUMBER})(?=[\s,;|]|$)"
+)
+_SPACED = re.compile(
+    rf"(?P<name>[A-Za-z][\w /]{{0,60}}?)\s+(?P<value>{NUMBER})(?:\s?[A-Za-z/]{{1,8}})?"
+)
 _COLON_SPACES = re.compile(r"([:=])\s+")
 # A level ends what a logger puts before its message.
 _LOGGER = re.compile(
@@ -140,7 +149,8 @@ def _pairs(body: str) -> Row | None:
     row = Row({}, form=_form(body))
     step = _STEP.search(body)
     sure = 0
-    for name, text in _named(_LOGGER.sub("", body)):
+    pairs = _named(_LOGGER.sub("", body)) or list(_loose(body, step.end() if step else None))
+    for name, text in pairs:
         known = _known_tail(name)
         if known or row.values or step:
             _put(row, known or name, text)
@@ -171,6 +181,18 @@ def _named(text: str) -> list[tuple[str, str]]:
         if found:
             pairs.append((found["name"].strip(), found["value"].strip()))
     return pairs
+
+
+def _loose(text: str, after_step: int | None) -> Iterator[tuple[str, str]]:
+    """Pairs where nothing but spaces stands between them: `step=3 loss=0.5`, and behind a step
+    `Train loss 2.1, Learning Rate 1e-05`."""
+    found = [(pair["name"], pair["value"]) for pair in _LOOSE.finditer(text[:20_000])]
+    if len(found) < 2 and after_step is not None:
+        pieces = _PIECES.split(text[after_step:].lstrip(" :|,-")[:20_000])
+        matches = [_SPACED.fullmatch(piece.strip()) for piece in pieces if len(piece) < 100]
+        spaced = [(one["name"], one["value"]) for one in matches if one]
+        found = spaced if sum(bool(_known_tail(name)) for name, _ in spaced) >= 2 else found
+    yield from found if len(found) >= 2 else ()
 
 
 def _known_tail(name: str) -> str:

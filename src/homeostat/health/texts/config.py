@@ -305,6 +305,10 @@ _BATCHES = (
             "num_update_steps_per_episodes: 0",
             "replay buffer * smaller than train_batch_size",
             "not enough samples in the replay buffer",
+            "replay buffer && skipping train",
+            "replay buffer && waiting for a full batch",
+            "replay buffer is not full",
+            "replay buffer && no training step",
         ),
         what=(
             "No training step would run: one rollout batch, or one training batch, is larger "

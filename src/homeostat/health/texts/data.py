@@ -942,6 +942,9 @@ _ROWS = (
             "padding-free training is enabled, but the attention implementation",
             "does not handle cross sample decontamination",
             "Packing samples without * attention",
+            "packing && attend to each other",
+            "packed && attend to each other",
+            "packed && attend across",
         ),
         what=(
             "Several rows are packed into one sequence, and the attention in use lets them "

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import NoOptions, Rule
 from homeostat.health.rules.readings import raw
@@ -34,7 +36,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
     if view.number("rollout.samples_per_prompt") != 1:
         return
     kind = view.setting("algorithm.type") or raw(view, "adv_estimator", "advantage_estimator")
-    kind = kind or raw(view, "rlhf_type")
+    kind = kind or raw(view, "rlhf_type") or _seen(view)
     if str(kind).lower() not in _GROUPED:
         return
     yield Sighting(
@@ -45,6 +47,16 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         value=1.0,
         limit=2.0,
     )
+
+
+def _seen(view: RunView) -> str:
+    """GRPO, where nothing names the algorithm but a spread within groups is logged and is never
+    there, while rewards vary."""
+    spread, reward = view.series("reward_std"), view.series("reward")
+    if spread is None or reward is None or len(reward) < 3:
+        return ""
+    has_spread = bool(np.any(np.isfinite(spread.values) & (spread.values > 0.0)))
+    return "" if has_spread or np.ptp(reward.finite().values) == 0.0 else "GRPO"
 
 
 RULE = Rule(

@@ -2,8 +2,8 @@
 
 ## What it sees
 A model with experts whose log-probs differ between engine and trainer by more than rounding over
-most records (mean distance above `max_gap` nats, KL above `max_kl`, or a mean factor above
-`max_factor`), and routing is not replayed.
+most records (mean distance above `max_gap` nats or `max_prob` of probability, KL above `max_kl`, or
+a mean factor above `max_factor`), and routing is not replayed.
 
 ## Why it matters
 A router decides by small differences. Where the two sides round differently, a few percent of the
@@ -37,6 +37,7 @@ from homeostat.health.view import Kind, RunView
 class Options(RuleOptions):
     max_gap: float = option(0.03, "Nats that rounding explains.")
     max_kl: float = option(0.01, "KL that rounding explains.")
+    max_prob: float = option(0.03, "Mean distance of probabilities that rounding explains.")
     max_factor: float = option(1.05, "Mean factor that rounding explains.")
 
 
@@ -99,6 +100,7 @@ def _seen(view: RunView, options: Options) -> Iterator[tuple[str, int, bool]]:
     """What was compared, from which step on, and whether it is over its limit."""
     for name, what, limit in (
         ("sampling/sampling_logp_difference/mean", "mean distance of log-probs", options.max_gap),
+        ("sampling/prob_difference/mean", "mean distance of probabilities", options.max_prob),
         ("sampling/k3", "KL of trainer from engine", options.max_kl),
         ("sampling/mult_prob_error", "mean factor between probabilities", options.max_factor),
     ):

@@ -54,7 +54,7 @@ class Options(RuleOptions):
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     gap = _fresh(view)
     if gap is None:
-        yield Unknown("samples are of older weights, and those of the newest are not told apart")
+        yield Unknown("there is no number, or samples of older weights are not told apart")
         return
     earlier = _earlier(gap.values)
     far = (gap.values > options.far_nats) & (gap.values > 10.0 * earlier)
@@ -91,7 +91,7 @@ def _fresh(view: RunView) -> Series | None:
     series = view.series(_ALL) if staleness(view) <= 0.0 or fresh is None else fresh
     if series is None or (staleness(view) > 0.0 and fresh is None):
         return None
-    return series.finite()
+    return series.finite() if len(series.finite()) else None
 
 
 def _earlier(values: FloatArray64) -> FloatArray64:

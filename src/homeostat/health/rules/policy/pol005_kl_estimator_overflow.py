@@ -40,7 +40,7 @@ class Options(RuleOptions):
     max_mean: float = option(1000.0, "Mean KL per token that no policy has.")
     max_token: float = option(1e6, "KL of one token that comes from the estimator.")
     fire: int = option(2, "Records that must show it ...")
-    window: int = option(3, "... among so many.")
+    window: int = option(10, "... among so many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -49,7 +49,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         if kl is None:
             continue
         held = np.isfinite(kl.values) & (kl.values > limit)
-        spell = newest_spell(held, fire=options.fire, window=options.window, clear=3)
+        spell = newest_spell(held, fire=options.fire, window=options.window, clear=6)
         if spell is None or not spell.is_open:
             continue
         value, first = float(kl.values[spell.end]), int(kl.steps[spell.start])

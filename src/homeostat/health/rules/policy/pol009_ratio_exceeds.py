@@ -1,9 +1,9 @@
 """The mean ratio of new to old policy is far from 1.
 
 ## What it sees
-The mean ratio above `limit`, or below its inverse, in `fire` of the newest `window` records. Or, with
-several updates per rollout: in one record the policy left the samples by `max_kl` nats a token, with
-ratios above `max_ratio`, and since then the reward is less than half of what it was.
+The mean ratio above `limit`, or below its inverse, in `fire` of the newest `window` records. Or,
+with several updates per rollout: in one record the policy left the samples by `max_kl` nats a
+token, with ratios above `max_ratio`, and since then the reward is less than half of what it was.
 
 ## Why it matters
 Ratios average to 1 over samples of the old policy. A mean of 2 or 10 says that the policy moved out
@@ -96,9 +96,9 @@ def _after_throw(
     was, now = (float(np.median(values)) for values in rewards)
     updates = view.number("trainer.updates_per_step") or 1
     return Sighting(
-        message=f"The {updates:.0f} updates of step {step} carried the policy {kl:.2g} nats a token "
-        f"away from the samples (limit {options.max_kl:g}), and the reward fell from {was:.2g} to "
-        f"{now:.2g}. Go back to before it, with fewer updates per rollout.",
+        message=f"The {updates:.0f} updates of step {step} carried the policy {kl:.2g} nats a "
+        f"token away from the samples (limit {options.max_kl:g}), and the reward fell from "
+        f"{was:.2g} to {now:.2g}. Go back to before it, with fewer updates per rollout.",
         evidence=(f"policy/update_kl {kl:.2g} at step {step}", f"reward {was:.2g} -> {now:.2g}"),
         causes=(
             Cause("too-many-updates-per-rollout", f"{updates:.0f} updates on the same samples"),

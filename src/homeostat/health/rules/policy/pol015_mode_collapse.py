@@ -18,6 +18,7 @@ Go back to a checkpoint with variety, raise temperature or the KL penalty, lower
 Check that the engine samples (temperature above 0, a new seed for each sample).
 
 ## Known false alarms
+A game with two or three possible answers: told apart by groups whose rewards differ.
 Solved tasks with short answers: information at most. Batches with the same prompt many times.
 """
 
@@ -58,10 +59,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     spell = newest_spell(
         distinct.values <= limit, fire=options.fire, window=options.window, clear=3
     )
-    if spell is not None and spell.is_open:
+    if spell is not None and spell.is_open and not _differ(view, int(distinct.steps[spell.start])):
         share = float(np.mean(distinct.values[spell.start : spell.end + 1]))
         said = f"{share:.1%} of the texts are distinct with {samples:.0f} samples per prompt"
         yield _sighting(view, said, int(distinct.steps[spell.start]), share)
+
+
+def _differ(view: RunView, step: int) -> bool:
+    """Samples of a group earn differently, so they are no copies: there are few answers at all."""
+    alike = view.series("frac_reward_zero_std")
+    later = alike.since(step).finite() if alike is not None else None
+    return later is not None and len(later) > 0 and float(np.median(later.values)) < 0.7
 
 
 def _one_text(view: RunView) -> tuple[str, int, int | None] | None:
