@@ -14,7 +14,7 @@ A case is one JSON object a line:
 Right: the first finding of level warn or above has the cause, or one of the other names, as its
 name or among its first two causes; a healthy case is right without such a finding, and so is an
 unknown one. Half: the second finding has it. Unknown: the doctor says nothing of that level.
-Everything else is wrong. Each case is a call of the doctor as a program makes it: text in, JSON out.
+Everything else is wrong. A case is a call of the doctor as a program makes it: text in, JSON out.
 """
 
 from __future__ import annotations

@@ -53,6 +53,14 @@ def test_lines_of_others_within_a_row_are_no_part_of_it() -> None:
     assert len(view.metrics["entropy"]) == 1
 
 
+def test_a_row_in_sections_below_its_step() -> None:
+    text = "\n".join(
+        f"Step {step}: {{'loss': {{'policy': 0.1,\n           'value': 0.2}},\n 'kl': 0.{step}}}"
+        for step in (3, 4)
+    )
+    assert read_text(text).metrics["kl"].steps.tolist() == [3, 4]
+
+
 def test_a_config_over_several_lines_stays_settings() -> None:
     config = {"algorithm": {"kl": 0.01, "loss": "grpo"}, "trainer": {"lr": 1e-6, "epochs": 3}}
     view = read_text(pformat(config, width=30) + "\nstep 1 loss: 0.5, grad_norm: 0.1\n")
@@ -104,3 +112,34 @@ def test_where_nothing_is_trained_lines_count_by_the_engines_rows() -> None:
     assert [line.step for line in view.log.lines if "lost" in line.text] == [2]
     trained = read_text("\n".join([decode, decode, "all is lost", "{'loss': 0.5, 'reward': 1}"]))
     assert [line.step for line in trained.log.lines if "lost" in line.text] == [None]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-01-01 10:00:00] step={step} loss={loss} lr=1e-05 grad_norm=0.5",
+        "steps: {step} loss: {loss} iter time (s): 1.2 samples/sec: 20.1",
+        "Iter {step}: Train loss {loss}, Learning Rate 1.000e-05, It/sec 0.9",
+        "1|{step}|Loss: {loss}:   3%|#         | {step}/90 [00:10<01:00,  1.1it/s]",
+        "Train step {step}/90 done.\n\u2502 actor/loss \u2502 {loss} \u2502 kl \u2502 0.1 \u2502",
+    ],
+)
+def test_pairs_that_spaces_bars_and_boxes_part(line: str) -> None:
+    text = "\n".join(line.format(step=step, loss=2.0 - step / 10) for step in (1, 2, 3))
+    view = read_text(text)
+    found = view.metrics.get("train/loss", view.metrics.get("actor/loss"))
+    assert found is not None
+    assert found.steps.tolist() == [1, 2, 3]
+    assert found.values.tolist() == pytest.approx([1.9, 1.8, 1.7])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Step 2: run epoch 3 of the recipe",
+        "loading loss weights from shard=3 of file=/data/x",
+        "\u2502 prompt \u2502 What is 3 + 4? \u2502",
+    ],
+)
+def test_prose_is_no_row(line: str) -> None:
+    assert read_text("\n".join([line] * 3)).metrics == {}

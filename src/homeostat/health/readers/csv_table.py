@@ -31,7 +31,9 @@ def is_table(head: str) -> bool:
         return False
     names = [_name(cell) for cell in first]
     numbers = [number(cell) is not None or not cell for cell in second]
-    is_named = all(number(name) is None and len(name) < 200 for name in names)
+    is_named = all(number(name) is None and len(name) < 200 for name in names if name)
+    # A printed literal has commas too.
+    is_named = is_named and all(names) and not any(mark in lines[0] for mark in "{}[")
     speaks = any(sounds_like_metric(name) for name in names)
     return is_named and speaks and sum(numbers) >= len(numbers) / 2
 
