@@ -212,6 +212,49 @@ def test_mmengine_counts_through_epochs_and_litgpt_by_iteration() -> None:
     assert (steps_of(litgpt, "train/loss"), values_of(litgpt, "eval/loss")) == ([8, 9], [1.5])
 
 
+def test_a_reward_function_that_stands_alone_is_the_reward() -> None:
+    block = (
+        "=== [global_reduce] - METRICS STEP {0} ===\n"
+        "  reward/evaluate_response/avg_{1}_reward: 0.5\n"
+    )
+    alone = read_text("".join(block.format(step, "Sum") for step in range(1, 4)))
+    assert values_of(alone, "reward") == [0.5, 0.5, 0.5]
+    shape = read_text("".join(block.format(step, "Format") for step in range(1, 4)))
+    assert "reward" not in shape.metrics
+
+
+def test_rollouts_without_advantage_belong_to_the_step_that_follows() -> None:
+    text = (
+        "10:00:01    INFO Detected 30/64 rollouts (gibberish=2, zero_advantage=48), enforced 48\n"
+        "10:00:02 SUCCESS Step 5 | Time: 2.10s | Reward: 0.9500 | Seq. Length: 300.0 tokens\n"
+    )
+    view = read_text(text)
+    assert (steps_of(view, "frac_reward_zero_std"), view.log.has("zero_advantage")) == ([5], True)
+    assert values_of(view, "frac_reward_zero_std") == [0.75]
+
+
+def test_a_framework_is_known_by_its_rows_and_by_paths_of_windows() -> None:
+    row = "Global step 4: {'policy_loss': 0.01, 'reward': 0.4, 'ppo_kl': 0.001}\n"
+    assert read_text(f"\u2728 {row}").framework.name == "openrlhf"
+    assert read_text(row).framework.name != "slime"
+    frame = 'File "D:\\py\\Lib\\site-packages\\trl\\trainer\\sft_config.py", line 9, in f\n'
+    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    assert read_text(frame, config=settings).framework.name == "trl"
+    assert read_text("a word\n", config=settings).framework.name != "deepspeed"
+
+
+def test_padded_counts_and_two_names_of_the_loss_are_one_series() -> None:
+    padded = read_text(
+        "Epoch 0 | iter  9 step  9 | loss train: 1.250, val: n/a | iter time: 3.101 s (step)\n"
+        "Epoch 0 | iter 10 step 10 | loss train: nan, val: n/a | iter time: 3.101 s (step)\n"
+    )
+    assert steps_of(padded, "train/loss") == [9, 10]
+    rows = [
+        f"step {step}, {'loss' if step > 4 else 'train_loss'}: 1.5, lr: 1e-5" for step in range(9)
+    ]
+    assert steps_of(read_text("\n".join(rows)), "train/loss") == list(range(9))
+
+
 @pytest.mark.parametrize("sign", ["\t", "   ", " | "])
 def test_a_notebook_table(sign: str) -> None:
     rows = [

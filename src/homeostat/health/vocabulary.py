@@ -412,6 +412,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "bf16-slow-on-cpu": "This CPU has no bf16 arithmetic.",
         "threads-odd": "Number of threads does not fit the machine's cores.",
         "known-bad-version": "A version with a known fault.",
+        "native-extension-crash": "A compiled extension crashed below a Python call.",
         "package-missing": "A Python package is not installed.",
         "framework-not-installed": "The training framework is not installed.",
         "flash-attention-missing": "FlashAttention is asked for and not installed.",

@@ -21,6 +21,8 @@ from homeostat.observe.names import describe
 
 # HF's trainer rounds the loss to so many decimals, and prints a loss that is not finite as 0.
 _LOSS_DECIMALS = 4
+# What the training loss is called where another name has ours already.
+_LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
 
 
@@ -55,6 +57,8 @@ def view_of(
     )
     renamed = translation(found.series, table)
     metrics = _renamed(found.series, renamed, table)
+    _join_losses(metrics)
+    _only_reward(metrics)
     if table is HOMEOSTAT:
         # The clock of a record is no metric.
         metrics.pop("time", None)
@@ -157,6 +161,29 @@ def _renamed(
             values = one.values if scale == 1.0 else one.values * scale
         found[canonical] = Series(one.steps, values)
     return found
+
+
+def _only_reward(metrics: dict[str, Series]) -> None:
+    """Where no total is printed, a reward function that stands alone is the total."""
+    if "reward" in metrics:
+        return
+    parts = [name for name in metrics if name.startswith("rewards/") and name.endswith("/mean")]
+    if len(parts) == 1 and "format" not in parts[0].lower():
+        metrics["reward"] = metrics[parts[0]]
+
+
+def _join_losses(metrics: dict[str, Series]) -> None:
+    """A loss that rows of several shapes name differently is one series: no step has both."""
+    loss = metrics.get("train/loss")
+    for name in sorted(_LOSSES & metrics.keys()):
+        other = metrics[name]
+        if loss is None or min(len(loss), len(other)) < 3 or np.isin(other.steps, loss.steps).any():
+            continue
+        steps = np.concatenate([loss.steps, other.steps])
+        order = np.argsort(steps, kind="stable")
+        loss = Series(steps[order], np.concatenate([loss.values, other.values])[order])
+        metrics["train/loss"] = loss
+        del metrics[name]
 
 
 def _is_rounded(series: Series) -> bool:

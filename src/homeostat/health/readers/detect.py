@@ -37,6 +37,7 @@ _FORMS = {
     "llamafactory": "llama_factory",
     "forge": "torchforge",
     "nemo": "nemo_rl",
+    "openrlhf": "openrlhf",
 }
 _ENOUGH = 2.0
 _HEAD, _TAIL = 4_000, 2_000
@@ -92,11 +93,12 @@ def framework_of(
         if table is HOMEOSTAT or table is UNKNOWN:
             continue
         weight = _WEIGHTS.get(table.name, 1.0)
-        points = weight * _marks(table, log=log, forms=forms, settings=folded_settings)
-        points += _names(table, names=names, forms=forms, settings=folded_settings)
+        marks = weight * _marks(table, log=log, forms=forms, settings=folded_settings)
+        points = marks + _names(table, names=names, forms=forms, settings=folded_settings)
         # Names that a framework and what it is built on share speak for the latter.
         points -= 0.01 * weight
-        if points >= _ENOUGH * weight and points > best_points:
+        # Without a mark of its own, shared names must say as much for a base as for anyone.
+        if points >= (_ENOUGH * weight if marks else _ENOUGH - 0.01) and points > best_points:
             best, best_points = table, points
     return best
 
@@ -105,10 +107,11 @@ def _marks(
     table: Framework, *, log: Log, forms: Mapping[str, int], settings: Collection[str]
 ) -> float:
     """What only this framework prints: its marks, its modules, its formats."""
-    marks = sum(1 for mark in table.marks if log.has(mark))
+    # Paths of Windows are written with the other stroke.
+    marks = sum(1 for mark in table.marks if log.has(mark, mark.replace("/", "\\")))
     marks += sum(1 for mark in table.marks if any(mark.lower() in name for name in settings))
     package = table.name.replace("_", "*")
-    modules = log.has(f"/{package}/", f"[{package}.") if log else False
+    modules = log.has(f"/{package}/", f"\\{package}\\", f"[{package}.") if log else False
     form = any(_FORMS.get(form) == table.name for form in forms)
     return 4.0 * min(marks, 3) + 3.0 * modules + 5.0 * form
 

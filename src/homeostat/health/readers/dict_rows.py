@@ -97,7 +97,9 @@ def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") ->
         values.pop(key, None)
     values.pop(_OF_TOTAL, None)
     word = named["word"].lower() if named else "train"
-    row = Row(values, step, channel=f"{source}:{word}", form=_form(mapping, word, bool(named)))
+    head = before[: named.start()].lower() if named else ""
+    form = _form(mapping, word, is_named=named is not None, head=head)
+    row = Row(values, step, channel=f"{source}:{word}", form=form)
     row.total_steps = _total_in(mapping, named["total"] if named else None)
     row.kind = _kind(values, word)
     if row.kind is RowKind.EVAL:
@@ -141,7 +143,10 @@ def _is_result(name: str) -> bool:
     return sounds_like_metric(name) and METRICS.get(folded(name)) not in {"learning_rate", "epoch"}
 
 
-def _form(mapping: Mapping[str, Any], word: str, is_named: bool) -> str:
+def _form(mapping: Mapping[str, Any], word: str, *, is_named: bool, head: str) -> str:
+    if head.rstrip().endswith("global"):
+        # The star is OpenRLHF's; the words alone are many trainers'.
+        return "openrlhf" if "\u2728" in head else "named"
     if is_named:
         return "slime" if word in {"rollout", "perf", "step"} else "named"
     if _OF_TOTAL in mapping:

@@ -34,11 +34,17 @@ _MMENGINE = re.compile(
     r"\[\s*(?P<count>\d{1,12})/\s*(?P<total>\d{1,12})\]"
 )
 _LITGPT = re.compile(
-    r"Epoch (?P<epoch>\d{1,9}) \| iter (?P<iter>\d{1,12}) step (?P<step>\d{1,12}) \| "
-    rf"loss train: (?P<loss>{VALUE}),\s*val: (?P<val>{VALUE}|n/a)"
-    rf"(?: \| iter time: (?P<ms>{VALUE}) ms)?"
+    # Counts are padded to the width of the largest.
+    r"Epoch +(?P<epoch>\d{1,9}) *\| *iter +(?P<iter>\d{1,12}) +step +(?P<step>\d{1,12}) *\| *"
+    rf"loss train: +(?P<loss>{VALUE}), *val: +(?P<val>{VALUE}|n/a)"
+    rf"(?: *\| *iter time: +(?P<ms>{VALUE}) ms)?"
 )
-_LITGPT_VAL = re.compile(rf"^iter (?P<iter>\d{{1,12}}): val loss (?P<val>{VALUE})")
+_LITGPT_VAL = re.compile(rf"^iter +(?P<iter>\d{{1,12}}): val loss (?P<val>{VALUE})")
+# Said of a step before its own row: how many rollouts have an advantage of 0.
+_FILTERED = re.compile(
+    r"Detected \d{1,9}/(?P<all>\d{1,9}) rollouts "
+    r"\((?:[^()]{0,200}[ ,])?zero_advantage=(?P<zero>\d{1,9})"
+)
 _PIECES = re.compile(r",\s+|\s*\|\s*|;\s+|\s{2,}|\t")
 # Pairs that only a space parts, and names that only a space parts from their number.
 _LOOSE = re.compile(
@@ -77,6 +83,14 @@ def read_line(body: str) -> Row | None:
         if any(word in low for word in _SPEAKS):
             return _pairs(body)
     return None
+
+
+def ahead_of_row(body: str) -> dict[str, float]:
+    """What prime-rl says of a step in lines before its row; the line itself stays in the log."""
+    found = _FILTERED.search(body) if "zero_advantage=" in body else None
+    if not found or not int(found["all"]):
+        return {}
+    return {"frac_reward_zero_std": min(1.0, int(found["zero"]) / int(found["all"]))}
 
 
 def verl_row(body: str) -> Row | None:

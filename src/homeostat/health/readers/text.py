@@ -73,6 +73,7 @@ class TextReader:
         self._tables = Tables()
         self._in_traceback = False
         self._dumps = Dumps()
+        self._ahead: dict[str, float] = {}
 
     def feed(self, lines: Iterable[str]) -> None:
         for raw in lines:
@@ -103,9 +104,13 @@ class TextReader:
         """Take the line's metrics. True where the line holds nothing else."""
         if not body or body.isspace():
             return False
+        self._ahead.update(line_rows.ahead_of_row(body))
         row, is_consumed = self._row(body, source)
         if row is None:
             return is_consumed
+        if self._ahead and row.form == "prime":
+            row.values.update(self._ahead)
+            self._ahead = {}
         # All ranks print the same row; the first one's counts.
         if rank == 0 and row.values:
             self.recorder.add(row)

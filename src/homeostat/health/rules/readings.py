@@ -140,6 +140,8 @@ def prints_zero(view: RunView, name: str) -> bool:
 def broken(view: RunView) -> Series | None:
     """Records of loss and gradient norm: 1 where one of them is not finite, or stands for it."""
     parts = [view.series(name) for name in ("train/loss", "train/policy_loss", "grad_norm")]
+    # Any further series that is called the loss: another name of it may have ours.
+    parts += [view.series(name) for name in ("loss", "raw/loss", "loss train")]
     found = [part for part in parts if part is not None]
     if not found:
         return None

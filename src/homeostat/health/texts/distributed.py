@@ -23,6 +23,34 @@ TIMEOUTS = (
     "Timed out waiting * for recv operation to complete",
     "Timed out waiting * for send operation to complete",
 )
+# Ascend's library of collectives: a rank that waits for another, and one that cannot reach it.
+_HCCL_WAITS = (
+    "EI0002 && Notify register times out",
+    "The wait execution of the Notify register times out",
+    "NPU error, error code is 107020",
+    "HCCL watchdog && timeout",
+    "WorkHCCL(SeqNum=*before timing out",
+    "taskType[Notify Wait] && timeout",
+)
+_HCCL_CONNECTS = (
+    "EI0006 && socket times out",
+    "Getting socket times out",
+    "hcclCommInitRootInfo && error code is 9",
+)
+# What ranks print that have no batch left while others do.
+_RAN_OUT = (
+    "DataLoader exhausted",
+    "dataloader is exhausted",
+    "data iterator exhausted",
+    "rank && ran out of data",
+    "rank && ran out of batches",
+    "rank && has no more batches",
+    "rank && no more batches",
+    "rank && different number of batches",
+    "rank && uneven number of batches",
+    "rank && number of samples is inconsistent",
+    "rank && StopIteration",
+)
 _ABORTED = (
     "NCCL communicator was aborted",
     "Some NCCL operations have failed or timed out",
@@ -1242,7 +1270,7 @@ TROUBLES: tuple[Trouble, ...] = (
         ),
         what="A process crashed in native code, without a Python error.",
         why="Libraries built against each other's other versions, a kernel that does not fit the "
-        "GPU, or an abort by NCCL's watchdog after a failure elsewhere.",
+        "GPU, or an abort (signal 6) by a watchdog after a failure elsewhere.",
         fixes=(
             advice("PYTHONFAULTHANDLER=1", "Prints the Python line at which it happened."),
             advice(
@@ -1540,5 +1568,55 @@ TROUBLES: tuple[Trouble, ...] = (
             INTERFACE,
             DEBUG,
         ),
+    ),
+    Trouble(
+        code="ERR156",
+        name="collective-mismatch-uneven-batches",
+        family=Family.DISTRIBUTED,
+        confidence=Confidence.INFERRED,
+        texts=(*TIMEOUTS, *_HCCL_WAITS),
+        context=_RAN_OUT,
+        within=200,
+        what="A rank had no batch left while the others waited for it in a collective.",
+        why="Ranks that draw different numbers of batches part ways at the end of an epoch: the "
+        "first to end leaves, and the rest wait until their timeout.",
+        fixes=(
+            advice(
+                "give every rank the same number of batches",
+                "Drop the last incomplete one, or pad; count rows per rank after filtering.",
+                transformers="dataloader_drop_last",
+                trl="dataloader_drop_last",
+                llama_factory="dataloader_drop_last",
+            ),
+            advice("log the number of batches of every rank", "Before the loop: they must agree."),
+        ),
+        explains=("ERR157", *AFTERMATH),
+    ),
+    Trouble(
+        code="ERR157",
+        name="nccl-timeout",
+        family=Family.DISTRIBUTED,
+        confidence=Confidence.INFERRED,
+        texts=(*_HCCL_WAITS, *_HCCL_CONNECTS),
+        what="A collective of HCCL (Ascend) timed out: not all ranks came to it.",
+        why="A rank that failed, is slow, or has fewer batches never meets the rest; the message "
+        "lists all of these whichever it is. Where a socket timed out, the ranks never connected.",
+        causes=(
+            Cause("nccl-timeout", "The wait for another rank ended."),
+            Cause("collective-mismatch-uneven-batches", "Usual reason of a stop in mid-run."),
+        ),
+        fixes=(
+            READ_FIRST_ERROR,
+            advice(
+                "give every rank the same number of batches",
+                "Drop the last incomplete one.",
+                transformers="dataloader_drop_last",
+                trl="dataloader_drop_last",
+                llama_factory="dataloader_drop_last",
+            ),
+            advice("HCCL_EXEC_TIMEOUT, HCCL_CONNECT_TIMEOUT", "Longer, if a rank is only slow."),
+            advice("HCCL_IF_IP, HCCL_SOCKET_IFNAME", "Where ranks never connected."),
+        ),
+        explains=AFTERMATH,
     ),
 )

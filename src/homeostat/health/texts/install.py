@@ -1934,6 +1934,34 @@ _HUB = (
         confidence=Confidence.INFERRED,
         explains=("ERR300", "ERR324", "ERR346"),
     ),
+    Trouble(
+        code="ERR369",
+        name="native-extension-crash",
+        family=Family.INSTALL,
+        texts=("Fatal Python error: Segmentation fault",),
+        # The first frame that the fault handler prints is quoted beside it.
+        context=('File "*.py", line * in ',),
+        within=4,
+        what="A native extension crashed (segmentation fault) below the Python frame that the "
+        "fault handler prints first.",
+        why=(
+            "Compiled code touched memory that is not its own: an extension built for another "
+            "torch or Python, or a fault of its own. The first frame behind `most recent call "
+            "first` is the call into it; the package of that file is the one to look at."
+        ),
+        fixes=(
+            advice(
+                "",
+                (
+                    "Reinstall or rebuild the package of the first frame against the torch and "
+                    "Python that are installed; call it alone on the same input; then ask its "
+                    "owner."
+                ),
+            ),
+        ),
+        confidence=Confidence.INFERRED,
+        explains=("ERR141",),
+    ),
 )
 
 TROUBLES: tuple[Trouble, ...] = first_failures(

@@ -49,6 +49,9 @@ PLACES: dict[str, tuple[str, ...]] = {
         "compute_entropy",
         "entropy_loss",
         "softmax(logits",
+        "log_probs(logits",
+        "logits.clone()",
+        "log_probs_and_entropy",
     ),
     "moe": ("fused_moe", "experts", "grouped_gemm", "token_dispatch", "moe_layer", "sparsemoe"),
     "attention": (
@@ -109,6 +112,11 @@ _RESERVED = re.compile(r"([\d.]+) ([kmgt])i?b is reserved by pytorch but unalloc
 _OTHER = re.compile(r"process \d+ has ([\d.]+) ([kmgt])i?b memory in use", re.I)
 _TOTAL = re.compile(r"total capacity of ([\d.]+) ([kmgt])i?b", re.I)
 _GIB = {"k": 2**-20, "m": 2**-10, "g": 1.0, "t": 2.0**10}
+# A buffer of compiled code: fp32, its last axis as long as a vocabulary (no layer is as wide).
+_VOCABULARY = re.compile(
+    r"empty_strided\w*\(\([\w*, ]{0,80}?(?P<last>\d{5,7})\), \([^)]{0,120}\), torch\.float32"
+)
+_LEAST_VOCABULARY = 31_000
 # Lines looked back for frames, and how many of the same speaker's are read.
 _BACK, _READ = 80, 24
 # Errors whose frames are read.
@@ -135,6 +143,9 @@ def place_of(log: Log, error: LogLine) -> str:
     """The place that the frame nearest to an error belongs to; "" where none is known."""
     for line in frames_before(log, error):
         text = line.text.lower()
+        buffer = _VOCABULARY.search(text)
+        if buffer and int(buffer["last"]) > _LEAST_VOCABULARY:
+            return "logits"
         names = [name for name, marks in PLACES.items() if any(mark in text for mark in marks)]
         # A frame of torch itself says nothing of what was being done, but for a few functions.
         if names and (names[0] in ("logits", "optimizer", "backward") or not _is_torch(text)):

@@ -10,6 +10,7 @@ from homeostat.health.rules.generation import (
     gen004_repetition,
     gen005_kv_preemptions,
     gen006_deadline_cuts,
+    gen007_engine_stands_still,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -19,4 +20,5 @@ RULES: tuple[Rule, ...] = (
     gen004_repetition.RULE,
     gen005_kv_preemptions.RULE,
     gen006_deadline_cuts.RULE,
+    gen007_engine_stands_still.RULE,
 )

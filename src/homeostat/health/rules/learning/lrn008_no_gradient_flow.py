@@ -2,7 +2,9 @@
 
 ## What it sees
 `fire` records in a row (and the newest) with a gradient norm of exactly 0, while the loss is above
-0 (SFT) or the rewards of a group differ (RL), and the learning rate is not 0.
+0 (SFT) or the rewards of a group differ (RL), and the learning rate is not 0. Of preference runs
+also: implicit rewards of chosen and rejected answers that are exactly 0 for as many records, a
+loss of ln 2, and a rate above 0: the policy is still its reference.
 
 ## Why it matters
 Nothing is trained. The run goes on as if it were.
@@ -41,6 +43,11 @@ class Options(RuleOptions):
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    if view.kind is Kind.PREFERENCE and view.series("preference/margin") is not None:
+        yield from _still_the_reference(view, options)
+        return
+    if view.series("grad_norm") is None:
+        return
     norm = needed(view, "grad_norm")
     if prints_zero(view, "grad_norm") or not np.any(norm.values == 0):
         return
@@ -75,6 +82,53 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
 
 
+def _still_the_reference(view: RunView, options: Options) -> Iterator[Sighting]:
+    """Log-probs of policy and reference that are the same to the last bit, record after record."""
+    margin, loss = needed(view, "preference/margin"), view.series("train/loss")
+    sides = [view.series("preference/chosen"), view.series("preference/rejected")]
+    names = ("preference/margin", "preference/chosen", "preference/rejected")
+    if loss is None or any(prints_zero(view, name) for name in names):
+        return
+    spell = newest_spell(margin.values == 0, fire=options.fire)
+    if spell is None or not spell.is_open:
+        return
+    first = int(margin.steps[spell.start])
+    norm = view.series("grad_norm")
+    moved = [one is not None and bool(np.any(one.since(first).values)) for one in (*sides, norm)]
+    even = bool(np.all(np.abs(loss.since(first).values - np.log(2.0)) < 1e-3))
+    if any(moved) or not even or not _is_trained(view, first, options.fire):
+        return
+    yield Sighting(
+        message="The implicit rewards of chosen and rejected answers are exactly 0 since step "
+        f"{first}, and the loss stays at ln 2 = 0.6931: the policy is still its reference. See "
+        "that the adapter is loaded for training, and count the parameters that train.",
+        evidence=(f"preference/margin 0 over {len(spell)} records", f"loss {loss.latest:.4f}"),
+        causes=(
+            *_causes(view),
+            Cause("update-below-resolution", "updates may be too small for the weights' precision"),
+        ),
+        fixes=(
+            Fix(
+                "lora.targets",
+                "names of the model's layers",
+                "an adapter that is attached, and loaded for training",
+                theirs={"trl": "PeftModel.from_pretrained(..., is_trainable=True)"},
+            ),
+        ),
+        first_step=first,
+        last_step=int(margin.steps[-1]),
+        value=0.0,
+    )
+
+
+def _is_trained(view: RunView, first: int, fire: int) -> bool:
+    """Whether the rate was above 0 in enough of the records since a step."""
+    rates = view.series("learning_rate")
+    if rates is None:
+        return (view.number("trainer.lr") or 0.0) > 0.0
+    return int((rates.since(first).finite().values > 0).sum()) >= fire
+
+
 def _something_to_learn(view: RunView, first: int) -> str | None:
     if view.kind is Kind.RL:
         spread = view.series("reward_std", "advantages/std")
@@ -103,7 +157,7 @@ RULE = Rule(
     level=Level.ERROR,
     confidence=Confidence.INFERRED,
     check=check,
-    needs=("grad_norm",),
+    needs=("grad_norm|preference/margin",),
     options=Options,
     explains=("LRN004", "LRN006"),
 )

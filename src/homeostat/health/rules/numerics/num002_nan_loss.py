@@ -14,6 +14,7 @@ lost.
 - nan-loss: where it comes from is not known yet.
 - grad-norm-explosion: the gradient grew by orders of magnitude before.
 - attention-kernel-nan: the log says that eager attention gives finite numbers.
+- nan-update-poisoned-weights: the loss was finite, and is not for any batch since.
 - bad-batch: finite and non-finite steps alternate, so it depends on the rows.
 - fp8-zero-scale: FP8 training divides by the scale of a block, which is 0 for zeros.
 
@@ -133,7 +134,23 @@ def _causes(view: RunView, what: str, first: int, share: float) -> Iterator[Caus
         yield Cause("bad-batch", "finite and non-finite steps alternate")
     if what == "The gradient norm is":
         yield Cause("grad-nan", "the loss is finite: it comes up in the backward pass")
+    if _stays_lost(view, first):
+        why = "the loss was finite before, and no row gives a finite one since: the weights hold it"
+        yield Cause("nan-update-poisoned-weights", why)
     yield Cause("nan-loss", "not finite, step after step")
+
+
+def _stays_lost(view: RunView, first: int) -> bool:
+    """Whether the loss was finite, and is so for no batch after the first update that was not."""
+    loss = view.series("train/loss", "train/policy_loss")
+    if loss is None:
+        return False
+    before, since = loss.before(first).values, loss.since(first).values[1:]
+    lost = ~np.isfinite(since)
+    if view.facts.get("nan_prints_as_zero"):
+        lost |= since == 0
+        before = before[before != 0]
+    return np.isfinite(before).sum() >= 3 and len(since) >= 3 and bool(lost.all())
 
 
 RULE = Rule(

@@ -1,9 +1,10 @@
 """The importance weight of whole sequences collapses although the tokens agree.
 
 ## What it sees
-Log-probs of single tokens differ by less than `max_gap`, yet the mean ratio is below `limit` in
-most records; or the effective sample size of sequences is below `min_ess` while that of tokens is
-above 0.5.
+Single tokens differ by less than `max_gap` in log-prob (`max_prob_gap` in probability), yet the
+mean ratio is below `limit` in most records; or the effective sample size of sequences is below
+`min_ess` while that of tokens is above 0.5; or the effective sample size of whatever weights are
+used is below `lost_ess` in the newest records, and tokens are not known to differ.
 
 ## Why it matters
 A sequence's ratio is the product of its tokens': small differences add up with length. Most weights
@@ -22,6 +23,7 @@ None known: token ratios of such log-probs average to 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,31 +35,71 @@ from homeostat.health.view import Kind, RunView, Series
 
 class Options(RuleOptions):
     max_gap: float = option(0.05, "Distance of tokens' log-probs that is small.")
+    max_prob_gap: float = option(0.01, "The same of tokens' probabilities.")
     limit: float = option(0.85, "Mean ratio that such tokens cannot have.")
     min_ess: float = option(0.2, "Effective sample size of sequences that is too small.")
+    lost_ess: float = option(
+        0.05, "Effective sample size that is too small whatever else is known."
+    )
     fire: int = option(3, "Records that must show it, and most of all there are.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    gap = newest(view, "sampling/sampling_logp_difference/mean", count=50)
-    if gap is None:
-        return
-    if gap > options.max_gap:
-        return
+    gap = _gap(view)
     ratio = view.series("sampling/importance_sampling_ratio/mean")
-    if ratio is not None and _mostly(ratio, options.limit, options.fire):
+    if gap is not None and gap.value > gap.limit(options):
+        return
+    if gap is not None and ratio is not None and _mostly(ratio, options.limit, options.fire):
         value = float(np.median(ratio.finite().values))
         said = f"the mean importance ratio is {value:.3g}"
         yield _sighting(view, said, ratio, value, options.limit, gap)
         return
-    whole, tokens = view.series("sampling/ess_sequence"), newest(view, "sampling/ess", count=50)
-    weighted = "sequence" in str(view.setting("algorithm.correction.weight.type", default=""))
-    if whole is None or tokens is None or tokens < 0.5 or not weighted:
-        return
-    if _mostly(whole, options.min_ess, options.fire):
+    whole = _whole(view)
+    if gap is not None and whole is not None and _mostly(whole, options.min_ess, options.fire):
         value = float(np.median(whole.finite().values))
         said = f"{value:.0%} of the sample is left by sequence weights"
         yield _sighting(view, said, whole, value, options.min_ess, gap)
+        return
+    left = view.series("sampling/ess")
+    if left is not None and _lasts(left, options.lost_ess, options.fire):
+        value = float(np.median(left.finite().values[-options.fire :]))
+        said = f"{value:.1%} of the sample is left by its weights"
+        yield _sighting(view, said, left, value, options.lost_ess, gap)
+
+
+def _whole(view: RunView) -> Series | None:
+    """The effective sample size of sequences, where they are weighted and tokens' is ample."""
+    tokens = newest(view, "sampling/ess", count=50)
+    weighted = "sequence" in str(view.setting("algorithm.correction.weight.type", default=""))
+    is_ample = tokens is not None and tokens >= 0.5
+    return view.series("sampling/ess_sequence") if weighted and is_ample else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """How far single tokens are from the engine's: in log-probs, or in probabilities."""
+
+    value: float
+    unit: str
+
+    def limit(self, options: Options) -> float:
+        return options.max_gap if self.unit == "nats" else options.max_prob_gap
+
+    def __str__(self) -> str:
+        return f"{self.value:.2g} {self.unit}"
+
+
+def _gap(view: RunView) -> _Gap | None:
+    nats = newest(view, "sampling/sampling_logp_difference/mean", count=50)
+    if nats is not None:
+        return _Gap(nats, "nats")
+    share = newest(view, "sampling/prob_difference/mean", count=50)
+    return _Gap(share, "of probability") if share is not None else None
+
+
+def _lasts(series: Series, limit: float, fire: int) -> bool:
+    values = series.finite().values
+    return len(values) >= fire and bool((values[-fire:] < limit).all())
 
 
 def _mostly(series: Series, limit: float, fire: int) -> bool:
@@ -66,14 +108,15 @@ def _mostly(series: Series, limit: float, fire: int) -> bool:
 
 
 def _sighting(
-    view: RunView, said: str, series: Series, value: float, limit: float, gap: float
+    view: RunView, said: str, series: Series, value: float, limit: float, gap: _Gap | None
 ) -> Sighting:
     length = newest(view, "completions/mean_length", count=50)
-    why = f"tokens differ by {gap:.3g} nats only"
+    why = f"tokens differ by {gap} only" if gap else "weights of sequences multiply token ratios"
+    agree = f"Tokens agree to {gap}, yet {said}" if gap else f"Only {said}"
     if length is not None:
         why += f", but a completion has {length:.0f} of them"
     return Sighting(
-        message=f"Tokens agree to {gap:.2g} nats, yet {said} (limit {limit:g}): weights of whole "
+        message=f"{agree} (limit {limit:g}): weights of whole "
         "sequences collapse with length. Weight by token.",
         evidence=(said, why),
         causes=(Cause("sequence-level-is-collapse", why),),
@@ -101,10 +144,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.INFERRED,
     check=check,
-    needs=(
-        "sampling/sampling_logp_difference/mean",
-        "sampling/importance_sampling_ratio/mean|sampling/ess_sequence",
-    ),
+    needs=("sampling/importance_sampling_ratio/mean|sampling/ess_sequence|sampling/ess",),
     kinds=(Kind.RL,),
     options=Options,
     explains=("OFF005",),

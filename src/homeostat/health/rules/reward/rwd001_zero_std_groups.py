@@ -91,6 +91,9 @@ def _share(view: RunView) -> Series | None:
     spread = view.series("reward_std")
     if spread is not None:
         return Series(spread.steps, is_zero(view, "reward_std", spread.values).astype(float))
+    spread = view.series("advantages/std")
+    if spread is not None:
+        return Series(spread.steps, is_zero(view, "advantages/std", spread.values).astype(float))
     high, low = view.series("advantages/max"), view.series("advantages/min")
     if high is None or low is None:
         return None
@@ -160,7 +163,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=("frac_reward_zero_std|advantages/zero_share|reward_std|advantages/max",),
+    needs=("frac_reward_zero_std|advantages/zero_share|reward_std|advantages/std|advantages/max",),
     kinds=(Kind.RL,),
     options=Options,
 )

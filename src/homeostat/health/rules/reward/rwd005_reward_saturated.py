@@ -2,7 +2,8 @@
 
 ## What it sees
 The mean reward stays at `share` or more of the most that can be earned over `fire` records, and
-rewards within groups hardly differ.
+rewards within groups hardly differ. Where most groups (`min_same`) are known to score alike,
+`near` of the maximum is enough.
 
 ## Why it matters
 There is nothing left to tell answers apart by. At the end of a run that is success; from the first
@@ -25,6 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import highest_reward, mean_since
@@ -34,6 +37,8 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     share: float = option(0.995, "Share of the maximum from which on all is solved.")
+    near: float = option(0.97, "The same where most groups are known to score alike.")
+    min_same: float = option(0.7, "Share of such groups that is most.")
     fire: int = option(6, "Records in a row that must show it.")
     max_spread: float = option(0.02, "Deviation within groups that still counts as none.")
 
@@ -43,7 +48,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     assert reward is not None, "needs says so"
     if top is None or top <= 0.0:
         return
-    spell = newest_spell(reward.values >= options.share * top, fire=options.fire, clear=3)
+    limit = options.share * top
+    spell = newest_spell(reward.values >= limit, fire=options.fire, clear=3)
+    if spell is None or not spell.is_open:
+        limit = options.near * top
+        spell = newest_spell(_mostly_alike(view, limit, options), fire=options.fire, clear=3)
     if spell is None or not spell.is_open:
         return
     first, last = int(reward.steps[spell.start]), int(reward.steps[spell.end])
@@ -52,10 +61,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     differs = spread is not None and spread > options.max_spread * top
     if differs or (same is not None and same < 0.5):
         return
-    always = spell.start == 0 and first <= 5
+    always = spell.start == 0 and first <= 10
     # Nothing tells answers apart: all score alike, or no gradient comes of them.
     lowest, pull = mean_since(view, first, "reward/min"), mean_since(view, first, "grad_norm")
-    is_idle = (same is not None and same > 0.8) or (lowest is not None and lowest >= top)
+    is_idle = (same is not None and same >= options.min_same) or (
+        lowest is not None and lowest >= top
+    )
     is_idle = is_idle or (spread == 0.0 and pull == 0.0)
     still = [mean_since(view, first, name) for name in ("train/loss", "kl")]
     is_idle = is_idle or (reward.values[spell.start :].min() >= top and still == [0.0, 0.0])
@@ -71,9 +82,19 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         first_step=first,
         last_step=last,
         value=reward.latest,
-        limit=options.share * top,
+        limit=limit,
         level=Level.WARN if always and is_idle else None,
     )
+
+
+def _mostly_alike(view: RunView, limit: float, options: Options) -> np.ndarray:
+    """Records near the maximum in which most groups are known to score alike."""
+    reward, same = view.series("reward"), view.series("frac_reward_zero_std")
+    assert reward is not None, "needs says so"
+    if same is None:
+        return np.zeros(len(reward), bool)
+    alike = same.steps[same.values >= options.min_same]
+    return (reward.values >= limit) & np.isin(reward.steps, alike)
 
 
 RULE = Rule(
