@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,13 +95,18 @@ def on_bench(kind: str, folder: Path, *overrides: str, **sections: dict) -> Iter
         trainer.close()
 
 
-@pytest.fixture(scope="module", params=list(TRAINERS))
+def kinds(*names: str) -> list[Any]:
+    """Those over ranks start processes, and are tested with the others that do."""
+    return [pytest.param(n, marks=[pytest.mark.ranks] if "ranks" in n else []) for n in names]
+
+
+@pytest.fixture(scope="module", params=kinds(*TRAINERS))
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     clip = f"trainer.max_grad_norm={MAX_GRAD_NORM}"
     yield from on_bench(request.param, tmp_path_factory.mktemp("trainer"), clip)
 
 
-@pytest.fixture(scope="module", params=["local", "2 ranks"])
+@pytest.fixture(scope="module", params=kinds("local", "2 ranks"))
 def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """Trains an adapter with dropout."""
     folder = tmp_path_factory.mktemp("adapter")

@@ -6,7 +6,8 @@ does a case whose key is gone. Keys of a union's members are told apart by the m
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Iterable
+from typing import Any, get_args
 
 import pytest
 from tests.support.every_key import (
@@ -87,11 +88,17 @@ def test_what_lies_beyond_the_last_epoch_is_refused(workshop: Workshop, change: 
     assert len(losses(workshop.again(*one_epoch, change.replace("6", "5")))) == 5
 
 
-@pytest.mark.parametrize("name", SFT_CASES)
+def by_ranks(names: Iterable[str]) -> list[Any]:
+    """Cases that run over ranks start processes, and are tested with the others that do."""
+    over = ("(fsdp)", "(torchrun)")
+    return [pytest.param(n, marks=[pytest.mark.ranks] if n.endswith(over) else []) for n in names]
+
+
+@pytest.mark.parametrize("name", by_ranks(SFT_CASES))
 def test_a_key_does_what_it_says(workshop: Workshop, name: str) -> None:
     SFT_CASES[name](workshop)
 
 
-@pytest.mark.parametrize("name", RL_CASES)
+@pytest.mark.parametrize("name", by_ranks(RL_CASES))
 def test_a_key_of_rl_does_what_it_says(rl_workshop: RlWorkshop, name: str) -> None:
     RL_CASES[name](rl_workshop)
