@@ -23,6 +23,7 @@ Select = Annotated[
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Doses of each fault: onset and strength.")]
+FirstSeed = Annotated[int, typer.Option(min=1, help="Where seeds are counted from.")]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Runs at one time. Default: one per core.", show_default=False),
@@ -37,6 +38,7 @@ Out = Annotated[
 def clinic(
     select: Select = "",
     seeds: Seeds = 1,
+    first_seed: FirstSeed = 1,
     jobs: Jobs = None,
     short: Short = False,
     format: OutputFormat = Format.TEXT,
@@ -53,7 +55,15 @@ def clinic(
     names = [name.strip() for name in select.split(",") if name.strip()]
     healthy, faults = chosen(names, short=short)
     at_a_time = jobs or os.cpu_count() or 1
-    plan = Plan(healthy, faults, seeds, at_a_time, out.resolve(), with_cures=not short)
+    plan = Plan(
+        healthy,
+        faults,
+        seeds,
+        at_a_time,
+        out.resolve(),
+        with_cures=not short,
+        first_seed=first_seed,
+    )
     console = Console(file=sys.stderr if format is Format.JSON else sys.stdout)
     report = hold(plan, tell=lambda ended: _tell(console, ended))
     text = json.dumps(as_json(report), indent=2)

@@ -25,7 +25,8 @@ from homeostat.errors import ConfigError, Problem
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked for. `seeds`: how many doses of each fault, and seeds of each healthy run."""
+    """What is asked for. `seeds`: how many doses of each fault, and seeds of each healthy run,
+    counted from `first_seed`."""
 
     healthy: tuple[str, ...]
     faults: tuple[str, ...]
@@ -33,6 +34,7 @@ class Plan:
     at_a_time: int
     folder: Path
     with_cures: bool = True
+    first_seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def _bases(plan: Plan) -> list[Job]:
 def _jobs(plan: Plan) -> tuple[list[Job], list[Job], list[Job]]:
     healthy, ill, healed = [], [], []
     bases = str(plan.folder / "bases")
-    for seed in range(1, plan.seeds + 1):
+    for seed in range(plan.first_seed, plan.first_seed + plan.seeds):
         for name in plan.healthy:
             folder = plan.folder / "healthy" / f"{name}_{seed}"
             healthy.append(Job(Kind.HEALTHY, name, seed, str(folder), bases, heal="safe"))
