@@ -188,7 +188,8 @@ def _join_losses(metrics: dict[str, Series]) -> None:
 
 def _is_rounded(series: Series) -> bool:
     values = series.values[-1_000:]
-    values = values[np.isfinite(values)]
+    # Beyond this a float has no decimals left, and rounding it overflows.
+    values = values[np.abs(values) < 1e12]
     return bool(len(values)) and bool(
         np.all(np.abs(values - np.round(values, _LOSS_DECIMALS)) < 1e-9 * (1 + np.abs(values)))
     )
