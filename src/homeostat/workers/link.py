@@ -80,6 +80,12 @@ class RankLink:
         for pending in failed.values():
             pending.fail(WorkerError(why))
 
+    @property
+    def is_awaited(self) -> bool:
+        """Some call has no answer yet."""
+        with self._lock:
+            return bool(self._pending)
+
     def overdue(self) -> list[Pending[Any]]:
         """Calls whose answer was awaited in vain, and is still not there."""
         with self._lock:
