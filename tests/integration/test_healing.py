@@ -224,18 +224,16 @@ class PoisonPolicy(Hooks):
                 next(parts.trainer.model.parameters()).fill_(float("nan"))
 
 
-@pytest.mark.parametrize("own_process", ["false", "true"])
-def test_a_policy_that_cannot_be_sampled_from_goes_back(tmp_path: Path, own_process: str) -> None:
-    where = f"engine.own_process={own_process}"
-    sound = tiny_rl.config(tmp_path, "name=sound", where)
+def test_a_policy_that_cannot_be_sampled_from_goes_back(tmp_path: Path) -> None:
+    sound = tiny_rl.config(tmp_path, "name=sound")
     runs.train(sound)
-    ill = tiny_rl.config(tmp_path, "name=ill", "health.heal=all", where)
+    ill = tiny_rl.config(tmp_path, "name=ill", "health.heal=all")
     # What was saved at step 2 is poisoned, too: it goes to the beginning then.
     train(ill, PoisonPolicy(2))
     assert [event["to_step"] for event in runs.events(ill, "rolled_back")][-1] == 0
     assert runs.final_tensors(ill).keys() == runs.final_tensors(sound).keys()
     assert runs.losses(ill)[:1] == runs.losses(sound)[:1]
-    refused = tiny_rl.config(tmp_path, "name=refused", where)
+    refused = tiny_rl.config(tmp_path, "name=refused")
     with pytest.raises(PolicyNotFiniteError):
         train(refused, PoisonPolicy(2))
 

@@ -37,4 +37,4 @@ HEALTHY: dict[str, Body] = {
 }
 
 # A few of each, for a look within a minute.
-SHORT = ("sft_pairs", "grpo_sort", "frozen_layers", "reward_raises")
+SHORT = ("sft_pairs", "frozen_layers", "reward_raises")
