@@ -6,7 +6,9 @@ import math
 
 import pytest
 
+from homeostat.health.diagnose import diagnose
 from homeostat.health.readers import read_text
+from homeostat.health.registry import RULES
 from homeostat.health.view import Kind, RunView
 
 
@@ -416,3 +418,9 @@ def test_what_looks_like_a_row_and_is_none_stays_in_the_log() -> None:
 def test_metrics_that_no_table_knows_keep_their_names() -> None:
     view = read_text("step:1 - actor/entropy:0.5 - mine/of_my_own:3.5\n")
     assert values_of(view, "mine/of_my_own") == [3.5]
+
+
+def test_a_setting_with_hundreds_of_digits_is_no_trap() -> None:
+    view = read_text("", config={"learning_rate": int("9" * 400), "beta": -int("9" * 400)})
+    assert view.raw_settings["learning_rate"] == float("inf")
+    diagnose(view, RULES)

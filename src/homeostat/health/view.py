@@ -157,7 +157,8 @@ class RunView:
             return None
         try:
             return float(found)
-        except ValueError:
+        except (ValueError, OverflowError):
+            # A text that is no number, or a number with more digits than any setting has.
             return None
 
     @property

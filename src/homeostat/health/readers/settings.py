@@ -8,6 +8,7 @@ Nested names are joined by dots. `ours` finds our key for each, by the framework
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -21,6 +22,7 @@ from homeostat.health.readers.literals import mapping_at, plain_value
 
 MAX_CONFIG_BYTES = 8_000_000
 _MAX_SETTINGS = 20_000
+_LARGEST = 10**300
 _MAX_DEPTH = 24
 _VALUE = r"(?:'[^'\n]{0,500}'|\"[^\"\n]{0,500}\"|\[[^\[\]\n]{0,500}\]|[^\s,;|`'\"()\[\]{}]{1,200})"
 _ASSIGNED = re.compile(
@@ -114,6 +116,9 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meant(value: Any) -> Any:
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        # More than a float can hold: no setting is that large, and sums of it would fail.
+        return math.inf if value > 0 else -math.inf
     # "0.20" stays a text: it may be a version, and whoever needs the number can have it.
     return plain_value(value) if isinstance(value, str) and _MEANT.fullmatch(value) else value
 

@@ -187,7 +187,7 @@ def raw_number(view: RunView, *names: str) -> float | None:
         return None
     try:
         return float(found)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
