@@ -26,9 +26,9 @@ _RATES = {
     (Kind.PREFERENCE, True): (5e-7, 5e-5),
 }
 _MOE_NAME = re.compile(r"moe|mixtral|\d+b-a\d|deepseek-?v[23]|kimi-?k2|moonlight|gpt-oss", re.I)
-_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s?b(?![a-z])", re.I)
 # Bytes of weights below which a model is a toy.
 _TINY = 200e6
+_OF_EVALUATION = {"eval", "evaluation", "val_kwargs", "validation"}
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 _DTYPES = (
@@ -169,11 +169,12 @@ def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 def raw(view: RunView, *names: str) -> Any:
     """A setting by its own framework's name: the whole of it, or its last parts. Dashes are
-    underscores. None where nothing is said."""
+    underscores. None where nothing is said. How an evaluation samples is not how training does."""
     known = {
         name.lstrip("-").replace("-", "_").lower(): value
         for name, value in flat_settings(view.raw_settings)
     }
+    known = {key: value for key, value in known.items() if not _OF_EVALUATION & {*key.split(".")}}
     for name in names:
         for key, value in known.items():
             if (key == name or key.endswith("." + name)) and value is not None:
@@ -291,13 +292,3 @@ def is_moe(view: RunView) -> bool:
         if last in ("use_rollout_routing_replay", "use_r3"):
             return True
     return False
-
-
-def model_size(view: RunView) -> float | None:
-    """Billions of parameters, by the model's name."""
-    names = ("model", "model_name", "model_path", "base_model", "hf_checkpoint", "model.path")
-    for text in (view.setting("model.path"), *(raw(view, name) for name in names)):
-        sizes = _SIZE.findall(str(text).replace("-", " ")) if text is not None else []
-        if sizes:
-            return float(sizes[0])
-    return None

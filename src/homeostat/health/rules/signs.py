@@ -7,20 +7,14 @@ All are pure functions of a view, and answer None where the run does not tell.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from homeostat.health.view import RunView, Series
 from homeostat.types import FloatArray64
 
-# Model names of mixture-of-experts families, as they stand in paths.
-_MOE = re.compile(
-    r"moe|mixtral|-a\d+(\.\d+)?b\b|deepseek-?v[23]|gpt-oss|kimi-k2|glm-4\.[5-9]", re.I
-)
 # Words that a model writes where it goes on into somebody else's turn.
 _NEXT_TURN = (
     "<|im_start|>",
@@ -186,40 +180,10 @@ def samples_per_step(view: RunView) -> float | None:
     return prompts * samples if prompts and samples else None
 
 
-def updates_per_publication(view: RunView) -> float | None:
-    return view.number("sync.interval")
-
-
 def text_of_settings(view: RunView, *words: str) -> str:
     """The values of all settings whose name has one of the words, to be searched."""
     both = [*view.settings.items(), *view.raw_settings.items()]
     return " ".join(str(v) for k, v in both if any(word in str(k).lower() for word in words))
-
-
-def raw_number(view: RunView, *words: str) -> float | None:
-    """A setting by the last part of its name in whatever framework: top_k, say."""
-    for key, value in [*view.settings.items(), *view.raw_settings.items()]:
-        if str(key).rsplit(".", 1)[-1].lower().lstrip("-").replace("-", "_") in words:
-            number = _as_number(value)
-            if number is not None:
-                return number
-    return None
-
-
-def _as_number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
-
-
-def is_moe(view: RunView) -> bool:
-    """A mixture of experts, by its name or its settings."""
-    experts = any("expert" in str(key).lower() for key in (*view.settings, *view.raw_settings))
-    routed = any(name.startswith(("moe/", "router/")) for name in view.metrics)
-    return experts or routed or bool(_MOE.search(text_of_settings(view, "model", "path")))
 
 
 def has_lora(view: RunView) -> bool:

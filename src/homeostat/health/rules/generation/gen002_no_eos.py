@@ -28,7 +28,8 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import newest, plain_prompts, raw_number, runs_on
+from homeostat.health.rules.readings import raw_number
+from homeostat.health.rules.signs import newest, plain_prompts, runs_on
 from homeostat.health.view import Kind, RunView
 
 

@@ -34,7 +34,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import Gap, gap_of, staleness
-from homeostat.health.rules.signs import has_lora, is_moe, newest, raw_number, text_of_settings
+from homeostat.health.rules.readings import is_moe, raw_number
+from homeostat.health.rules.signs import has_lora, newest, text_of_settings
 from homeostat.health.view import Kind, RunView
 
 

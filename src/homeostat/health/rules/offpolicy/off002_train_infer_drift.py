@@ -33,7 +33,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
-from homeostat.health.rules.signs import has_lora, is_moe, monotony, trend
+from homeostat.health.rules.readings import is_moe
+from homeostat.health.rules.signs import has_lora, monotony, trend
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 

@@ -28,7 +28,8 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import newest, raw_number
+from homeostat.health.rules.readings import raw_number
+from homeostat.health.rules.signs import newest
 from homeostat.health.view import Kind, RunView
 
 

@@ -32,7 +32,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
-from homeostat.health.rules.signs import newest, raw_number, trend
+from homeostat.health.rules.readings import raw_number
+from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
