@@ -31,17 +31,11 @@ class Framework:
     base: str = ""
     marks: tuple[str, ...] = ()
     _holes: tuple[tuple[str, str, str], ...] = field(init=False, repr=False, compare=False)
-    _keys: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         split = ((key.partition(HOLE), ours) for key, ours in self.metrics.items() if HOLE in key)
         holes = tuple((start, end, ours) for (start, _, end), ours in split)
         object.__setattr__(self, "_holes", holes)
-        keys: dict[str, str] = {}
-        for key, spellings in self.settings.items():
-            for spelling in spellings:
-                keys.setdefault(_plain(spelling), key)
-        object.__setattr__(self, "_keys", keys)
 
     def canonical(self, name: str) -> str | None:
         """Our name of one of their metrics; None for one that no rule knows.
@@ -64,20 +58,10 @@ class Framework:
         found = self.settings.get(key)
         return found[0] if found else None
 
-    def read_setting(self, name: str, value: object) -> tuple[str, object] | None:
-        """Our key and value of one of their settings, by any spelling; None for one unknown."""
-        switch = self.flags.get(_plain(name))
-        if switch is not None and (isinstance(value, bool) or str(value).lower() in _SWITCHES):
-            return switch if str(value).lower() in ("true", "1") else None
-        key = self.our_setting(name)
-        return (key, value) if key is not None else None
-
-    def our_setting(self, name: str) -> str | None:
-        """Our key of one of their settings, by any of its spellings: dashes are underscores."""
-        return name if self.name == "homeostat" else self._keys.get(_plain(name))
-
-
-_SWITCHES = ("true", "false", "1", "0")
+    def switched(self, name: str, value: object) -> tuple[str, object] | None:
+        """Our key and value that one of their switches stands for when it is on."""
+        is_on = value is True or str(value).lower() in ("true", "1")
+        return self.flags.get(_plain(name)) if is_on else None
 
 
 def _plain(setting: str) -> str:

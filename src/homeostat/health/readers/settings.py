@@ -221,7 +221,8 @@ def ours(raw: Mapping[str, Any], framework: Framework) -> dict[str, Any]:
                 if key not in found or rank <= found[key][0]:
                     found[key] = (rank, value)
                 break
-    return {key: value for key, (_, value) in found.items()}
+    switched = filter(None, (framework.switched(str(n), value) for n, value in raw.items()))
+    return dict(switched) | {key: value for key, (_, value) in found.items()}
 
 
 def _candidates(
