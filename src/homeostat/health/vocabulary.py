@@ -61,6 +61,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "pad-equals-eos": "Pad token equals EOS, so EOS is masked and never learned.",
         "packing-cross-contamination": "Packed samples attend to each other.",
         "chat-template-mismatch": "Conversation template does not fit model/tokenizer, turns mis-tokenised or dropped.",
+        "tokenizer-mismatch": "The tokenizer is not the one that the model was trained with: numbers mean other texts.",
         "chat-template-rewrites-history": "Template changes earlier turns when re-tokenised (empty think blocks).",
         "prompt-not-chat-formatted": "Raw string prompt, chat template not applied, end-of-turn never produced.",
         "rows-without-training": "Rows in which no token has a loss.",

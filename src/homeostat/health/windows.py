@@ -82,6 +82,17 @@ def slope(series: Series) -> float:
     return float((steps * (finite.values - finite.values.mean())).sum() / spread) if spread else 0.0
 
 
+def jumped(values: FloatArray64, start: int, *, factor: float, min_before: int = 4) -> bool:
+    """From `start` on the values are so many times what they were before, and further away than
+    those ever strayed from one another."""
+    before, since = values[:start], values[start:]
+    if len(before) < min_before or not len(since):
+        return False
+    median, spread = robust_scale(before)
+    now = float(np.median(since))
+    return now > factor * median and now > median + 6.0 * spread
+
+
 def robust_scale(values: FloatArray64) -> tuple[float, float]:
     """Median, and the deviation that the median distance from it implies for a normal sample."""
     median = float(np.median(values))

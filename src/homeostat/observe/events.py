@@ -53,6 +53,12 @@ _LIST: tuple[EventInfo, ...] = (
         ("implementation", "attention", "meta_init", "lora_modules", "bytes", "seconds"),
     ),
     EventInfo(
+        "tokenizer_compared",
+        "model.tokenizer against the model's own: pieces that both know, how many of them have "
+        "another number, the size of the smaller one, and examples.",
+        ("shared", "moved", "known", "examples"),
+    ),
+    EventInfo(
         "logprobs_verified",
         "Engine and trainer agree with a float64 reference to rounding.",
         ("verdict", "rows"),

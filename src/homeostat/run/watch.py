@@ -27,6 +27,7 @@ from homeostat.health.view import Event, Kind, SampleText
 from homeostat.observe.jsonl import is_event, iter_jsonl, read_metrics
 from homeostat.observe.recorder import Recorder
 from homeostat.observe.run_dir import RunDir
+from homeostat.run.probes_tokenizer import compare_tokenizers
 
 # Completions of a step that rules may read.
 SAMPLES_PER_STEP = 16
@@ -52,6 +53,7 @@ class Watch:
         self.halting: Finding | None = None
         self.last_step = 0
         self._halts = config.health.on_error == "halt"
+        self._model = config.model
         self._recorder = recorder
         self._state = state
         self._events: list[Event] = []
@@ -70,6 +72,9 @@ class Watch:
         self.monitor.restore(records, events, _open_findings(run_dir), self._state)
         self._recorder.listener = self
         self.last_step = start_step
+        compared = compare_tokenizers(self._model)
+        if compared is not None:
+            self._recorder.event("tokenizer_compared", start_step, **compared)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         started = time.perf_counter()

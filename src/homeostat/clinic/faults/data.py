@@ -172,7 +172,7 @@ class WrongTokenizer(_Data):
     """The tokenizer is another model's: the same symbols under other numbers."""
 
     name, body = "wrong_tokenizer", SORT
-    expects = ("task-too-hard", "reward-always-zero")
+    expects = ("tokenizer-mismatch",)
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         other = bodies.write_model(folder / "other")

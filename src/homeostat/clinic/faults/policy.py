@@ -67,7 +67,7 @@ class EntropyBonusTooHigh(Injector):
 
     name, family = "entropy_bonus", Family.POLICY
     expects = ("entropy-explosion", "entropy-bonus-too-high")
-    body, onset, strength = Body("sort", steps=60), FROM_START, (0.1, 0.3)
+    body, onset, strength = Body("sort", steps=60), FROM_START, (0.15, 0.3)
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         put(raw, "algorithm.entropy_bonus", self.dose.strength)

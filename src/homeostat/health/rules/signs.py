@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from homeostat.health.view import RunView, Series
+from homeostat.health.windows import robust_scale
 from homeostat.types import FloatArray64
 
 # Words that a model writes where it goes on into somebody else's turn.
@@ -105,6 +106,36 @@ def moves(series: Series) -> bool:
     """It has not the same value in all records."""
     values = series.finite().values
     return len(values) > 0 and float(np.ptp(values)) > 0.0
+
+
+def last_crossing(series: Series) -> int | None:
+    """The step from which on it stays below the middle between its highest running median and its
+    end: when a fall happened, whatever came first. None where it is too short to say."""
+    finite, (medians, _) = series.finite(), smooth(series)
+    if len(medians) < 3:
+        return None
+    middle = 0.5 * (float(medians.values.max()) + float(medians.values[-1]))
+    above = np.flatnonzero(finite.values > middle)
+    at = int(above[-1]) + 1 if len(above) else 0
+    return int(finite.steps[at]) if at < len(finite) else None
+
+
+def answers_changed(view: RunView, step: int) -> bool:
+    """From a step on, completions differ in length, ending, variety or entropy from those before
+    it; also where too little was logged to say that they do not."""
+    names = ("completions/mean_length", "completions/clipped_ratio", "completions/distinct_share",
+             "entropy")  # fmt: skip
+    found = [series for name in names if (series := view.series(name)) is not None]
+    pairs = [(s.before(step).finite().values[-10:], s.since(step).finite().values) for s in found]
+    known = [(before, since) for before, since in pairs if len(before) > 3 and len(since) > 3]
+    return not known or any(_moved(before, since) for before, since in known)
+
+
+def _moved(before: FloatArray64, since: FloatArray64) -> bool:
+    """By more than the spread of what was before, and by more than a quarter of it."""
+    median, spread = robust_scale(before)
+    distance = abs(float(np.median(since)) - median)
+    return distance > 4.0 * spread and distance > max(0.05, 0.25 * abs(median))
 
 
 def mean_since(view: RunView, step: int, *names: str) -> float | None:

@@ -15,6 +15,7 @@ from homeostat.health.rules.data import (
     dat009_mask_accounting,
     dat010_data_repeated,
     dat011_validation_overlap,
+    dat012_tokenizer_mismatch,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -29,4 +30,5 @@ RULES: tuple[Rule, ...] = (
     dat009_mask_accounting.RULE,
     dat010_data_repeated.RULE,
     dat011_validation_overlap.RULE,
+    dat012_tokenizer_mismatch.RULE,
 )

@@ -2,8 +2,9 @@
 
 ## What it sees
 Host memory of the process or the node rises steadily over at least `min_records` records, by
-`min_growth` in all, and still in the second half. With a kill by the system or by Ray in the log it
-is an error.
+`min_growth` in all, and still in the second half; or the memory of the process alone rises in a
+straight line over the newest `line_records`, and is by `min_growth` above its start. With a kill by
+the system or by Ray in the log it is an error.
 
 ## Why it matters
 The system kills a process without a message of its own when memory runs out.
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.memory.growth import gib, leak
+from homeostat.health.rules.memory.growth import Growth, gib, leak, rise
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
 
@@ -35,6 +36,8 @@ class Options(RuleOptions):
     min_growth: float = option(0.3, "Growth in all, as a share.")
     min_bytes: int = option(1073741824, "Bytes that are worth speaking of.")
     min_records: int = option(16, "Records that are needed.")
+    line_records: int = option(12, "Records of a straight line that are enough.")
+    line_bytes: int = option(268435456, "Bytes that are worth speaking of, where it is one.")
 
 
 _KILLED = ("node running low on memory", "oom-kill", "out of memory: killed", "exitcode: -9",
@@ -47,7 +50,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(used) < (4 if killed else options.min_records):
         return
     growth = leak(view, used, 0.02 if killed else options.min_growth)
-    if growth is None or (killed is None and growth.last - growth.first < options.min_bytes):
+    if killed is None:
+        growth = _large(growth, options.min_bytes) or _line(view, options)
+    if growth is None:
         return
     why = f"{gib(growth.first)} -> {gib(growth.last)}"
     causes = [Cause("host-memory-leak", why)]
@@ -71,12 +76,27 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             ),
             Fix("data.num_processes", "1", "fewer copies of the data", Grade.SAFE),
         ),
-        first_step=int(used.steps[0]),
+        first_step=growth.since,
         last_step=int(used.steps[-1]),
         value=growth.last,
         limit=growth.first,
         level=Level.ERROR if killed else None,
     )
+
+
+def _line(view: RunView, options: Options) -> Growth | None:
+    """Of the process alone: what a whole node uses, with its file cache, may well grow so."""
+    own = view.series("memory/host_rss")
+    if own is None:
+        return None
+    found = rise(
+        view, own.finite(), num_records=options.line_records, min_growth=options.min_growth
+    )
+    return _large(found, options.line_bytes)
+
+
+def _large(growth: Growth | None, min_bytes: int) -> Growth | None:
+    return growth if growth is not None and growth.last - growth.first >= min_bytes else None
 
 
 RULE = Rule(

@@ -1,8 +1,9 @@
 """The policy's entropy rises towards that of random text.
 
 ## What it sees
-Entropy per token above `limit` and `growth` times where it began, in `fire` of the newest `window`
-records. A warning where the reward does not rise along with it.
+Entropy per token above `growth` times where it began and above `limit` (where the reward falls
+meanwhile: above `low_limit`), in `fire` of the newest `window` records. A warning where the reward
+does not rise along with it.
 
 ## Why it matters
 The policy forgets what it knew: probability leaks to tokens that make no sense, and soon whole
@@ -38,6 +39,7 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     limit: float = option(1.0, "Entropy per token, in nats, that is much for a trained model.")
+    low_limit: float = option(0.25, "The same where the reward falls meanwhile.")
     growth: float = option(2.0, "Factor over the first records that it must have grown by.")
     most: float = option(13.0, "Above this it cannot be an entropy per token.")
     fire: int = option(4, "Records that must show it ...")
@@ -51,16 +53,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if len(finite) < options.fire + 2 or float(np.median(finite.values)) > options.most:
         return
     start = float(np.median(finite.values[:3]))
-    held = (finite.values > options.limit) & (finite.values > options.growth * start)
+    reward = trend(view.series("reward"))
+    limit = options.low_limit if reward is not None and reward.falls else options.limit
+    held = (finite.values > limit) & (finite.values > options.growth * start)
     spell = newest_spell(held, fire=options.fire, window=options.window, clear=3)
     if spell is None or not spell.is_open:
         return
     now, first = float(finite.values[spell.end]), int(finite.steps[spell.start])
-    reward = trend(view.series("reward"))
     gains = reward is not None and reward.rises
     yield Sighting(
         message=f"Entropy rose from {start:.3g} to {now:.3g} nats per token (limit "
-        f"{options.limit:.3g}, above it since step {first}). Go back to a checkpoint before that.",
+        f"{limit:.3g}, above it since step {first}). Go back to a checkpoint before that.",
         evidence=(f"entropy {start:.3g} -> {now:.3g}",)
         + ((f"reward {reward.start:.3g} -> {reward.end:.3g}",) if reward is not None else ()),
         causes=tuple(_causes(view)),
@@ -72,7 +75,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         first_step=first,
         last_step=int(finite.steps[spell.end]),
         value=now,
-        limit=options.limit,
+        limit=limit,
         level=Level.INFO if gains else None,
     )
 

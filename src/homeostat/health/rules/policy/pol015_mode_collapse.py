@@ -32,8 +32,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import newest, solved_share, trend
-from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import newest_spell
+from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.windows import Spell, newest_spell
 
 
 class Options(RuleOptions):
@@ -62,7 +62,15 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if spell is not None and spell.is_open and not _differ(view, int(distinct.steps[spell.start])):
         share = float(np.mean(distinct.values[spell.start : spell.end + 1]))
         said = f"{share:.1%} of the texts are distinct with {samples:.0f} samples per prompt"
-        yield _sighting(view, said, int(distinct.steps[spell.start]), share)
+        yield _sighting(view, said, _began(distinct, spell), share)
+
+
+def _began(distinct: Series, spell: Spell) -> int:
+    """The step from which on texts were less than half as varied as at the start."""
+    varied = np.flatnonzero(
+        distinct.values[: spell.start] > 0.5 * float(np.median(distinct.values[:5]))
+    )
+    return int(distinct.steps[varied[-1] + 1 if len(varied) else spell.start])
 
 
 def _differ(view: RunView, step: int) -> bool:

@@ -40,6 +40,7 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import (
+    highest_reward,
     is_nonfinite,
     is_zero,
     mean_since,
@@ -73,7 +74,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         message=f"{mean:.0%} of the groups earned the same for every answer since step {first} "
         f"(limit {options.max_share:.0%}): no gradient comes from them.",
         evidence=(f"groups without a difference: {mean:.2f} over steps {first}-{last}",),
-        causes=tuple(_causes(view, first, solved=solved)),
+        causes=tuple(_causes(view, first, share=mean, solved=solved)),
         fixes=_fixes(solved=solved),
         first_step=first,
         last_step=last,
@@ -111,7 +112,7 @@ def _is_solved(view: RunView, first: int, share: float) -> bool:
     return reached is not None and reached >= min(0.95, share)
 
 
-def _causes(view: RunView, first: int, *, solved: bool) -> Iterator[Cause]:
+def _causes(view: RunView, first: int, *, share: float, solved: bool) -> Iterator[Cause]:
     """Those that something speaks for, the surest first."""
     reward, cut = (
         mean_since(view, first, "reward"),
@@ -136,9 +137,21 @@ def _causes(view: RunView, first: int, *, solved: bool) -> Iterator[Cause]:
     elif reward is not None and abs(reward) <= 1e-6:
         yield Cause("verifier-format-mismatch", "no answer was ever right: look at what it wants")
         yield Cause("task-too-hard", "the model may not be able to solve any prompt")
+    elif not solved and not paid and _all_wrong(view, reward, share):
+        yield Cause("task-too-hard", f"they are alike in being wrong: the mean reward {reward:.3g}")
     if not solved and samples and distinct is not None and distinct * samples < 1.2:
         yield Cause("mode-collapse", f"{distinct:.0%} of the texts are distinct")
     yield Cause("zero-std-groups", "all answers of a group score alike")
+
+
+def _all_wrong(view: RunView, reward: float | None, share: float) -> bool:
+    """Even if all that was earned had been earned by groups that are alike, they earned nothing to
+    speak of."""
+    top, lowest = highest_reward(view), view.series("reward/min")
+    if reward is None or top is None or share <= 0:
+        return False
+    is_centred = lowest is not None and bool((lowest.finite().values < 0).any())
+    return not is_centred and 0.0 <= reward / share < 0.05 * top
 
 
 def _fixes(*, solved: bool) -> tuple[Fix, ...]:

@@ -41,20 +41,10 @@ class Options(RuleOptions):
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     reward = view.series("reward")
     assert reward is not None, "needs says so"
-    values = reward.finite().values
-    if len(values) < options.fire or _differ(values[-options.fire :]):
+    first = constant_since(view, fire=options.fire)
+    if first is None:
         return
-    value, top = float(values[-1]), highest_reward(view)
-    spread = view.series("reward_std")
-    newest_spread = spread.tail(options.fire).values if spread is not None else np.ones(1)
-    differs = not is_zero(view, "reward_std", newest_spread).all()
-    # Without the deviation, chance equality of a few records must be ruled out.
-    differs = differs if spread is not None else len(values) < 2 * options.fire
-    coarse = view.decimals.get("reward", 9) < 3
-    if value == 0.0 or differs or coarse or (top is not None and value >= 0.95 * top):
-        return
-    same = np.flatnonzero(np.abs(values - value) > 1e-9 * abs(value))
-    first = int(reward.finite().steps[same[-1] + 1 if len(same) else 0])
+    value = float(reward.finite().values[-1])
     yield Sighting(
         message=f"The mean reward has been exactly {value:.6g} since step {first}: what scores the "
         "answers does not tell them apart. Try it by hand on a good and a bad one.",
@@ -65,6 +55,24 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=int(reward.steps[-1]),
         value=value,
     )
+
+
+def constant_since(view: RunView, *, fire: int) -> int | None:
+    """The step from which on every answer earns the same; None where they do not."""
+    reward, spread = view.series("reward"), view.series("reward_std")
+    values = reward.finite().values if reward is not None else np.empty(0)
+    if reward is None or len(values) < fire or _differ(values[-fire:]):
+        return None
+    value, top = float(values[-1]), highest_reward(view)
+    newest_spread = spread.tail(fire).values if spread is not None else np.ones(1)
+    differs = not is_zero(view, "reward_std", newest_spread).all()
+    # Without the deviation, chance equality of a few records must be ruled out.
+    differs = differs if spread is not None else len(values) < 2 * fire
+    coarse = view.decimals.get("reward", 9) < 3
+    if value == 0.0 or differs or coarse or (top is not None and value >= 0.95 * top):
+        return None
+    same = np.flatnonzero(np.abs(values - value) > 1e-9 * abs(value))
+    return int(reward.finite().steps[same[-1] + 1 if len(same) else 0])
 
 
 def _differ(values: FloatArray64) -> bool:

@@ -9,6 +9,7 @@ The policy unlearns. Every further step trains on worse samples; the best weight
 
 ## Likely causes
 - nan-update-poisoned-weights: an update that was not finite has been applied.
+- mode-collapse: the samples of a prompt became copies before the reward fell.
 - kl-runaway: the policy has left the reference, and KL grows on.
 - policy-collapse: entropy jumped, output is broken.
 - entropy-collapse: the policy cannot try anything new.
@@ -36,7 +37,15 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
-from homeostat.health.rules.signs import highest_reward, is_nonfinite, smooth, trend
+from homeostat.health.rules.reward.rwd004_reward_constant import constant_since
+from homeostat.health.rules.signs import (
+    answers_changed,
+    highest_reward,
+    is_nonfinite,
+    last_crossing,
+    smooth,
+    trend,
+)
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -82,6 +91,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     # Next to nothing lost is nothing lost: a lucky answer or two.
     if fall is None or (top is not None and fall.best < options.low * top):
         return
+    constant = constant_since(view, fire=options.fire - 1)
+    if constant is not None and not answers_changed(view, constant):
+        # The same answers as before, and all earn one number: the scorer changed (RWD004).
+        return
     if is_other_policy(view):
         yield Unknown("the engine does not sample from the trainer's weights")
         return
@@ -111,6 +124,8 @@ def _causes(view: RunView) -> Iterator[Cause]:
     grads = trend(view.series("grad_norm"))
     if is_nonfinite(view, "grad_norm", "train/loss", "kl", "entropy"):
         yield Cause("nan-update-poisoned-weights", "loss, gradient or KL is not finite")
+    if copies := _copies_first(view):
+        yield Cause("mode-collapse", copies)
     if cut is not None and cut.rises and cut.end > 0.5:
         yield Cause("length-explosion-gibberish", f"{cut.end:.0%} of the completions are cut now")
     length = trend(view.series("completions/mean_length"))
@@ -133,6 +148,22 @@ def _causes(view: RunView) -> Iterator[Cause]:
     if entropy is not None and entropy.falls and entropy.end < 0.7 * entropy.start and steady:
         yield Cause("reward-sign-flipped", "it grows surer while it earns less, without a shock")
     yield Cause("reward-collapse", "the reward fell and stays low")
+
+
+def _copies_first(view: RunView) -> str:
+    """What says that samples became copies of one another before the reward fell; "" where nothing
+    does."""
+    distinct, reward = view.series("completions/distinct_share"), view.series("reward")
+    samples = view.number("rollout.samples_per_prompt")
+    if distinct is None or reward is None or not samples or samples < 2:
+        return ""
+    texts = trend(distinct)
+    when, fell = last_crossing(distinct), last_crossing(reward)
+    if texts is None or not texts.falls or when is None or fell is None or when >= fell:
+        return ""
+    if texts.end * samples > 1.2 or texts.start * samples < 2.0:
+        return ""
+    return f"{texts.end * samples:.2g} different texts a prompt since about step {when}"
 
 
 RULE = Rule(

@@ -1,8 +1,9 @@
 """Steps wait for reward functions.
 
 ## What it sees
-Scoring takes more than `max_share` of a step and more than `min_s` seconds, in `fire` of the
-newest `window` records.
+Scoring takes more than `max_share` of a step, in `fire` of the newest `window` records, and more
+than `min_s` seconds; or more than `min_grown_s` where it took a `growth`-th of that before: what is
+fast enough for one run stalls another, and a run's own beginning tells which it is.
 
 ## Why it matters
 Accelerators stand idle while a few processes compute rewards.
@@ -26,12 +27,15 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
-from homeostat.health.windows import newest_spell
+from homeostat.health.windows import Spell, jumped, newest_spell
+from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
     max_share: float = option(0.4, "Share of a step's time that is too much.")
-    min_s: float = option(1.0, "Seconds below which it does not matter.")
+    min_s: float = option(1.0, "Seconds below which it does not matter, if it was always so.")
+    min_grown_s: float = option(0.1, "Seconds below which it does not matter at all.")
+    growth: float = option(5.0, "Factor over what it took before that is a change.")
     fire: int = option(4, "Records that must show it ...")
     window: int = option(6, "... among so many.")
 
@@ -42,16 +46,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     assert whole is not None, "needs says so"
     reward, whole = reward.on(whole)
     shares = reward.values / np.maximum(whole.values, 1e-9)
-    held = (shares > options.max_share) & (reward.values > options.min_s)
-    spell = newest_spell(held, fire=options.fire, window=options.window, clear=3)
-    if spell is None or not spell.is_open:
+    spell = _spell(reward.values, shares, options)
+    if spell is None:
         return
     part = slice(spell.start, spell.end + 1)
     share, seconds = float(shares[part].mean()), float(reward.values[part].mean())
     first = int(reward.steps[spell.start])
+    before = reward.values[: spell.start]
+    was = f", {np.median(before):.3g} s before it" if len(before) else ""
     yield Sighting(
-        message=f"Rewards take {seconds:.3g} s, {share:.0%} of a step, since step {first} (limit "
-        f"{options.max_share:.0%}). More reward workers would shorten it.",
+        message=f"Rewards take {seconds:.3g} s, {share:.0%} of a step, since step {first}{was} "
+        f"(limit {options.max_share:.0%}). More reward workers would shorten it.",
         evidence=(f"time/reward {seconds:.3g} s, time/step {whole.values[part].mean():.3g} s",),
         causes=(Cause("reward-slow", f"{seconds:.3g} s a step"),),
         fixes=(
@@ -63,6 +68,18 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=share,
         limit=options.max_share,
     )
+
+
+def _spell(seconds: FloatArray64, shares: FloatArray64, options: Options) -> Spell | None:
+    """The slow stretch that is open: slow for anyone, or for this run."""
+    for least, must_jump in ((options.min_s, False), (options.min_grown_s, True)):
+        held = (shares > options.max_share) & (seconds > least)
+        spell = newest_spell(held, fire=options.fire, window=options.window, clear=3)
+        if spell is None or not spell.is_open:
+            continue
+        if not must_jump or jumped(seconds, spell.start, factor=options.growth):
+            return spell
+    return None
 
 
 RULE = Rule(
