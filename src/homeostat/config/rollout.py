@@ -68,6 +68,13 @@ class NativeEngineConfig(Settings):
     prefill_tokens: int = key(
         8192, ge=1, resume="warn", help="Prompt tokens computed in one forward pass, at most."
     )
+    decode: Literal["auto", "graphs", "fused", "plain"] = key(
+        "auto",
+        resume="warn",
+        help="How tokens are decoded. graphs: several steps at a time by fused kernels in CUDA "
+        "graphs. fused: the same kernels without graphs. plain: through the model's own forward, "
+        "the reference. auto takes graphs where they can run, and plain elsewhere.",
+    )
     stall_s: float = key(
         1800.0,
         gt=0,

@@ -75,6 +75,17 @@ class Flight:
         self._sampled_logps.append(sampled_logp)
         return self._end()
 
+    def extend(
+        self, tokens: Sequence[int], logps: Sequence[float], *, version: int
+    ) -> StopReason | None:
+        """Takes sampled tokens up to the one that ends it, and returns why it did, if it did. None
+        of them was drawn from a distribution that was cut."""
+        for token, logp in zip(tokens, logps, strict=True):
+            reason = self.append(token, logp, logp, version=version)
+            if reason is not None:
+                return reason
+        return None
+
     def completion(self, reason: StopReason) -> Completion:
         return Completion(self.request.id, self.request.begun + self._segments(), reason)
 

@@ -92,6 +92,10 @@ class KVCache:
         keys.index_copy_(0, slots, k_NHd.flatten(0, 1))
         values.index_copy_(0, slots, v_NHd.flatten(0, 1))
 
+    def addresses(self) -> list[tuple[int, int]]:
+        """Per layer, where keys and values begin in memory. They move when the cache grows."""
+        return [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in self._layers]
+
     def store(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [R, d], in the numbering of `slots`: views."""
         keys, values = self._layers[layer].flatten(1, 3)

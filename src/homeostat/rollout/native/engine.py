@@ -30,9 +30,8 @@ from homeostat.models.decoder import Decoder
 from homeostat.ops.memory import is_out_of_memory
 from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
-from homeostat.rollout.native.blocks import BlockPool
-from homeostat.rollout.native.cache import KVCache, token_bytes
-from homeostat.rollout.native.memory import free_bytes
+from homeostat.rollout.native.fast import make_bursts
+from homeostat.rollout.native.room import CacheRoom
 from homeostat.rollout.native.runner import Runner
 from homeostat.rollout.native.sampler import draw
 from homeostat.rollout.native.scheduler import Plan, Scheduler
@@ -41,10 +40,8 @@ from homeostat.rollout.native.sequence import Sequence
 from homeostat.types import Completion, FloatArray, StopReason, TokenRow
 
 if TYPE_CHECKING:
+    from homeostat.rollout.native.cuda.bursts import Bursts
     from homeostat.sync.parcel import Parcel, Transport
-
-# Tokens of a block; on the CPU, where a sequence is one block, its size is a multiple of this.
-BLOCK_TOKENS = 16
 
 
 class NativeEngine:
@@ -52,7 +49,8 @@ class NativeEngine:
 
     `max_tokens` is the most that a request may have in all; `decode` turns tokens into the text
     that stop strings are looked for in. `in_rows` is how the cache is laid out (cache.py): one row
-    per sequence on the CPU, small blocks elsewhere, where it is not said.
+    per sequence on the CPU, small blocks elsewhere, where it is not said. With `bursts` the device
+    decodes several steps at a time on its own (cuda/bursts.py).
     """
 
     def __init__(
@@ -72,7 +70,9 @@ class NativeEngine:
         self.device = device
         self.decode = decode
         self.chunk_bytes = chunk_bytes
-        self.in_rows = device.type == "cpu" if in_rows is None else in_rows
+        self.bursts = make_bursts(model, config, device=device, max_tokens=max_tokens)
+        rows_pay = device.type == "cpu" and self.bursts is None
+        self.in_rows = rows_pay if in_rows is None else in_rows
         self.capabilities = Capabilities(
             name="native",
             shares_weights=True,
@@ -87,10 +87,17 @@ class NativeEngine:
             prefill_tokens=config.prefill_tokens,
             in_rows=self.in_rows,
         )
+        self.room = CacheRoom(
+            model,
+            config,
+            device=device,
+            max_tokens=max_tokens,
+            in_rows=self.in_rows,
+            spare_blocks=0 if self.bursts is None else 1,
+        )
         self._version = policy_version
         self._flying: dict[str, Sequence] = {}
         self._finished: list[Completion] = []
-        self._budget_bytes = self._measured_budget()
         self._longest = 0
         self._num_submitted = 0
         self._num_new = 0
@@ -118,7 +125,7 @@ class NativeEngine:
         sequence = Sequence(
             request, number=self._num_submitted, now=time.monotonic(), decode=self.decode
         )
-        self._require_memory(sequence)
+        self.room.require(sequence)
         self._num_submitted += 1
         reason = sequence.given_end()
         if reason is not None:
@@ -147,6 +154,7 @@ class NativeEngine:
         return finished
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        self._land()
         wanted = list(self._flying) if ids is None else [id for id in ids if id in self._flying]
         return [self._end(self._flying[id], StopReason.ABORTED) for id in dict.fromkeys(wanted)]
 
@@ -165,6 +173,7 @@ class NativeEngine:
     def begin_update(self, how: Quiesce) -> list[Completion]:
         self._require_settled("begin_update")
         ended: list[Completion] = []
+        self._land()
         if how is Quiesce.DRAIN:
             self.wake()
             with self._serving():
@@ -200,6 +209,7 @@ class NativeEngine:
         self._trouble = None
 
     def sleep(self) -> None:
+        self._land()
         self._free_cache()
         self._longest = max((s.max_length for s in self._flying.values()), default=0)
         self._is_asleep = True
@@ -208,9 +218,9 @@ class NativeEngine:
         if self._is_closed:
             raise EngineError("the native engine is closed.")
         if self._is_asleep:
-            self._budget_bytes = self._measured_budget()
+            self.room.measure()
             for sequence in self._flying.values():
-                self._require_memory(sequence)
+                self.room.require(sequence)
             self._is_asleep = False
 
     def health(self) -> str | None:
@@ -222,7 +232,7 @@ class NativeEngine:
             prompt_tokens=self.runner.num_prefilled,
             prompt_tokens_shared=self.scheduler.num_shared,
             new_tokens=self._num_new,
-            forward_passes=self.runner.num_forwards,
+            forward_passes=self.runner.num_forwards + (self.bursts.num_steps if self.bursts else 0),
             preemptions=self.scheduler.num_preempted,
             max_running=self.scheduler.most_running,
             cache_bytes=0 if cache is None else cache.num_bytes,
@@ -241,16 +251,64 @@ class NativeEngine:
         self._fit_cache()
         is_whole = False
         try:
-            plan = self.scheduler.plan()
-            self._copy(plan)
-            sequences, hidden_BD = self._compute(plan)
-            if sequences:
-                self._take(sequences, hidden_BD)
+            if self.bursts is not None and self.bursts.is_flying:
+                self._take_burst(self.bursts, may_go_on=self._may_go_on())
+            else:
+                self._plan_and_compute()
             is_whole = True
         finally:
             # After half a step nobody knows what is cached: all of it is computed again.
             if not is_whole:
                 self._free_cache()
+
+    def _plan_and_compute(self) -> None:
+        plan = self.scheduler.plan()
+        self._copy(plan)
+        if self.bursts is not None and plan.decode and not any(s.is_cut for s in plan.decode):
+            self.bursts.start(plan.decode, self.runner.cache_now(), self._reserve)
+            return
+        sequences, hidden_BD = self._compute(plan)
+        if sequences:
+            self._take(sequences, hidden_BD)
+
+    def _may_go_on(self) -> bool:
+        """Nobody ended since the burst was sent, and nobody could join it."""
+        assert self.bursts is not None
+        has_place = len(self.scheduler.running) < self.scheduler.max_running
+        all_fly = all(self._is_flying(s) for s in self.bursts.sequences)
+        return all_fly and not (self.scheduler.waiting and has_place)
+
+    def _take_burst(self, bursts: Bursts, *, may_go_on: bool) -> None:
+        taken = bursts.take(self.runner.cache_now(), self._reserve, may_go_on=may_go_on)
+        live = [self._is_flying(sequence) for sequence in taken.sequences]
+        if not np.isfinite(taken.logps_BS[live]).all():
+            self._refuse_weights()
+        rows = zip(taken.sequences, taken.tokens_BS.tolist(), taken.logps_BS.tolist(), strict=True)
+        for sequence, tokens, logps in rows:
+            if not self._is_flying(sequence):
+                continue
+            num_before = len(sequence.tokens)
+            reason = sequence.extend(tokens, logps, version=self._version)
+            num_new = len(sequence.tokens) - num_before
+            sequence.cached += num_new
+            self._num_new += num_new
+            if reason is not None:
+                self._finished.append(self._end(sequence, reason))
+
+    def _land(self) -> None:
+        """Takes what the device has drawn ahead of the host."""
+        while self.bursts is not None and self.bursts.is_flying:
+            self._take_burst(self.bursts, may_go_on=False)
+
+    def _is_flying(self, sequence: Sequence) -> bool:
+        return self._flying.get(sequence.request.id) is sequence
+
+    def _reserve(self, sequences: list[Sequence], num_tokens: int) -> bool:
+        """Room for `num_tokens` tokens more of each, memory included."""
+        if not self.scheduler.reserve_ahead(sequences, num_tokens):
+            return False
+        self.runner.copy([], extent=self.scheduler.pool.extent)
+        return True
 
     def _compute(self, plan: Plan) -> tuple[list[Sequence], Tensor]:
         """The sequences that get a token now, and the hidden state that predicts each one's."""
@@ -313,47 +371,21 @@ class NativeEngine:
         if self._is_updating:
             raise EngineError(f"{verb}() between begin_update() and commit(): weights may change.")
 
-    def _require_memory(self, sequence: Sequence) -> None:
-        need = _rounded(sequence.max_length) * self._token_bytes
-        if need > self._budget_bytes:
-            raise EngineError(
-                f"request {sequence.request.id!r} cannot be served: the cache of its up to "
-                f"{sequence.max_length} tokens takes {need / 1e9:.3g} GB, and the engine may have "
-                f"{self._budget_bytes / 1e9:.3g} GB. Raise engine.memory_share, or lower "
-                "rollout.max_new_tokens or data.max_length."
-            )
-
-    def _measured_budget(self) -> int:
-        return int(self.config.memory_share * free_bytes(self.device))
-
     def _fit_cache(self) -> None:
         """Makes the cache where there is none, and anew where a row of it is too short."""
         cache = self.runner.cache
-        if cache is not None and (not self.in_rows or self._longest <= cache.block_tokens):
+        if cache is not None and self.room.fits(cache, self._longest):
             return
         self._free_cache()
-        block_tokens = _rounded(self._longest) if self.in_rows else BLOCK_TOKENS
-        num_blocks = self._budget_bytes // (block_tokens * self._token_bytes)
-        assert self.capabilities.max_tokens is not None, self.capabilities
-        useful = self.config.max_concurrency * -(-self.capabilities.max_tokens // block_tokens)
-        num_blocks = min(num_blocks, useful)
-        self.scheduler.refit(BlockPool(num_blocks), block_tokens=block_tokens)
-        self.runner.cache = KVCache(
-            self.model.config,
-            block_tokens=block_tokens,
-            max_blocks=num_blocks,
-            dtype=self.model.output_weight().dtype,
-            device=self.device,
-        )
+        pool, self.runner.cache = self.room.make(self._longest)
+        self.scheduler.refit(pool, block_tokens=self.runner.cache.block_tokens)
 
     def _free_cache(self) -> None:
         """What runs is retracted, and computed again when there is a cache."""
+        if self.bursts is not None:
+            self.bursts.drop()
         self.scheduler.retract_all()
         self.runner.cache = None
-
-    @property
-    def _token_bytes(self) -> int:
-        return token_bytes(self.model.config, self.model.output_weight().dtype)
 
     @contextmanager
     def _serving(self) -> Iterator[None]:
@@ -382,7 +414,3 @@ class NativeEngine:
         if self.model.training is not training:
             for module in self._modules:
                 object.__setattr__(module, "training", training)
-
-
-def _rounded(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK_TOKENS) * BLOCK_TOKENS

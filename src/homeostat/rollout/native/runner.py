@@ -35,13 +35,13 @@ class Runner:
 
     def copy(self, copies: list[Copy], *, extent: int) -> None:
         """Gives the first `extent` blocks memory, and copies between them."""
-        cache = self._cache()
+        cache = self.cache_now()
         cache.reserve(extent)
         cache.copy(copies)
 
     def prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], Tensor]:
         """The sequences that are cached whole now, and the hidden state of each one's end."""
-        cache = self._cache()
+        cache = self.cache_now()
         # Equal lengths as neighbours: packed attention takes them as one batch.
         chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, chunk.end - chunk.start))
         tokens_N = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
@@ -64,7 +64,7 @@ class Runner:
 
     def decode(self, sequences: list[Sequence]) -> Tensor:
         """[B, D]: the hidden state of each sequence's last token."""
-        cache = self._cache()
+        cache = self.cache_now()
         last_B = np.array([(sequence.tokens[-1], sequence.cached) for sequence in sequences])
         tokens_B, positions_B = to_device(last_B.T.copy(), cache.device)
         hidden_BD = self.model.hidden_in(
@@ -91,6 +91,6 @@ class Runner:
         dtype = self.model.output_weight().dtype
         return DecodeAttention(cache, sequences, positions_B, dtype=dtype, in_rows=self.in_rows)
 
-    def _cache(self) -> KVCache:
+    def cache_now(self) -> KVCache:
         assert self.cache is not None, "the engine makes a cache before it plans a step"
         return self.cache

@@ -165,6 +165,19 @@ class Scheduler:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
 
+    def reserve_ahead(self, sequences: list[Sequence], num_tokens: int) -> bool:
+        """Blocks for the next `num_tokens` tokens of each, as far as it may get, or for none. The
+        last token of a sequence is not cached."""
+        missing = [
+            self.blocks_for(min(len(s.tokens) + num_tokens, s.max_length) - 1) - len(s.blocks)
+            for s in sequences
+        ]
+        if sum(max(count, 0) for count in missing) > self.pool.num_free:
+            return False
+        for sequence, count in zip(sequences, missing, strict=True):
+            sequence.blocks += [self.pool.alloc() for _ in range(count)]
+        return True
+
     def _fork(self, sequence: Sequence, prompt: SharedPrompt, plan: Plan) -> None:
         """Takes over the prompt from one who has it. A fresh sequence needs its last hidden state
         too: where that is not kept, the last token of the prompt is computed again."""

@@ -1,0 +1,95 @@
+"""Decoding in bursts: the device makes some steps on its own, and the host reads what it drew
+while it makes the next ones.
+
+    start(sequences) -> [take() -> what the oldest burst drew] ... until nothing is on its way
+
+Two bursts are on their way at most: the second one begins from what the first leaves on the
+device. Who ends in the first is computed on in the second, in vain, and harms nobody: whatever gets
+its blocks is computed later, on the same stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.cuda.state import BURST_STEPS, DecodeState, Drawing
+from homeostat.rollout.native.cuda.steps import Steps
+from homeostat.rollout.native.sequence import Sequence
+
+# Makes room for so many tokens more of each sequence, or says that there is none.
+Reserve = Callable[[list[Sequence], int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a burst drew for each of its sequences: [B, S]."""
+
+    sequences: list[Sequence]
+    tokens_BS: np.ndarray
+    logps_BS: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Burst:
+    num_steps: int
+    drawing: Drawing
+
+
+class Bursts:
+    def __init__(self, state: DecodeState, steps: Steps) -> None:
+        self.state = state
+        self.steps = steps
+        self.num_steps = 0
+        self.sequences: list[Sequence] = []
+        self._count = 0
+        self._flying: deque[_Burst] = deque()
+
+    @property
+    def is_flying(self) -> bool:
+        return bool(self._flying)
+
+    def start(self, sequences: list[Sequence], cache: KVCache, reserve: Reserve) -> None:
+        """The first burst of these sequences, each with one token that is not cached."""
+        assert not self._flying, "the last sequences are still on their way"
+        self.state.see(cache)
+        self._count = self.steps.make_ready(len(sequences))
+        self.sequences = sequences
+        self.state.load(sequences)
+        # Where there is no room for more, there is room for one: the scheduler saw to it.
+        wanted = self._wanted()
+        self._launch(wanted if reserve(sequences, wanted) else 1)
+
+    def take(self, cache: KVCache, reserve: Reserve, *, may_go_on: bool) -> Taken:
+        """Waits for the oldest burst, after another was sent after it where that is of use."""
+        wanted = self._wanted()
+        if may_go_on and wanted > 0 and reserve(self.sequences, self._ahead + wanted):
+            # Room may have been had by moving the cache.
+            self.state.see(cache)
+            self._launch(wanted)
+        tokens_SB, logps_SB = self._flying.popleft().drawing.wait()
+        return Taken(self.sequences, tokens_SB.T, logps_SB.T)
+
+    def drop(self) -> None:
+        """What is on its way is drawn again, to the same tokens, by whoever goes on."""
+        self._flying.clear()
+
+    @property
+    def _ahead(self) -> int:
+        return sum(burst.num_steps for burst in self._flying)
+
+    def _wanted(self) -> int:
+        """Steps until all sequences are as long as they may get, or as many as make a burst."""
+        left = max(s.max_length - len(s.tokens) for s in self.sequences) - self._ahead
+        return min(left, BURST_STEPS)
+
+    def _launch(self, num_steps: int) -> None:
+        self.state.prepare(self.sequences, ahead=self._ahead)
+        self.steps.run(self._count, num_steps)
+        self.num_steps += num_steps
+        drawing = self.state.drawn(len(self.sequences), num_steps)
+        self._flying.append(_Burst(num_steps, drawing))

@@ -1,0 +1,124 @@
+"""What the device knows of the sequences that decode: the inputs of a step, and what came out.
+
+Addresses never change, so that graphs can be captured over them. Rows beyond the sequences are
+padding: they do not move, and what they write goes to the cache's spare block.
+
+Suffixes: `_B` rows, `_K` blocks of a sequence, `_S` steps of a burst, `_L` layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.sequence import Sequence
+from homeostat.rollout.noise import uniforms
+
+# Steps that the device makes without a word from the host. A sequence that ends is computed on for
+# up to twice as many.
+BURST_STEPS = 8
+# No sequence owns it: rows without a place of their own write there.
+SPARE_BLOCK = 0
+
+
+class DecodeState:
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        block_tokens: int,
+        layers: int,
+        device: torch.device,
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.device = device
+        self.max_rows = max_rows
+        self.num_blocks = -(-(max_tokens + 2 * BURST_STEPS) // block_tokens) + 1
+        self.tokens_B = zeros(max_rows, dtype=torch.int32)
+        self.positions_B = zeros(max_rows, dtype=torch.int32)
+        self.starts_B = zeros(max_rows, dtype=torch.int32)
+        self.moves_B = zeros(max_rows, dtype=torch.int32)
+        self.greedy_B = zeros(max_rows, dtype=torch.int32)
+        self.scale_B = zeros(max_rows, dtype=torch.float32)
+        self.tables_BK = zeros(max_rows, self.num_blocks, dtype=torch.int32)
+        self.noise_SB = zeros(BURST_STEPS, max_rows, dtype=torch.float64)
+        self.drawn_SB = zeros(BURST_STEPS, max_rows, dtype=torch.int32)
+        self.logps_SB = zeros(BURST_STEPS, max_rows, dtype=torch.float32)
+        self.stores_L2 = zeros(layers, 2, dtype=torch.int64)
+        self._stores: list[tuple[int, int]] = []
+
+    def see(self, cache: KVCache) -> None:
+        """Where the cache is now."""
+        stores = cache.addresses()
+        if stores != self._stores:
+            self._stores = stores
+            self._send(self.stores_L2, np.array(stores, dtype=np.int64))
+
+    def clear(self) -> None:
+        """Nothing but padding."""
+        for tensor in (self.positions_B, self.starts_B, self.moves_B, self.tables_BK):
+            tensor.zero_()
+
+    def load(self, sequences: list[Sequence]) -> None:
+        """The next inputs of these sequences; the rows after them become padding."""
+        rows = np.zeros((5, self.max_rows), dtype=np.int32)
+        scale_B = np.ones(self.max_rows, dtype=np.float32)
+        for row, sequence in enumerate(sequences):
+            temperature = sequence.request.sampling.temperature
+            rows[:, row] = sequence.tokens[-1], sequence.cached, 0, 1, temperature == 0
+            scale_B[row] = 1.0 / temperature if temperature > 0 else 1.0
+        targets = (self.tokens_B, self.positions_B, self.starts_B, self.moves_B, self.greedy_B)
+        for target, row in zip(targets, rows, strict=True):
+            self._send(target, row)
+        self._send(self.scale_B, scale_B)
+
+    def prepare(self, sequences: list[Sequence], *, ahead: int) -> None:
+        """Blocks and noise of the next burst. `ahead`: tokens on their way before it."""
+        tables_BK = np.full((self.max_rows, self.num_blocks), SPARE_BLOCK, dtype=np.int32)
+        for row, sequence in enumerate(sequences):
+            tables_BK[row, : len(sequence.blocks)] = sequence.blocks
+        keys_B = np.array([sequence.noise_key for sequence in sequences], dtype=np.uint64)
+        first_B = np.array([sequence.num_new + ahead for sequence in sequences], dtype=np.uint64)
+        steps_S = np.arange(BURST_STEPS, dtype=np.uint64)
+        noise_SB = np.zeros((BURST_STEPS, self.max_rows))
+        noise_SB[:, : len(sequences)] = uniforms(keys_B, first_B + steps_S[:, None])
+        self._send(self.tables_BK, tables_BK)
+        self._send(self.noise_SB, noise_SB)
+        self.starts_B.copy_(self.positions_B)
+
+    def drawn(self, num_rows: int, num_steps: int) -> Drawing:
+        """A copy on its way to the host."""
+        tokens_SB = self.drawn_SB[:num_steps, :num_rows].to("cpu", non_blocking=True)
+        logps_SB = self.logps_SB[:num_steps, :num_rows].to("cpu", non_blocking=True)
+        event = None
+        if self.device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+        return Drawing(tokens_SB, logps_SB, event)
+
+    def _send(self, target: Tensor, array: np.ndarray) -> None:
+        source = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            source = source.pin_memory()
+        target.copy_(source, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a burst drew. The tensors are whole once the device has passed `event`."""
+
+    tokens_SB: Tensor
+    logps_SB: Tensor
+    event: torch.cuda.Event | None
+
+    def wait(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.tokens_SB.numpy(), self.logps_SB.numpy()

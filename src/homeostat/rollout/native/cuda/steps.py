@@ -1,0 +1,71 @@
+"""Decoding steps as CUDA graphs: one per number of rows, captured when it is first wanted.
+
+A graph is the launches of `DecodeForward.step`, replayed in one go: the host would take longer to
+launch them than the device takes to run them. Rows are padded to the next of a few numbers, so
+that there are few graphs. They hold no address of the cache, and weights are written in place: a
+graph, once captured, serves until the engine is closed.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+
+import torch
+
+from homeostat.rollout.native.cuda.forward import DecodeForward
+
+_SMALL = (1, 2, 4, 8, 16)
+_STRIDE = 32
+
+
+def row_counts(max_rows: int) -> list[int]:
+    """Numbers of rows that there are graphs for, the largest of them `max_rows`."""
+    counts = [*_SMALL, *range(_STRIDE, max_rows, _STRIDE)]
+    return [count for count in counts if count < max_rows] + [max_rows]
+
+
+class Steps:
+    """Runs steps over up to `max_rows` rows. Without graphs the same launches are made anew."""
+
+    def __init__(self, forward: DecodeForward, *, max_rows: int, with_graphs: bool) -> None:
+        self.forward = forward
+        self.counts = row_counts(max_rows)
+        self.with_graphs = with_graphs
+        self.warmup_s = 0.0
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool = None
+
+    def make_ready(self, num_rows: int) -> int:
+        """The number of rows that a step over `num_rows` runs over; it is captured by now.
+
+        What was loaded into the state before is lost where a graph had to be captured.
+        """
+        count = self.counts[bisect_left(self.counts, num_rows)]
+        if self.with_graphs and count not in self._graphs:
+            started = time.perf_counter()
+            self._graphs[count] = self._captured(count)
+            self.warmup_s += time.perf_counter() - started
+        return count
+
+    def run(self, count: int, num_steps: int) -> None:
+        for _ in range(num_steps):
+            if self.with_graphs:
+                self._graphs[count].replay()
+            else:
+                self.forward.step(count)
+
+    def _captured(self, count: int) -> torch.cuda.CUDAGraph:
+        self.forward.state.clear()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # Compiles kernels and makes handles, neither of which can be captured.
+            self.forward.step(count)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Only what this thread does is captured: others may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self.forward.step(count)
+        self._pool = graph.pool() if self._pool is None else self._pool
+        return graph

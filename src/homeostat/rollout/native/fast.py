@@ -1,0 +1,74 @@
+"""Which way decoding goes: the fast one, where the device and the model allow it, or the plain one.
+
+plain    one step at a time through the decoder's own forward: the reference
+fused    several steps at a time by kernels of fewer launches (cuda/)
+graphs   the same kernels, captured as CUDA graphs
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from homeostat.config.rollout import NativeEngineConfig
+from homeostat.errors import EngineError
+from homeostat.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from homeostat.rollout.native.cuda.bursts import Bursts
+
+HEAD_DIMS = (32, 64, 128, 256)
+
+
+def make_bursts(
+    model: Decoder, config: NativeEngineConfig, *, device: torch.device, max_tokens: int
+) -> Bursts | None:
+    """None where decoding goes the plain way. An impossible choice is refused."""
+    if config.decode == "plain":
+        return None
+    obstacle = obstacle_to_fast(model, device, choice=config.decode)
+    if obstacle and config.decode == "auto":
+        return None
+    if obstacle:
+        raise EngineError(
+            f"engine.decode is {config.decode}, which cannot run here: {obstacle}. "
+            "Set engine.decode=auto."
+        )
+    # Its kernels need Triton to be imported at all.
+    from homeostat.rollout.native.cuda.bursts import Bursts
+    from homeostat.rollout.native.cuda.forward import DecodeForward
+    from homeostat.rollout.native.cuda.state import DecodeState
+    from homeostat.rollout.native.cuda.steps import Steps
+    from homeostat.rollout.native.room import BLOCK_TOKENS
+
+    max_rows = config.max_concurrency
+    state = DecodeState(
+        max_rows=max_rows,
+        max_tokens=max_tokens,
+        block_tokens=BLOCK_TOKENS,
+        layers=model.config.num_layers,
+        device=device,
+    )
+    forward = DecodeForward(model, state, block_tokens=BLOCK_TOKENS)
+    return Bursts(state, Steps(forward, max_rows=max_rows, with_graphs=config.decode != "fused"))
+
+
+def obstacle_to_fast(model: Decoder, device: torch.device, *, choice: str) -> str:
+    """Why decoding cannot go the fast way; empty where it can."""
+    if model.numerics == "invariant":
+        return "model.numerics is invariant, which it does not keep"
+    if model.config.head_dim not in HEAD_DIMS:
+        return f"heads are {model.config.head_dim} wide, and it knows {HEAD_DIMS}"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type != "cuda" and not (choice == "fused" and _is_interpreted()):
+        return f"it needs a CUDA device, and this is {device.type}"
+    return ""
+
+
+def _is_interpreted() -> bool:
+    """Triton runs kernels in Python, on any device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
