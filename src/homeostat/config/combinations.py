@@ -189,7 +189,7 @@ def _invariant(config: RunConfig) -> Iterator[Problem]:
             "invariant arithmetic is fp32.",
             "Set trainer.precision=fp32, or model.numerics=fast.",
         )
-    if config.trainer.logits_chunk_bytes < INVARIANT_CHUNK_BYTES:
+    if config.trainer.logits_bytes("cpu") < INVARIANT_CHUNK_BYTES:
         yield Problem(
             "trainer.logits_chunk_bytes",
             f"invariant log-probs come in tiles of {INVARIANT_CHUNK_BYTES} bytes.",

@@ -27,7 +27,7 @@ from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.linear import Linear, Numerics
-from homeostat.ops.norms import rms_norm
+from homeostat.ops.norms import add_rms_norm, rms_norm
 from homeostat.ops.rope import apply_rope_to_both, inverse_frequencies, rope_tables
 from homeostat.ops.sharing import SharedAttention, SharedPrompts
 from homeostat.ops.tiled_attention import TiledAttention
@@ -48,8 +48,11 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, eps=self.eps)
+    def forward(self, x: Tensor, update: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The norm of x. With an update to x: (their sum, its norm), which is one pass."""
+        if update is None:
+            return rms_norm(x, self.weight, eps=self.eps)
+        return add_rms_norm(x, update, self.weight, eps=self.eps)
 
 
 class Attention(nn.Module):
@@ -107,9 +110,17 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
-        x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), context)
-        return x_ND + self.mlp(self.post_attention_layernorm(x_ND))
+    def forward(
+        self, x_ND: Tensor, update_ND: Tensor | None, context: _Context
+    ) -> tuple[Tensor, Tensor]:
+        """x and what is still to be added to it: by the layer before, and by this one."""
+        if update_ND is None:
+            normed_ND = self.input_layernorm(x_ND)
+        else:
+            x_ND, normed_ND = self.input_layernorm(x_ND, update_ND)
+        update_ND = self.self_attn(normed_ND, context)
+        x_ND, normed_ND = self.post_attention_layernorm(x_ND, update_ND)
+        return x_ND, self.mlp(normed_ND)
 
 
 class Trunk(nn.Module):
@@ -182,10 +193,8 @@ class Decoder(nn.Module):
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
         with self.dropout_keys.use(dropout_keys_N):
-            x_ND = self._layers(tokens_N, positions_N, self._packed_attention(layout))
-        if order_N is not None:
-            x_ND = x_ND[order_N.argsort()]
-        return self.model.norm(x_ND)
+            hidden_ND = self.hidden_in(tokens_N, positions_N, self._packed_attention(layout))
+        return hidden_ND if order_N is None else hidden_ND[order_N.argsort()]
 
     def _hidden_shared(
         self,
@@ -206,29 +215,32 @@ class Decoder(nn.Module):
     def hidden_in(
         self, tokens_N: Tensor, positions_N: Tensor, attention: AttentionContext
     ) -> Tensor:
-        """[N, D] after the final norm, in the context of tokens computed before. No dropout."""
-        return self.model.norm(self._layers(tokens_N, positions_N, attention))
-
-    def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
-        if self.numerics == "invariant":
-            return TiledAttention.of(layout, num_kv_heads=self.config.num_kv_heads)
-        return PackedAttention(layout, self.kernel)
-
-    def _layers(self, tokens_N: Tensor, positions_N: Tensor, attention: AttentionContext) -> Tensor:
+        """[N, D] after the final norm, in the context of tokens computed before."""
         self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)
         tables = rope_tables(positions_N, self.inv_freq_F, self.config.rope)
         context = _Context(attention, *tables)
-        x_ND = self.model.embed_tokens(tokens_N)
+        x_ND, update_ND = self.model.embed_tokens(tokens_N), None
         for layer in self.model.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x_ND = checkpoint(
+                # Summed here, so that one tensor is kept for the layer and not two.
+                x_ND, update_ND = checkpoint(
                     layer,
-                    x_ND,
+                    _sum(x_ND, update_ND),
+                    None,
                     context,
                     use_reentrant=False,
                     preserve_rng_state=False,
                     context_fn=self.dropout_keys.checkpoint_contexts,
                 )
             else:
-                x_ND = layer(x_ND, context)
-        return x_ND
+                x_ND, update_ND = layer(x_ND, update_ND, context)
+        return self.model.norm(_sum(x_ND, update_ND))
+
+    def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
+        if self.numerics == "invariant":
+            return TiledAttention.of(layout, num_kv_heads=self.config.num_kv_heads)
+        return PackedAttention(layout, self.kernel)
+
+
+def _sum(x_ND: Tensor, update_ND: Tensor | None) -> Tensor:
+    return x_ND if update_ND is None else x_ND + update_ND

@@ -4,6 +4,8 @@ torch's SiLU takes the exponential by one routine in the body of a vector loop a
 tail, so that an entry's last bit depends on where the loop ends: on the number of rows and threads.
 The `invariant` form is built of operations that have one result each: torch.exp (whose tail runs
 the same routine on a padded vector), and sums and quotients, which IEEE 754 rounds one way.
+
+On CUDA the `fast` form is one Triton kernel (ops/kernels).
 """
 
 from __future__ import annotations
@@ -15,10 +17,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from homeostat.ops import kernels
 from homeostat.ops.linear import Numerics
 
 
 def gated_silu(gate: Tensor, up: Tensor, *, numerics: Numerics = "fast") -> Tensor:
+    if numerics == "fast" and kernels.fused(gate):
+        from homeostat.ops.kernels import activations
+
+        if torch.is_grad_enabled():
+            return activations.GatedSilu.apply(gate, up)
+        return activations.gated_silu(gate, up)
     activated = functional.silu(gate) if numerics == "fast" else _InvariantSilu.apply(gate)
     return activated * up
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from homeostat.errors import ModelError
+from homeostat.ops.transfer import to_device
 
 MAX_VARLEN_HEAD_DIM = 256
 
@@ -56,7 +57,7 @@ class PackedLayout:
         lengths = tuple(int(length) for length in lengths)
         assert min(lengths, default=0) > 0, f"document lengths {lengths}"
         ends = (0, *accumulate(lengths))
-        cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
+        cu_seqlens = to_device(torch.tensor(ends, dtype=torch.int32, device="cpu"), device)
         return cls(lengths, ends[:-1], max(lengths), cu_seqlens)
 
     @property

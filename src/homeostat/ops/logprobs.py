@@ -15,14 +15,14 @@ come with it. The backward pass is the same in both.
 Vocabulary chunks are the outer loop, so that a chunk of the weight's gradient is summed over all
 tokens in fp32 before it is rounded, once, to the weight's dtype.
 
+On CUDA the passes over a tile are kernels (ops/fused_logprobs.py); what is here is their reference.
+
 Suffixes: `_M` predicted tokens, `_V` vocabulary, `_D` model dim, `_C` vocabulary chunks; a tile is
 named for its own rows and columns, `_mv`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -30,9 +30,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from homeostat.ops import kernels
 from homeostat.ops.linear import TILE_ROWS, Numerics
-
-VOCAB_CHUNK = 8192
+from homeostat.ops.logit_tiles import (
+    VOCAB_CHUNK,
+    Entropy,
+    product,
+    tile_height,
+    token_tiles,
+    vocab_chunks,
+)
 
 # exp is 0 in fp32 below -104: clamping here changes no probability, and 0 * inf does not arise.
 _LOG_ZERO = -110.0
@@ -49,8 +56,8 @@ def token_logprobs(
 ) -> Tensor:
     """fp32 [M]: the log-probability of each target under the hidden state that predicts it."""
     _check(hidden_MD, weight_VD, targets_M, temperature)
-    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes, numerics)
-    return _TokenLogprobs.apply(*problem, _Entropy.NONE)[0]
+    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes)
+    return _compute(problem, numerics, Entropy.NONE)[0]
 
 
 def token_logprobs_and_entropy(
@@ -68,8 +75,18 @@ def token_logprobs_and_entropy(
     Without `entropy_grad` the entropy is a constant, and the backward pass costs nothing more.
     """
     _check(hidden_MD, weight_VD, targets_M, temperature)
-    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes, numerics)
-    return _TokenLogprobs.apply(*problem, _Entropy.GRAD if entropy_grad else _Entropy.VALUE)
+    problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes)
+    return _compute(problem, numerics, Entropy.GRAD if entropy_grad else Entropy.VALUE)
+
+
+def _compute(
+    problem: tuple[Tensor, Tensor, Tensor, float, int], numerics: Numerics, entropy: Entropy
+) -> tuple[Tensor, Tensor | None]:
+    if numerics == "fast" and kernels.fused(problem[0]):
+        from homeostat.ops.fused_logprobs import FusedTokenLogprobs
+
+        return FusedTokenLogprobs.apply(*problem, entropy)
+    return _TokenLogprobs.apply(*problem, numerics, entropy)
 
 
 def _check(hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature: float) -> None:
@@ -78,14 +95,6 @@ def _check(hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature:
         f"hidden {tuple(hidden_MD.shape)}, weight {tuple(weight_VD.shape)}, "
         f"targets {tuple(targets_M.shape)}"
     )
-
-
-class _Entropy(Enum):
-    """What is wanted of the entropy: nothing, its value, or its gradient too."""
-
-    NONE = auto()
-    VALUE = auto()
-    GRAD = auto()
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -100,17 +109,17 @@ class _TokenLogprobs(torch.autograd.Function):
         scale: float,
         chunk_bytes: int,
         numerics: Numerics,
-        entropy: _Entropy,
+        entropy: Entropy,
     ) -> tuple[Tensor, Tensor | None]:
         num_tokens = targets_M.shape[0]
         num_chunks = -(-weight_VD.shape[0] // VOCAB_CHUNK)
         lse_MC = hidden_MD.new_empty((num_tokens, num_chunks), dtype=torch.float32)
-        entropy_MC = None if entropy is _Entropy.NONE else torch.empty_like(lse_MC)
+        entropy_MC = None if entropy is Entropy.NONE else torch.empty_like(lse_MC)
         target_logit_M = hidden_MD.new_zeros(num_tokens, dtype=torch.float32)
         height = TILE_ROWS if numerics == "invariant" else None
-        for chunk, (first, weight_vD) in enumerate(_vocab_chunks(weight_VD)):
+        for chunk, (first, weight_vD) in enumerate(vocab_chunks(weight_VD)):
             width = weight_vD.shape[0]
-            for rows in _token_tiles(num_tokens, height or _height(chunk_bytes, width)):
+            for rows in token_tiles(num_tokens, height or tile_height(chunk_bytes, 4 * width)):
                 tile_mv = _logits(hidden_MD[rows], weight_vD, scale, height=height)
                 at_m, inside_m = _target_columns(targets_M[rows], first, width)
                 picked_m = tile_mv[: len(at_m)].gather(1, at_m[:, None]).squeeze(1)
@@ -122,9 +131,9 @@ class _TokenLogprobs(torch.autograd.Function):
         lse_M = lse_MC.logsumexp(1)
         entropy_M = None if entropy_MC is None else _whole_entropy(entropy_MC, lse_MC, lse_M)
         ctx.scale, ctx.chunk_bytes = scale, chunk_bytes
-        if entropy is _Entropy.VALUE:
+        if entropy is Entropy.VALUE:
             ctx.mark_non_differentiable(entropy_M)
-        kept_M = entropy_M if entropy is _Entropy.GRAD else None
+        kept_M = entropy_M if entropy is Entropy.GRAD else None
         ctx.save_for_backward(hidden_MD, weight_VD, targets_M, lse_M, kept_M)
         return target_logit_M - lse_M, entropy_M
 
@@ -139,10 +148,10 @@ class _TokenLogprobs(torch.autograd.Function):
         narrow_M = grad_M * ctx.scale if entropy_M is None else torch.full_like(grad_M, ctx.scale)
         dhidden_MD = torch.zeros_like(hidden_MD, dtype=torch.float32) if needs_hidden else None
         dweight_VD = torch.empty_like(weight_VD) if needs_weight else None
-        for first, weight_vD in _vocab_chunks(weight_VD):
+        for first, weight_vD in vocab_chunks(weight_VD):
             width = weight_vD.shape[0]
             dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
-            for rows in _token_tiles(targets_M.shape[0], _height(ctx.chunk_bytes, width)):
+            for rows in token_tiles(targets_M.shape[0], tile_height(ctx.chunk_bytes, 4 * width)):
                 tile_mv = _logits(hidden_MD[rows], weight_vD, ctx.scale).sub_(lse_M[rows, None])
                 at_m, inside_m = _target_columns(targets_M[rows], first, width)
                 at_target_m = inside_m.float()
@@ -156,31 +165,14 @@ class _TokenLogprobs(torch.autograd.Function):
                 # The operands of a matrix product share a dtype; its sums stay fp32.
                 tile_mv = tile_mv.to(weight_vD.dtype)
                 if dhidden_MD is not None:
-                    dhidden_MD[rows] -= _mm(tile_mv, weight_vD) * narrow_M[rows, None]
+                    dhidden_MD[rows] -= product(tile_mv, weight_vD) * narrow_M[rows, None]
                 if dweight_VD is not None:
                     upstream_mD = (hidden_MD[rows] * narrow_M[rows, None]).to(weight_vD.dtype)
-                    dweight_vD -= _mm(tile_mv.t(), upstream_mD)
+                    dweight_vD -= product(tile_mv.t(), upstream_mD)
             if dweight_VD is not None:
                 dweight_VD[first : first + width] = dweight_vD
         dhidden = None if dhidden_MD is None else dhidden_MD.to(hidden_MD.dtype)
         return dhidden, dweight_VD, None, None, None, None, None
-
-
-def _vocab_chunks(weight_VD: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows) of the weight, in the dtype that matrix products are done in."""
-    native = _multiplies_into_fp32(weight_VD)
-    for first in range(0, weight_VD.shape[0], VOCAB_CHUNK):
-        weight_vD = weight_VD[first : first + VOCAB_CHUNK]
-        yield first, weight_vD if native else weight_vD.float()
-
-
-def _height(chunk_bytes: int, width: int) -> int:
-    return max(1, chunk_bytes // (4 * width))
-
-
-def _token_tiles(num_tokens: int, height: int) -> Iterator[slice]:
-    for start in range(0, num_tokens, height):
-        yield slice(start, min(start + height, num_tokens))
 
 
 def _logits(
@@ -189,21 +181,8 @@ def _logits(
     """A tile of z. With a `height` rows of zeros fill it up: its shape is constant."""
     if height is not None:
         hidden_mD = functional.pad(hidden_mD, (0, 0, 0, height - hidden_mD.shape[0]))
-    tile_mv = _mm(hidden_mD.to(weight_vD.dtype), weight_vD.t())
+    tile_mv = product(hidden_mD.to(weight_vD.dtype), weight_vD.t())
     return tile_mv if scale == 1.0 else tile_mv.mul_(scale)
-
-
-def _multiplies_into_fp32(tensor: Tensor) -> bool:
-    """fp32 needs no care; on CUDA half-precision operands can be summed into an fp32 result."""
-    return tensor.dtype == torch.float32 or (
-        tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16)
-    )
-
-
-def _mm(left: Tensor, right: Tensor) -> Tensor:
-    if left.dtype == torch.float32:
-        return torch.mm(left, right)
-    return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _target_columns(targets_m: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,9 @@
 The mean and the root are taken in fp32 whatever the input dtype; the result has the input dtype.
 Each row is computed by itself: its bits do not depend on the others.
 
-torch has one kernel for it on CUDA; in fp32 on the CPU it is a chain of operations whose gradient
-takes twice the passes over memory that the formula needs, so that there the formula stands here:
+On CUDA a Triton kernel does it (ops/kernels), and the sum before it in the same pass. In fp32 on
+the CPU torch's own is a chain of operations whose gradient takes twice the passes over memory that
+the formula needs, so that there the formula stands here:
 
     n = x * rstd,    dx = rstd * (g * w - n * mean(g * w * n)),    dw = sum over rows of g * n
 
@@ -21,8 +22,28 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from homeostat.ops import kernels
+
+
+def add_rms_norm(x: Tensor, y: Tensor, weight_D: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of a residual stream and what a layer adds to it, and the norm of that sum."""
+    if kernels.fused(x):
+        from homeostat.ops.kernels import norms
+
+        if torch.is_grad_enabled():
+            return norms.AddRmsNorm.apply(x, y, weight_D, eps)
+        return norms.add_rms_norm(x, y, weight_D, eps)[:2]
+    x = x + y
+    return x, rms_norm(x, weight_D, eps=eps)
+
 
 def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
+    if kernels.fused(x):
+        from homeostat.ops.kernels import norms
+
+        if torch.is_grad_enabled():
+            return norms.RmsNorm.apply(x, weight_D, eps)
+        return norms.add_rms_norm(x, None, weight_D, eps)[1]
     # Tensors without data (models/shape_only.py) go this way, too: it keeps as much as the kernel.
     if x.is_meta or (x.device.type == "cpu" and x.dtype == weight_D.dtype == torch.float32):
         if not torch.is_grad_enabled():

@@ -21,6 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from homeostat.ops import kernels
+
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
 
@@ -69,6 +71,12 @@ def apply_rope_to_both(
     q_NHd: Tensor, k_NHd: Tensor, cos_N1d: Tensor, sin_N1F: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys. Without gradients in one pass: decoding is bound by the number of calls."""
+    if kernels.fused(q_NHd):
+        from homeostat.ops.kernels import rope
+
+        if torch.is_grad_enabled():
+            return rope.RotateBoth.apply(q_NHd, k_NHd, cos_N1d, sin_N1F)
+        return rope.rotate_both(q_NHd, k_NHd, cos_N1d, sin_N1F, sign=1)
     if torch.is_grad_enabled():
         return apply_rope(q_NHd, cos_N1d, sin_N1F), apply_rope(k_NHd, cos_N1d, sin_N1F)
     both_NHd = torch.cat((q_NHd, k_NHd), dim=1)

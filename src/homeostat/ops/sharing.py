@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from homeostat.ops.attention import AttentionContext
+from homeostat.ops.transfer import to_device
 
 # Below this the copies for attention cost more than is spared.
 MIN_SPARED_SHARE = 0.05
@@ -56,8 +57,8 @@ class SharedPrompts:
             return None
         number_N = np.cumsum(~is_copy_N) - 1
         return cls(
-            torch.from_numpy(np.flatnonzero(~is_copy_N)).to(device),
-            torch.from_numpy(number_N[source_N]).to(device),
+            to_device(torch.from_numpy(np.flatnonzero(~is_copy_N)), device),
+            to_device(torch.from_numpy(number_N[source_N]), device),
         )
 
     def reordered(self, order_N: Tensor) -> SharedPrompts:

@@ -79,7 +79,7 @@ def _shared(
         device=trainer.runtime.device,
         max_tokens=most_tokens(config),
         decode=tokenizer.decode,
-        chunk_bytes=config.trainer.logits_chunk_bytes,
+        chunk_bytes=config.trainer.logits_bytes(trainer.runtime.device.type),
         policy_version=version,
     )
 
@@ -94,7 +94,7 @@ def _native_kwargs(config: RunConfig, trainer: Trainer) -> dict[str, Any]:
         "threads": runtime.threads,
         "seed": config.seed,
         "max_tokens": most_tokens(config),
-        "chunk_bytes": config.trainer.logits_chunk_bytes,
+        "chunk_bytes": config.trainer.logits_bytes(runtime.device.type),
     }
 
 

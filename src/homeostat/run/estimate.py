@@ -178,7 +178,7 @@ def _rungs(config: RunConfig) -> Iterator[str]:
         yield f"trainer.max_tokens_per_device={tokens}"
     if trainer.micro_batch_rows is not None and trainer.micro_batch_rows > 1:
         yield "trainer.micro_batch_rows=1"
-    if trainer.logits_chunk_bytes > 16 * 2**20:
+    if trainer.logits_bytes("cpu") > 16 * 2**20:
         yield "trainer.logits_chunk_bytes=16MiB"
     if config.is_rl and not config.engine.sleep:
         yield "engine.sleep=true"

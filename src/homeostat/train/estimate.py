@@ -96,7 +96,9 @@ def _work(
 ) -> int:
     """Two micro-batches: gradients of the first are there while the second is computed."""
     nowhere = replace(runtime, device=torch.device("meta"), pin_memory=False)
-    forward = Forward.of(shape, config.trainer, runtime=nowhere, seed=0)
+    logits_bytes = config.trainer.logits_bytes(runtime.device.type)
+    trainer = config.trainer.model_copy(update={"logits_chunk_bytes": logits_bytes})
+    forward = Forward.of(shape, trainer, runtime=nowhere, seed=0)
     spec = _loss_spec(config, batch)
     if frees_gradients:
         for parameter in shape.parameters():

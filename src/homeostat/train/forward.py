@@ -77,7 +77,7 @@ class Forward:
         inputs = (hidden_ND[index_M - 1], model.output_weight(), tokens_N[index_M])
         how = {
             "temperature": temperature,
-            "chunk_bytes": self.config.logits_chunk_bytes,
+            "chunk_bytes": self.config.logits_bytes(self.runtime.device.type),
             "numerics": model.numerics,
         }
         if entropy is EntropyNeed.NONE:

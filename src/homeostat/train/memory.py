@@ -165,7 +165,7 @@ def memory_ladder(config: RunConfig, *, longest_row: int, largest_batch: int = 0
         ladder.append(f"trainer.max_tokens_per_device={smaller}  (same result)")
     if not trainer.gradient_checkpointing:
         ladder.append("trainer.gradient_checkpointing=true  (about a third slower, same result)")
-    if trainer.logits_chunk_bytes > 16 * 2**20:
+    if trainer.logits_bytes("cpu") > 16 * 2**20:
         ladder.append("trainer.logits_chunk_bytes=16MiB  (same result)")
     if trainer.precision == "fp32" and trainer.device != "cpu":
         ladder.append("trainer.precision=bf16  (half the weights and activations)")

@@ -182,7 +182,8 @@ def _watched(model: nn.Module) -> Iterator[_Watch]:
 
 def _forward_hook(watch: _Watch, name: str):
     def hook(module: nn.Module, args: tuple, output: object) -> None:
-        if isinstance(output, Tensor) and not is_finite(output):
+        outputs = output if isinstance(output, tuple) else (output,)
+        if not all(is_finite(part) for part in outputs if isinstance(part, Tensor)):
             watch.forward.append(name)
 
     return hook

@@ -3,7 +3,8 @@
 Parameters live in the compute dtype at fixed addresses. Where that is fp32, a parameter is its own
 master. Where it is bf16, the optimizer owns an fp32 master and an fp32 gradient: each micro-batch's
 bf16 gradient is added to the fp32 one as soon as autograd has made it and then freed, so nothing
-is summed in bf16; after a step the masters are written back into the parameters in place.
+is summed in bf16; after a step the masters are written back into the parameters in place. The first
+micro-batch of an update overwrites what the fp32 gradient held: nothing has to be zeroed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class MasterAdamW:
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: AdamWConfig) -> None:
         self.params = {name: param for name, param in named if param.requires_grad}
         assert self.params, "nothing is trainable"
-        self.masters = {name: self._master_of(param) for name, param in self.params.items()}
+        self.masters = {name: _master_of(param) for name, param in self.params.items()}
+        pairs = [(self.params[name], master) for name, master in self.masters.items()]
+        self._copied = [(param, master) for param, master in pairs if param is not master]
         matrices = [m for m in self.masters.values() if m.ndim >= 2]
         vectors = [m for m in self.masters.values() if m.ndim < 2]
         groups = [
@@ -43,27 +46,10 @@ class MasterAdamW:
                 "exp_avg_sq": torch.zeros_like(master),
             }
 
-    def _master_of(self, param: nn.Parameter) -> Tensor:
-        if param.dtype == torch.float32:
-            return param
-        master = param.detach().float().clone()
-        master.grad = torch.zeros_like(master)
-
-        def move_grad(source: Tensor) -> None:
-            assert master.grad is not None
-            assert source.grad is not None
-            master.grad.add_(source.grad)
-            source.grad = None
-
-        param.register_post_accumulate_grad_hook(move_grad)
-        return master
-
     def zero_grad(self) -> None:
         for name, master in self.masters.items():
             self.params[name].grad = None
-            if master is not self.params[name]:
-                assert master.grad is not None
-                master.grad.zero_()
+            master.grad = None
 
     def grads(self) -> list[Tensor]:
         return [m.grad for m in self.masters.values() if m.grad is not None]
@@ -96,10 +82,9 @@ class MasterAdamW:
             yield mean.div_(spread).mul_(learning_rate)
 
     def _write_back(self) -> None:
-        for name, master in self.masters.items():
-            param = self.params[name]
-            if master is not param:
-                param.data.copy_(master)
+        if self._copied:
+            params, masters = zip(*self._copied, strict=True)
+            torch._foreach_copy_([param.data for param in params], masters)
 
     def state(self) -> dict[str, Tensor]:
         """Moments and, where they are not the parameters themselves, masters."""
@@ -117,3 +102,23 @@ class MasterAdamW:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         copy_tensors(self.state(), tensors, what="optimizer state")
         self._write_back()
+
+
+def _master_of(param: nn.Parameter) -> Tensor:
+    """The parameter itself, or an fp32 copy that collects its gradients."""
+    if param.dtype == torch.float32:
+        return param
+    master = param.detach().float().clone()
+    # Held throughout: an update never waits for memory that another one took.
+    total = torch.zeros_like(master)
+
+    def move_grad(source: Tensor) -> None:
+        assert source.grad is not None
+        if master.grad is None:
+            master.grad = total.copy_(source.grad)
+        else:
+            total.add_(source.grad)
+        source.grad = None
+
+    param.register_post_accumulate_grad_hook(move_grad)
+    return master

@@ -1,0 +1,95 @@
+"""`token_logprobs` where kernels can run: a tile of logits is read once after its product.
+
+The tiles, their bounds and the sums are those of ops/logprobs.py, which is the reference. Forward
+carries the state of each token from chunk to chunk; backward turns a tile, computed again, into the
+operand of the next two products. Both kinds of tile together stay within `chunk_bytes`.
+
+Suffixes: as in ops/logprobs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from homeostat.ops.kernels.logits import Running, logit_gradients
+from homeostat.ops.logit_tiles import Entropy, product, tile_height, token_tiles, vocab_chunks
+
+# What a product's rows are tiled by inside: a lower remainder costs as much.
+_ROWS = 128
+
+
+class FusedTokenLogprobs(torch.autograd.Function):
+    """Forward keeps one or two fp32 numbers per token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MD: Tensor,
+        weight_VD: Tensor,
+        targets_M: Tensor,
+        scale: float,
+        chunk_bytes: int,
+        entropy: Entropy,
+    ) -> tuple[Tensor, Tensor | None]:
+        num_tokens = targets_M.shape[0]
+        targets_M = targets_M.contiguous()
+        running = Running.empty(num_tokens, hidden_MD.device)
+        for first, weight_vD in vocab_chunks(weight_VD):
+            for rows in _tiles(num_tokens, chunk_bytes, row_bytes=4 * weight_vD.shape[0]):
+                tile_mv = product(hidden_MD[rows].to(weight_vD.dtype), weight_vD.t())
+                running.add(tile_mv, targets_M, rows, first=first, scale=scale)
+        lse_M = running.lse()
+        entropy_M = None if entropy is Entropy.NONE else running.entropy()
+        ctx.scale, ctx.chunk_bytes = scale, chunk_bytes
+        if entropy is Entropy.VALUE:
+            ctx.mark_non_differentiable(entropy_M)
+        kept_M = entropy_M if entropy is Entropy.GRAD else None
+        ctx.save_for_backward(hidden_MD, weight_VD, targets_M, lse_M, kept_M)
+        return running.target_M - lse_M, entropy_M
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        hidden_MD, weight_VD, targets_M, lse_M, entropy_M = ctx.saved_tensors
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        grad_M, entropy_grad_M = grads
+        # Without the entropy the upstream gradient factors out of a token's logits.
+        narrow_M = grad_M * ctx.scale if entropy_M is None else torch.full_like(grad_M, ctx.scale)
+        upstream = None
+        if entropy_M is not None:
+            upstream = (grad_M.contiguous(), entropy_grad_M.contiguous(), entropy_M)
+        dhidden_MD = torch.zeros_like(hidden_MD, dtype=torch.float32) if needs_hidden else None
+        dweight_VD = torch.empty_like(weight_VD) if needs_weight else None
+        scaled_MD = hidden_MD * narrow_M[:, None] if needs_weight else None
+        for first, weight_vD in vocab_chunks(weight_VD):
+            width, dtype = weight_vD.shape[0], weight_vD.dtype
+            dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
+            row_bytes = width * (4 + dtype.itemsize)
+            for rows in _tiles(targets_M.shape[0], ctx.chunk_bytes, row_bytes=row_bytes):
+                tile_mv = product(hidden_MD[rows].to(dtype), weight_vD.t())
+                dlogits_mv = torch.empty_like(tile_mv, dtype=dtype)
+                place = {"first": first, "scale": ctx.scale}
+                logit_gradients(tile_mv, targets_M, lse_M, upstream, dlogits_mv, rows, **place)
+                if dhidden_MD is not None:
+                    dhidden_MD[rows] += product(dlogits_mv, weight_vD)
+                if scaled_MD is not None:
+                    dweight_vD += product(dlogits_mv.t(), scaled_MD[rows].to(dtype))
+            if dweight_VD is not None:
+                dweight_VD[first : first + width] = dweight_vD
+        dhidden = None
+        if dhidden_MD is not None:
+            dhidden = dhidden_MD.mul_(narrow_M[:, None]).to(hidden_MD.dtype)
+        return dhidden, dweight_VD, None, None, None, None
+
+
+def _tiles(num_tokens: int, chunk_bytes: int, *, row_bytes: int) -> Iterator[slice]:
+    """As few as the bytes allow, of about the same height: the last is no small remainder."""
+    height = tile_height(chunk_bytes, row_bytes)
+    num_tiles = -(-num_tokens // height)
+    even = -(-num_tokens // max(1, num_tiles))
+    return token_tiles(num_tokens, min(height, -(-even // _ROWS) * _ROWS))

@@ -1,0 +1,75 @@
+"""Triton kernels: one pass over memory where torch takes several.
+
+Invariant: a kernel computes what the plain torch code beside its caller computes, in fp32 inside
+and rounded once; the plain code is the reference, and what runs on a CPU. Forward kernels work row
+by row: a row's bits do not depend on the others.
+
+Kernels run on CUDA tensors, and on CPU tensors where TRITON_INTERPRET is set before Triton is first
+imported. Triton takes its time to import, so that a kernel's module is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(slots=True)
+class _Switch:
+    # Of the process, not of a thread: layers are computed again in autograd's threads.
+    on: bool = True
+
+
+_SWITCH = _Switch()
+
+
+def fused(x: Tensor) -> bool:
+    """Whether kernels are to be used on tensors like this one."""
+    return _SWITCH.on and (x.is_cuda or _interpreted()) and x.dtype in _DTYPES and _has_triton()
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """No kernels inside, in this process: the reference that they are compared with."""
+    before, _SWITCH.on = _SWITCH.on, False
+    try:
+        yield
+    finally:
+        _SWITCH.on = before
+
+
+def block_of(size: int) -> int:
+    """The power of two that holds `size` elements: Triton's tiles have no other sizes."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def warps_of(num_elements: int) -> int:
+    """So many that each thread has about eight elements of a tile."""
+    return min(max(num_elements // 256, 1), 8)
+
+
+@cache
+def num_programs(device: torch.device) -> int:
+    """As many as are resident at once: each goes over many rows, and has sums to leave behind."""
+    if device.type != "cuda":
+        return 4
+    return 8 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@cache
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"

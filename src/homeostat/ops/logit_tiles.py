@@ -1,0 +1,57 @@
+"""The [M, V] logits of a batch, cut into tiles of which one is alive at a time.
+
+A tile has at most `VOCAB_CHUNK` vocabulary entries and as many tokens as its bytes allow. Products
+are summed in fp32 whatever the dtype of their operands.
+
+Suffixes: `_M` predicted tokens, `_V` vocabulary, `_D` model dim; a tile is named for its own rows
+and columns, `_mv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum, auto
+
+import torch
+from torch import Tensor
+
+VOCAB_CHUNK = 8192
+
+
+class Entropy(Enum):
+    """What is wanted of the entropy: nothing, its value, or its gradient too."""
+
+    NONE = auto()
+    VALUE = auto()
+    GRAD = auto()
+
+
+def vocab_chunks(weight_VD: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(first row, rows) of the weight, in the dtype that matrix products are done in."""
+    native = _multiplies_into_fp32(weight_VD)
+    for first in range(0, weight_VD.shape[0], VOCAB_CHUNK):
+        weight_vD = weight_VD[first : first + VOCAB_CHUNK]
+        yield first, weight_vD if native else weight_vD.float()
+
+
+def tile_height(chunk_bytes: int, row_bytes: int) -> int:
+    return max(1, chunk_bytes // row_bytes)
+
+
+def token_tiles(num_tokens: int, height: int) -> Iterator[slice]:
+    for start in range(0, num_tokens, height):
+        yield slice(start, min(start + height, num_tokens))
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """fp32. The operands share a dtype."""
+    if left.dtype == torch.float32:
+        return torch.mm(left, right)
+    return torch.mm(left, right, out_dtype=torch.float32)
+
+
+def _multiplies_into_fp32(tensor: Tensor) -> bool:
+    """fp32 needs no care; on CUDA half-precision operands can be summed into an fp32 result."""
+    return tensor.dtype == torch.float32 or (
+        tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16)
+    )
