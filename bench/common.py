@@ -286,6 +286,20 @@ def machine(packages: Iterable[str]) -> dict[str, Any]:
     }
 
 
+def device_facts(device: str) -> dict[str, Any]:
+    """The accelerator and what its kernels are compiled with; a CPU is described by `machine`."""
+    import torch
+
+    if device != "cuda":
+        return {"device": "cpu"}
+    return {
+        "device": "cuda",
+        "gpu": torch.cuda.get_device_name(),
+        "gpu_memory_bytes": torch.cuda.get_device_properties(0).total_memory,
+        "cuda": torch.version.cuda,
+    }
+
+
 def write_result(name: str, result: dict[str, Any]) -> Path:
     """One JSON file per claim, and the same as the last line printed."""
     RESULTS_DIR.mkdir(parents=True, exist_ok=True)
