@@ -46,19 +46,22 @@ class StaleEngine(Injector):
 
 
 class LayerDamaged(Injector):
-    """One layer arrives damaged in the engine."""
+    """One layer arrives damaged in the engine, at every publication; the rest arrives whole."""
 
     name, family = "engine_layer_damaged", Family.SYNC
     expects = ("engine-weights-differ", "engine-logprob-mismatch", "weight-conversion-wrong")
     strength = (0.05, 0.2)
 
     def before_step(self, step: int, parts: Any) -> None:
-        if not self.strikes(step):
+        if not self.is_ill(step):
             return
+        if self.strikes(step):
+            self.model = part_ways(parts.engine)
         torch.manual_seed(self.dose.seed)
-        model = part_ways(parts.engine)
+        published = dict(parts.trainer.model.causal_lm.named_parameters())
         with torch.no_grad():
-            for name, param in model.causal_lm.named_parameters():
+            for name, param in self.model.causal_lm.named_parameters():
+                param.copy_(published[name])
                 if ".layers.1." in name and param.ndim == 2:
                     param.add_(self.dose.strength * torch.randn_like(param))
 

@@ -32,7 +32,8 @@ class Options(RuleOptions):
     max_share: float = option(0.15, "Share of the time that is too much.")
     min_s: float = option(60.0, "Seconds that are worth speaking of.")
     warn_share: float = option(0.4, "Share that is a warning, however short the run ...")
-    warn_saves: int = option(8, "... after so many checkpoints.")
+    warn_saves: int = option(8, "... after so many checkpoints ...")
+    warn_s: float = option(2.0, "... that took so many seconds together.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -41,6 +42,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     working = float(np.nansum(needed(view, "time/step").values)) * _steps_per_record(view)
     share = saving / max(saving + working, 1e-9)
     most = share > options.warn_share and num_saves >= options.warn_saves
+    most = most and saving >= options.warn_s
     if not most and (saving < options.min_s or share <= options.max_share):
         return
     yield Sighting(

@@ -30,6 +30,7 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Leve
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed, noise
 from homeostat.health.view import RunView, Series
+from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
@@ -48,7 +49,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     rise = latest - lowest
     if len(after) < options.evals or rise < options.min_rise * abs(lowest) or rise < 0.02:
         return
-    if rise < 3 * noise(held.values[: low + 1]) or after[-1] < np.max(after) - 0.5 * rise:
+    if rise < 3 * _noise(held.values, low) or after[-1] < np.max(after) - 0.5 * rise:
         return
     best_step = int(held.steps[low])
     then, now = _around(train, best_step)
@@ -74,6 +75,15 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         value=latest,
         limit=lowest * (1 + options.min_rise),
     )
+
+
+def _noise(held: FloatArray64, low: int) -> float:
+    """Deviation of an evaluation by chance. A steep fall at the start is none: what counts is how
+    far a value lies from the line between its neighbours, once there are enough of them."""
+    if len(held) < 8:
+        return noise(held[: low + 1])
+    bends = held[:-2] - 2.0 * held[1:-1] + held[2:]
+    return 1.4826 * float(np.median(np.abs(bends))) / 6.0**0.5
 
 
 def _around(train: Series, step: int) -> tuple[float, float]:

@@ -4,7 +4,8 @@
 A rate below the usual band by `factor` (for adapters the band is 10 to 100 times that of all
 weights), no longer in warm-up, and a run that stands still over at least `min_records` records: in
 RL the KL stays below `max_kl` and the reward does not leave its noise, in SFT the loss does not.
-Our own runs measure it: updates of less than a millionth of the weights' size.
+Our own runs measure it: updates of less than a millionth of the weights' size; in SFT, where the
+loss stands still, of less than ten millionths.
 
 ## Why it matters
 The run looks healthy, and costs as much as one that learns.
@@ -42,6 +43,8 @@ from homeostat.health.view import Kind, RunView
 # Share of the weights' size below which an update is nothing: at the lowest rates in use it is ten
 # times that.
 _NOTHING = 1e-6
+# And below which it is too little for SFT, if nothing comes of it.
+_LITTLE = 1e-5
 
 
 class Options(RuleOptions):
@@ -51,7 +54,7 @@ class Options(RuleOptions):
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
-    measured = _unmoved(view)
+    measured = _unmoved(view, options)
     if measured is not None:
         yield measured
         return
@@ -85,23 +88,25 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     )
 
 
-def _unmoved(view: RunView) -> Sighting | None:
+def _unmoved(view: RunView, options: Options) -> Sighting | None:
     """Our own runs measure how far an update moves the weights."""
+    still = _stands_still(view, options) if view.kind is Kind.SFT else []
+    limit = _LITTLE if still else _NOTHING
     groups = view.matching("update/weight_ratio/")
     late = [series.tail(3) for series in groups.values() if len(series) >= 4]
     most = max((float(series.values.max()) for series in late), default=1.0)
-    if not 0 < most < _NOTHING or is_climbing(view):
+    if not 0 < most < limit or is_climbing(view):
         return None
     return Sighting(
         message=f"An update moves no group of layers by more than {most:.1e} of its size (usual: "
         "1e-5 to 1e-2): nothing is learned. Raise the learning rate.",
-        evidence=(f"update/weight_ratio at most {most:.1e}",),
+        evidence=(f"update/weight_ratio at most {most:.1e}", *still),
         causes=(Cause("lr-too-low", f"updates of {most:.1e} of the weights' size"),),
         fixes=(Fix("trainer.lr", "100 times it", "updates that are seen", Grade.UNSAFE),),
         first_step=min(int(series.steps[0]) for series in groups.values()),
         last_step=max(int(series.steps[-1]) for series in late),
         value=most,
-        limit=_NOTHING,
+        limit=limit,
         confidence=Confidence.MEASURED,
     )
 

@@ -56,6 +56,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if distinct is None or not samples or samples < 2 or (reached is not None and reached > 0.85):
         return
     limit = options.slack / samples
+    if _few_answers(view, distinct, limit):
+        return
     spell = newest_spell(
         distinct.values <= limit, fire=options.fire, window=options.window, clear=3
     )
@@ -71,6 +73,15 @@ def _began(distinct: Series, spell: Spell) -> int:
         distinct.values[: spell.start] > 0.5 * float(np.median(distinct.values[:5]))
     )
     return int(distinct.steps[varied[-1] + 1 if len(varied) else spell.start])
+
+
+def _few_answers(view: RunView, distinct: Series, limit: float) -> bool:
+    """Texts were as few at the start, when samples of a group earned differently: the task has only
+    so many answers, and their number says nothing of copies."""
+    alike = view.series("frac_reward_zero_std")
+    if alike is None or float(np.median(distinct.values[:5])) > limit:
+        return False
+    return float(np.median(alike.values[:5])) < 0.5
 
 
 def _differ(view: RunView, step: int) -> bool:

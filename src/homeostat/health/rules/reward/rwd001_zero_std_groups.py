@@ -27,8 +27,8 @@ stop. All wrong: see the causes above. Some groups are always alike: let dynamic
 them, or sample more answers per prompt at a higher temperature.
 
 ## Known false alarms
-A run that has solved its task ends in this state; it is told apart by the reward being near its
-maximum, and then is no more than information.
+A run that has solved its task, or most of it, ends in this state; it is told apart by the reward:
+groups that are alike in being right are no more than information.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         last_step=last,
         value=mean,
         limit=options.max_share,
-        level=Level.INFO if solved else None,
+        level=Level.INFO if solved or _are_mostly_right(view, first, mean) else None,
     )
 
 
@@ -110,6 +110,13 @@ def _is_solved(view: RunView, first: int, share: float) -> bool:
     would make it."""
     reached = solved_share(view, since=first)
     return reached is not None and reached >= min(0.95, share)
+
+
+def _are_mostly_right(view: RunView, first: int, share: float) -> bool:
+    """Of the groups that are alike most are right, if those that differ are right half of the time,
+    and some do differ: a run that has most of its task behind it, and learns from the rest."""
+    reached = solved_share(view, since=first)
+    return share < 0.98 and reached is not None and (reached - 0.5 * (1.0 - share)) / share >= 0.7
 
 
 def _causes(view: RunView, first: int, *, share: float, solved: bool) -> Iterator[Cause]:
