@@ -1,7 +1,8 @@
 """Saving takes a large share of the time.
 
 ## What it sees
-time/checkpoint in all above `max_share` of the time of all steps, in at least `min_s` seconds.
+time/checkpoint in all above `max_share` of the time of all steps, in at least `min_s` seconds. A
+warning above `warn_share`, after `warn_saves` checkpoints that took `warn_s` seconds together.
 
 ## Why it matters
 Devices wait while files are written.
