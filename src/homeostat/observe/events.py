@@ -53,6 +53,13 @@ _LIST: tuple[EventInfo, ...] = (
         ("implementation", "attention", "meta_init", "lora_modules", "bytes", "seconds"),
     ),
     EventInfo(
+        "compile_cache_damaged",
+        "A folder of compiled kernels held entries that were half-written, corrupt or another "
+        "user's; they were removed unless the folder is one that you chose.",
+        ("folder", "entries", "removed"),
+        "warn",
+    ),
+    EventInfo(
         "logprobs_verified",
         "Engine and trainer agree with a float64 reference to rounding.",
         ("verdict", "rows"),

@@ -27,7 +27,13 @@ from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.check_item import Item, Level
 from homeostat.run.estimate import MemoryPlan, largest_rl_batch, plan_memory
-from homeostat.run.preflight_health import disk_facts, health_items, machine_facts, row_facts
+from homeostat.run.preflight_health import (
+    compile_facts,
+    disk_facts,
+    health_items,
+    machine_facts,
+    row_facts,
+)
 from homeostat.run.rl_preflight import (
     engine_items,
     other_run_items,
@@ -326,6 +332,7 @@ class Preflight:
             place = _existing(self.config.run_dir)
             facts |= disk_facts(place, checkpoint_bytes=self._checkpoint_bytes(self.preview))
         facts["environment"] = machine_facts()
+        facts |= compile_facts(self.config)
         for item in health_items(self.config, facts):
             self.exit_code = max(self.exit_code, 1 if item.level == "error" else 0)
             yield item
