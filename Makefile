@@ -74,6 +74,10 @@ bench-contract-table: setup setup-vllm
 bench-mismatch: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python bench/mismatch.py
 
+# bench/results against the baseline of the same hardware; `--update` makes them the baseline.
+bench-compare: setup
+	$(BIN)/python bench/compare.py
+
 bench-%: bench-setup
 	OMP_NUM_THREADS=1 $(BIN)/python bench/$(subst -,_,$*).py
 

@@ -1,4 +1,4 @@
-"""The shapes of the GPU benchmarks: Qwen2's 0.5 B and 1.5 B, and a tiny one that proves a script.
+"""The shapes of the GPU benchmarks: Qwen2's 0.5 B and 1.5 B, and two for a CPU.
 
 A shape knows the sizes that a floor is computed from. Models have random weights, drawn on the
 device they are for, either as a decoder of ours (`random_decoder`) or as a folder in Hugging Face
@@ -93,6 +93,7 @@ class Shape:
 SHAPES = {
     "0.5b": Shape(24, 896, 14, 2, 64, 4864),
     "1.5b": Shape(28, 1536, 12, 2, 128, 8960),
+    "small": Shape(4, 256, 4, 2, 64, 1024, vocab=8192),
     "tiny": Shape(2, 64, 4, 2, 16, 128, vocab=512),
 }
 DTYPES = {"cuda": torch.bfloat16, "cpu": torch.float32}

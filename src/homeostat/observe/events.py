@@ -57,6 +57,11 @@ _LIST: tuple[EventInfo, ...] = (
         "model.tokenizer against the model's own: pieces that both know, how many of them have "
         "another number, the size of the smaller one, and examples.",
         ("shared", "moved", "known", "examples"),
+        "compile_cache_damaged",
+        "A folder of compiled kernels held entries that were half-written, corrupt or another "
+        "user's; they were removed unless the folder is one that you chose.",
+        ("folder", "entries", "removed"),
+        "warn",
     ),
     EventInfo(
         "logprobs_verified",

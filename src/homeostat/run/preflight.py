@@ -27,7 +27,13 @@ from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.check_item import Item, Level
 from homeostat.run.estimate import MemoryPlan, largest_rl_batch, plan_memory
-from homeostat.run.preflight_health import disk_facts, health_items, machine_facts, row_facts
+from homeostat.run.preflight_health import (
+    compile_facts,
+    disk_facts,
+    health_items,
+    machine_facts,
+    row_facts,
+)
 from homeostat.run.probes_tokenizer import compare_tokenizers
 from homeostat.run.rl_preflight import (
     engine_items,
@@ -328,6 +334,7 @@ class Preflight:
             facts |= disk_facts(place, checkpoint_bytes=self._checkpoint_bytes(self.preview))
         facts["environment"] = machine_facts()
         facts["tokenizer_compared"] = compare_tokenizers(self.config.model)
+        facts |= compile_facts(self.config)
         for item in health_items(self.config, facts):
             self.exit_code = max(self.exit_code, 1 if item.level == "error" else 0)
             yield item

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from homeostat.config.run import RunConfig
 from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
@@ -22,6 +24,7 @@ from homeostat.health.view import Kind, RunView
 from homeostat.observe.environment import num_usable_cpus
 from homeostat.run.check_item import Item
 from homeostat.run.check_item import Level as ItemLevel
+from homeostat.run.compile_cache import view_caches
 from homeostat.run.watch import require_known_rules, settings_of, watchlist_of
 
 # Rows whose copies are counted: enough for a share, and a moment's work.
@@ -98,6 +101,13 @@ def _contents(rows: RowStore | PromptSet) -> Iterator[bytes]:
 def disk_facts(folder: Path, *, checkpoint_bytes: int) -> dict[str, Any]:
     free = shutil.disk_usage(folder).free
     return {"disk": {"free_bytes": free, "checkpoint_bytes": checkpoint_bytes}}
+
+
+def compile_facts(config: RunConfig) -> dict[str, Any]:
+    """Damage in the folders of compiled kernels; none on a CPU, where nothing is compiled."""
+    if config.trainer.device == "cpu" or not torch.cuda.is_available():
+        return {}
+    return {"compile_cache": view_caches(torch.device("cuda", 0)).facts()}
 
 
 def machine_facts() -> dict[str, Any]:
