@@ -19,6 +19,7 @@ from homeostat.models.families import decoder_config
 from homeostat.ops import kernels
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import PackedLayout
+from homeostat.ops.live_bytes import LiveBytes
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.norms import add_rms_norm, rms_norm
 from homeostat.ops.rope import RopeConfig, apply_rope_to_both, inverse_frequencies, rope_tables
@@ -239,9 +240,9 @@ def test_plain_is_without_kernels() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, "selective", True])
 def test_a_decoder_learns_the_same_with_kernels_and_without(
-    family: str, checkpointing: bool
+    family: str, checkpointing: bool | str
 ) -> None:
     shape = decoder_config({**SIZES, **FAMILIES[family]})
     decoder = Decoder(shape, kernel="sdpa", gradient_checkpointing=checkpointing).to(DEVICE)
@@ -261,3 +262,19 @@ def test_a_decoder_learns_the_same_with_kernels_and_without(
     with kernels.plain():
         wanted = gradients()
     assert_near(list(found.values()), list(wanted.values()), rtol=2e-5)
+
+
+def test_selective_checkpointing_spares_norms_and_gates() -> None:
+    sizes = {**SIZES, **FAMILIES["qwen2"]}
+    decoder = Decoder(decoder_config(sizes), kernel="sdpa").to(DEVICE)
+    tokens_N = torch.arange(24, device=DEVICE)
+    layout = PackedLayout.of([24], DEVICE)
+
+    def kept(checkpointing: bool | str) -> int:
+        decoder.gradient_checkpointing = checkpointing
+        with LiveBytes(DEVICE.type) as live:
+            hidden_ND = decoder.hidden(tokens_N, tokens_N, layout)
+            return live.now * hidden_ND.requires_grad
+
+    spared = 2 * (2 * sizes["hidden_size"] + sizes["intermediate_size"]) * 24 * 4
+    assert kept(False) - kept("selective") == spared
