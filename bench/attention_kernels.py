@@ -2,10 +2,9 @@
 
     python bench/attention_kernels.py
 
-    varlen        torch.nn.attention.varlen, what model.attention=auto takes today
-    cudnn_packed  cuDNN over rows of any lengths; `_wide`: keys and values repeated for all heads
-    cudnn_rows    cuDNN through SDPA, where all rows are equally long
-    flash_rows    flash attention through SDPA, where all rows are equally long
+    varlen      torch.nn.attention.varlen: rows of any lengths
+    rows        cuDNN where all rows are equally long, else varlen: what model.attention=auto takes
+    flash_rows  flash attention through SDPA, where all rows are equally long
 
 Each is compared with varlen before it is timed. `again_s`: the first call with other lengths, which
 for cuDNN is a new plan. FLOPs count the causal half, backward as twice forward. The last line
@@ -31,61 +30,26 @@ Attend = Callable[[Tensor, Tensor, Tensor, PackedLayout], Tensor]
 HEADS = {"0.5b": (14, 2, 64), "1.5b": (12, 2, 128)}
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout) -> Tensor:
-    return packed_attention(q, k, v, layout, scale=q.shape[-1] ** -0.5, kernel="varlen")
-
-
-class _Cudnn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout) -> Tensor:
-        cu, longest = layout.cu_seqlens, layout.max_length
-        out, lse, *_, seed, offset, _ = torch.ops.aten._cudnn_attention_forward(
-            q, k, v, None, cu, cu, longest, longest, True, 0.0, True, False,
-            scale=q.shape[-1] ** -0.5,
-        )  # fmt: skip
-        ctx.save_for_backward(q, k, v, out, lse, seed, offset)
-        ctx.layout = layout
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, seed, offset = ctx.saved_tensors
-        cu, longest = ctx.layout.cu_seqlens, ctx.layout.max_length
-        found = torch.ops.aten._cudnn_attention_backward(
-            grads[0].contiguous(), q, k, v, out, lse, seed, offset, None, cu, cu, longest, longest,
-            0.0, True, scale=q.shape[-1] ** -0.5,
-        )  # fmt: skip
-        return *found, None
-
-
-def cudnn_packed(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout) -> Tensor:
-    return _Cudnn.apply(q, k, v, layout)
-
-
-def cudnn_packed_wide(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout) -> Tensor:
-    repeats = q.shape[1] // k.shape[1]
-    wide = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
-    return _Cudnn.apply(q, *wide, layout)
-
-
-def _rows(backend: SDPBackend) -> Attend:
+def packed(kernel: str) -> Attend:
     def attend(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout) -> Tensor:
-        assert len(set(layout.lengths)) == 1, "rows of one length"
-        size = (len(layout.lengths), layout.max_length)
-        heads = (x.unflatten(0, size).transpose(1, 2) for x in (q, k, v))
-        with sdpa_kernel(backend):
-            out = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).flatten(0, 1)
+        return packed_attention(q, k, v, layout, scale=q.shape[-1] ** -0.5, kernel=kernel)
 
     return attend
 
 
+def flash_rows(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout) -> Tensor:
+    assert len(set(layout.lengths)) == 1, "rows of one length"
+    size = (len(layout.lengths), layout.max_length)
+    heads = (x.unflatten(0, size).transpose(1, 2) for x in (q, k, v))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2).flatten(0, 1)
+
+
 WAYS: dict[str, Attend] = {
-    "varlen": varlen,
-    "cudnn_packed": cudnn_packed,
-    "cudnn_packed_wide": cudnn_packed_wide,
-    "cudnn_rows": _rows(SDPBackend.CUDNN_ATTENTION),
-    "flash_rows": _rows(SDPBackend.FLASH_ATTENTION),
+    "varlen": packed("varlen"),
+    "rows": packed("rows"),
+    "flash_rows": flash_rows,
 }
 
 
@@ -117,11 +81,8 @@ def timed(attend: Attend, given: list[Tensor], layout: PackedLayout) -> tuple[fl
         torch.cuda.synchronize()
         return (time.perf_counter() - start) / 10
 
-    def forward() -> None:
-        with torch.no_grad():
-            attend(*given[:3], layout)
-
-    return lap(forward), lap(lambda: results_of(attend, given, layout))
+    leaves = [x.detach().requires_grad_() for x in given[:3]]
+    return lap(lambda: attend(*leaves, layout)), lap(lambda: results_of(attend, given, layout))
 
 
 def first_call(attend: Attend, heads: str, lengths: list[int]) -> float:
@@ -138,7 +99,7 @@ def measure(way: str, heads: str, lengths: list[int]) -> dict[str, Any]:
     attend = WAYS[way]
     layout = PackedLayout.of(lengths, torch.device("cuda"))
     given = inputs(heads, layout.num_tokens)
-    wanted = results_of(varlen, given, layout)
+    wanted = results_of(WAYS["varlen"], given, layout)
     try:
         found = results_of(attend, given, layout)
         off = [
@@ -166,6 +127,7 @@ def main() -> None:
     mixed = [int(length) * 8 for length in rng.integers(25, 500, 16)]
     workloads = {
         "16x2048": [2048] * 16,
+        "16x2000": [2000] * 16,
         "1x32768": [32768],
         "4x8192": [8192] * 4,
         "64x576": [576] * 64,

@@ -88,7 +88,7 @@ def engine_of(
             device=torch.device(arguments.device),
             max_tokens=max_tokens,
             decode=None,
-            chunk_bytes=TrainerConfig().logits_chunk_bytes,
+            chunk_bytes=TrainerConfig().logits_bytes("cpu"),
         )
     else:
         engine = _vllm(path, loaded, max_tokens, arguments)

@@ -14,7 +14,8 @@ and one GRPO update (32 prompts of 64 tokens x 8 samples of 512, entropy measure
         forward. Nothing that is computed again counts.
     MFU = model FLOPs / seconds / peak;    peak: bf16 products of 8192 x 8192, in the same run
 
-Two updates warm up, then the median of five counts. `plain` is the same code without kernels.
+Two updates warm up, then the median of five counts. Some cases are measured in other ways, too:
+`plain` is the same code without kernels, `selective` with trainer.gradient_checkpointing=selective.
 The last line printed is the JSON; that of all cases is also written to bench/results/.
 """
 
@@ -95,12 +96,12 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`row_tokens` 0: GRPO. `with_plain`: measured without kernels, too."""
+    """`row_tokens` 0: GRPO. `ways`: how it is measured besides."""
 
     shape: str
     tokens: int
     row_tokens: int
-    with_plain: bool = False
+    ways: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -111,8 +112,8 @@ class Case:
 
 
 CASES = (
-    Case("1.5b", 32_768, ROW_TOKENS, with_plain=True),
-    Case("0.5b", 36_864, 0, with_plain=True),
+    Case("1.5b", 32_768, ROW_TOKENS, ways=("plain", "selective")),
+    Case("0.5b", 36_864, 0, ways=("plain",)),
     Case("1.5b", 32_768, 32_768),
     Case("1.5b", 8192, ROW_TOKENS),
     Case("1.5b", 8192, 8192),
@@ -121,7 +122,11 @@ CASES = (
     Case("0.5b", 8192, ROW_TOKENS),
     Case("0.5b", 8192, 8192),
 )
-TINY_CASES = (Case("tiny", 256, 64, with_plain=True), Case("tiny", 512, 0), Case("tiny", 128, 128))
+TINY_CASES = (
+    Case("tiny", 256, 64, ways=("plain", "selective")),
+    Case("tiny", 512, 0),
+    Case("tiny", 128, 128),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +181,7 @@ def _grpo_rows(case: Case, shape: Shape, rng: np.random.Generator) -> Iterator[T
             yield TokenRow(prompt * 8 + sample, tokens_T, weights_T, columns)
 
 
-def build_trainer(case: Case, device: torch.device) -> LocalTrainer:
+def build_trainer(case: Case, device: torch.device, *, way: str) -> LocalTrainer:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = SHAPES[case.shape].config
     shape = decoder_config(config)
@@ -184,6 +189,8 @@ def build_trainer(case: Case, device: torch.device) -> LocalTrainer:
     torch.manual_seed(0)
     with torch.device(device):
         module = Decoder(shape, kernel=kernel).to(dtype)
+    if way == "selective":
+        module.gradient_checkpointing = "selective"
     for parameter in module.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.02)
@@ -220,13 +227,13 @@ def num_syncs(trainer: LocalTrainer, work: Work) -> list[str]:
     return [f"{warning.filename}:{warning.lineno}" for warning in seen]
 
 
-def measure(case: Case, device: torch.device, *, plain: bool, profile: bool) -> dict[str, Any]:
+def measure(case: Case, device: torch.device, *, way: str, profile: bool) -> dict[str, Any]:
     work, is_gpu = work_of(case), device.type == "cuda"
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    trainer = build_trainer(case, device)
+    trainer = build_trainer(case, device, way=way)
     reserved = []
-    with kernels.plain() if plain else nullcontext():
+    with kernels.plain() if way == "plain" else nullcontext():
         first_s = [update(trainer, work, step) for step in WARMUP_STEPS]
         laps = []
         for step in TIMED_STEPS:
@@ -284,7 +291,7 @@ def measured_peak(device: torch.device) -> float:
     return best
 
 
-def guarded(case: Case, device: torch.device, **how: bool) -> dict[str, Any]:
+def guarded(case: Case, device: torch.device, **how: Any) -> dict[str, Any]:
     """What a case that does not fit says instead of a figure."""
     try:
         return measure(case, device, **how)
@@ -301,7 +308,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="shapes that a CPU trains at once")
     parser.add_argument("--only", default="", help="cases whose names begin so")
-    parser.add_argument("--plain", action="store_true", help="without kernels, all cases")
+    parser.add_argument("--plain", action="store_true", help="all cases, without kernels alone")
     parser.add_argument("--profile", action="store_true", help="the 25 longest kernels of each")
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     arguments = parser.parse_args()
@@ -312,10 +319,9 @@ def main() -> None:
     for case in TINY_CASES if arguments.tiny else CASES:
         if not case.name.startswith(arguments.only):
             continue
-        ways = [arguments.plain] + [True] * (case.with_plain and not arguments.plain)
-        for plain in ways:
-            name = f"{case.name}-plain" if plain else case.name
-            found = guarded(case, device, plain=plain, profile=arguments.profile)
+        for way in ("plain",) if arguments.plain else ("", *case.ways):
+            name = f"{case.name}-{way}" if way else case.name
+            found = guarded(case, device, way=way, profile=arguments.profile)
             if "seconds" in found:
                 found["floor_s"] = round(found["model_tflop"] * 1e12 / peak, 4)
                 found["mfu"] = round(found["floor_s"] / found["seconds"], 4)

@@ -6,7 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homeostat.errors import ModelError
-from homeostat.ops.attention import PackedLayout, packed_attention, resolve_kernel
+from homeostat.ops.attention import (
+    PackedLayout,
+    packed_attention,
+    planned_length,
+    resolve_kernel,
+)
 
 CPU = torch.device("cpu")
 
@@ -101,17 +106,26 @@ def test_varlen_in_fp32_is_refused_with_the_setting():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_varlen_equals_eager_on_a_gpu(kv_heads):
+@pytest.mark.parametrize("fast", ["varlen", "rows"])
+@pytest.mark.parametrize("lengths", [[17, 130, 3, 64], [128] * 3, [150] * 2, [1000]])
+def test_fast_kernels_equal_eager_on_a_gpu(lengths, fast, kv_heads):
     device = torch.device("cuda")
-    layout = PackedLayout.of([17, 130, 3, 64], device)
+    layout = PackedLayout.of(lengths, device)
     gradients = []
-    for kernel in ("varlen", "eager"):
+    for kernel in (fast, "eager"):
         tensors = inputs(layout.num_tokens, heads=4, kv_heads=kv_heads, dim=64, seed=1)
         tensors = [t.detach().to(device, torch.bfloat16).requires_grad_() for t in tensors]
         out = packed_attention(*tensors, layout, scale=0.125, kernel=kernel)
         out.float().pow(2).sum().backward()
         gradients.append([out, *(tensor.grad for tensor in tensors)])
-    for varlen, eager in zip(*gradients, strict=True):
+    for found, eager in zip(*gradients, strict=True):
         # bf16 keeps 8 bits; sums over heads and tokens add their roundings.
         limit = 2e-2 * float(eager.detach().abs().max())
-        torch.testing.assert_close(varlen, eager, atol=limit, rtol=0)
+        torch.testing.assert_close(found, eager, atol=limit, rtol=0)
+
+
+def test_planned_lengths_are_few_and_near():
+    planned = [planned_length(length) for length in range(128, 32769)]
+    assert all(0 <= more - length <= length // 8 for length, more in enumerate(planned, 128))
+    assert len(set(planned)) <= 8 * 8 + 1
+    assert planned_length(2048) == 2048

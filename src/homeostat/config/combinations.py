@@ -155,6 +155,12 @@ def _model(config: RunConfig) -> Iterator[Problem]:
                 "varlen attention belongs to the native decoder.",
                 "Use auto, sdpa or eager, or model.implementation=native.",
             )
+        if config.trainer.gradient_checkpointing == "selective":
+            yield Problem(
+                "trainer.gradient_checkpointing",
+                "what to recompute can be selected in the native decoder only.",
+                "Set it to true, or model.implementation=native.",
+            )
         if not model.meta_init:
             yield Problem(
                 "model.meta_init",

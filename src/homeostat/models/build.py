@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.trainer import Checkpointing
 from homeostat.errors import ModelError
 from homeostat.models import hf, lora, weights
 from homeostat.models.decoder import Decoder
@@ -61,7 +62,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: Checkpointing,
 ) -> LoadedModel:
     """Builds what `model` and `lora` describe, and refuses what cannot be trained."""
     started = time.perf_counter()
@@ -129,7 +130,7 @@ def _native(
     model: ModelConfig,
     source: GgufFile | Path,
     config: dict[str, Any],
-    gradient_checkpointing: bool,
+    gradient_checkpointing: Checkpointing,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -146,7 +147,7 @@ def _native(
 def decoder_flags(
     model: ModelConfig,
     shape: DecoderConfig,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: Checkpointing,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -207,7 +208,7 @@ def _empty_decoder(
 def _transformers(
     model: ModelConfig,
     source: GgufFile | Path,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: Checkpointing,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -220,6 +221,7 @@ def _transformers(
     causal_lm = load_transformers(
         source, attention=model.attention, dtype=dtype, init=model.init, seed=seed
     )
+    assert gradient_checkpointing != "selective", "combinations asks for the native decoder"
     module = TransformersModel(causal_lm.to(device), gradient_checkpointing=gradient_checkpointing)
     module.probe()
     return module, causal_lm.config._attn_implementation

@@ -17,17 +17,20 @@ Suffixes: `_N` packed tokens, `_D` model dim, `_H` heads, `_d` head dim, `_F` ro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from homeostat.config.trainer import Checkpointing
 from homeostat.models.families import DecoderConfig
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.linear import Linear, Numerics
 from homeostat.ops.norms import add_rms_norm, rms_norm
+from homeostat.ops.recompute import forgotten
 from homeostat.ops.rope import apply_rope_to_both, inverse_frequencies, rope_tables
 from homeostat.ops.sharing import SharedAttention, SharedPrompts
 from homeostat.ops.tiled_attention import TiledAttention
@@ -40,6 +43,8 @@ class _Context:
     attention: AttentionContext
     cos_N1d: Tensor
     sin_N1F: Tensor
+    # Norms and gates are made again in the backward pass.
+    is_selective: bool
 
 
 class RMSNorm(nn.Module):
@@ -97,9 +102,12 @@ class MLP(nn.Module):
         self.up_proj = Linear(*sizes, **flags)
         self.down_proj = Linear(*reversed(sizes), **flags)
 
-    def forward(self, x_ND: Tensor) -> Tensor:
+    def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
         gate_NF, up_NF = self.gate_proj(x_ND), self.up_proj(x_ND)
-        return self.down_proj(gated_silu(gate_NF, up_NF, numerics=self.numerics))
+        gated = partial(gated_silu, gate_NF, up_NF, numerics=self.numerics)
+        gated_NF = gated()
+        with forgotten(gated_NF, gated, enabled=context.is_selective):
+            return self.down_proj(gated_NF)
 
 
 class Layer(nn.Module):
@@ -118,9 +126,13 @@ class Layer(nn.Module):
             normed_ND = self.input_layernorm(x_ND)
         else:
             x_ND, normed_ND = self.input_layernorm(x_ND, update_ND)
-        update_ND = self.self_attn(normed_ND, context)
+        again = partial(self.input_layernorm, x_ND)
+        with forgotten(normed_ND, again, enabled=context.is_selective):
+            update_ND = self.self_attn(normed_ND, context)
         x_ND, normed_ND = self.post_attention_layernorm(x_ND, update_ND)
-        return x_ND, self.mlp(normed_ND)
+        again = partial(self.post_attention_layernorm, x_ND)
+        with forgotten(normed_ND, again, enabled=context.is_selective):
+            return x_ND, self.mlp(normed_ND, context)
 
 
 class Trunk(nn.Module):
@@ -145,7 +157,7 @@ class Decoder(nn.Module):
         config: DecoderConfig,
         *,
         kernel: str,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: Checkpointing = False,
         numerics: Numerics = "fast",
     ) -> None:
         super().__init__()
@@ -218,10 +230,10 @@ class Decoder(nn.Module):
         """[N, D] after the final norm, in the context of tokens computed before."""
         self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)
         tables = rope_tables(positions_N, self.inv_freq_F, self.config.rope)
-        context = _Context(attention, *tables)
+        context = _Context(attention, *tables, self.gradient_checkpointing == "selective")
         x_ND, update_ND = self.model.embed_tokens(tokens_N), None
         for layer in self.model.layers:
-            if self.gradient_checkpointing and torch.is_grad_enabled():
+            if self.gradient_checkpointing is True and torch.is_grad_enabled():
                 # Summed here, so that one tensor is kept for the layer and not two.
                 x_ND, update_ND = checkpoint(
                     layer,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.trainer import Checkpointing
 from homeostat.models.build import open_source, read_configs
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
@@ -24,7 +25,7 @@ from homeostat.ops.attention import AttentionContext, PackedLayout
 
 
 class ShapeDecoder(Decoder):
-    """`kernel` says whose memory attention takes: sdpa or varlen."""
+    """`kernel` says whose memory attention takes: that of sdpa, or of varlen, as rows does."""
 
     def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
         return ShapeAttention(self.kernel)
@@ -59,7 +60,7 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         q_NHd, k_NHd, v_NHd, *_ = ctx.saved_tensors
         found = tuple(torch.empty_like(x) for x in (q_NHd, k_NHd, v_NHd))
-        if ctx.kernel == "varlen":
+        if ctx.kernel in ("varlen", "rows"):
             # The kernel sums the queries' gradient in fp32, and keys' and values' for all heads.
             _ = [torch.empty_like(q_NHd, dtype=torch.float32)]
             if q_NHd.shape[1] != k_NHd.shape[1]:
@@ -73,7 +74,7 @@ def shape_decoder(
     *,
     dtype: torch.dtype,
     kernel: str,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: Checkpointing,
 ) -> ShapeDecoder:
     config, _ = read_configs(open_source(model))
     with torch.device("meta"):

@@ -89,7 +89,7 @@ class FusedTokenLogprobs(torch.autograd.Function):
 
 def _tiles(num_tokens: int, chunk_bytes: int, *, row_bytes: int) -> Iterator[slice]:
     """As few as the bytes allow, of about the same height: the last is no small remainder."""
-    height = tile_height(chunk_bytes, row_bytes)
-    num_tiles = -(-num_tokens // height)
-    even = -(-num_tokens // max(1, num_tiles))
-    return token_tiles(num_tokens, min(height, -(-even // _ROWS) * _ROWS))
+    most = tile_height(chunk_bytes, row_bytes)
+    num_tiles = max(1, -(-num_tokens // most))
+    height = -(-num_tokens // (num_tiles * _ROWS)) * _ROWS
+    return token_tiles(num_tokens, max(1, min(most, height)))

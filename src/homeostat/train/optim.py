@@ -9,7 +9,7 @@ micro-batch of an update overwrites what the fp32 gradient held: nothing has to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -70,16 +70,22 @@ class MasterAdamW:
         self.adamw.step()
         self._write_back()
 
-    def last_updates(self, learning_rate: float) -> Iterator[Tensor]:
-        """What the last step took off each master, weight decay aside: from the moments, again."""
+    def update_norms(self, learning_rate: float) -> Tensor:
+        """Of what the last step took off each master, weight decay aside: from the moments, again.
+
+        lr * (m / c1) / (sqrt(v / c2) + eps) = lr sqrt(c2) / c1 * m / (sqrt(v) + eps sqrt(c2)) with
+        c = 1 - beta^step: all but one sum and one quotient is done for all tensors at once.
+        """
         (beta1, beta2), eps = (self.adamw.param_groups[0][name] for name in ("betas", "eps"))
-        for master in self.masters.values():
-            moments = self.adamw.state[master]
-            # A tensor that never had a gradient has moments of 0, and no step to correct for.
-            count = moments["step"].clamp_min(1)
-            mean = moments["exp_avg"] / (1 - beta1**count)
-            spread = (moments["exp_avg_sq"] / (1 - beta2**count)).sqrt_().add_(eps)
-            yield mean.div_(spread).mul_(learning_rate)
+        states = [self.adamw.state[master] for master in self.masters.values()]
+        # A tensor that never had a gradient has moments of 0, and no step to correct for.
+        count = torch.stack([state["step"] for state in states]).clamp_min(1)
+        root = (1 - beta2**count).sqrt()
+        norms = [
+            torch.linalg.vector_norm(state["exp_avg"] / state["exp_avg_sq"].sqrt().add_(small))
+            for state, small in zip(states, (eps * root).unbind(), strict=True)
+        ]
+        return torch.stack(norms) * (learning_rate * root / (1 - beta1**count))
 
     def _write_back(self) -> None:
         if self._copied:

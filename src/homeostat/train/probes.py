@@ -89,22 +89,17 @@ class UpdateProbe:
     def _after(self, *, learning_rate: float) -> Moved:
         """By one copy from the device."""
         now = checksums(self.optimizer.masters.items())
-        changed = torch.stack([now[name] != old for name, old in self._before.items()])
-        squares = [
-            torch.stack([_squares(update), _squares(master)])
-            for master, update in zip(
-                self.optimizer.masters.values(),
-                self.optimizer.last_updates(learning_rate),
-                strict=True,
-            )
-        ]
-        host = torch.cat([changed.double(), torch.stack(squares).double().flatten()]).tolist()
-        names = list(self._before)
-        moved = dict(zip(names, map(bool, host[: len(names)]), strict=True))
-        pairs = zip(host[len(names) :: 2], host[len(names) + 1 :: 2], strict=True)
+        sums = (torch.stack(list(found.values())) for found in (now, self._before))
+        norms = (
+            self.optimizer.update_norms(learning_rate),
+            torch.stack(torch._foreach_norm(list(self.optimizer.masters.values()))),
+        )
+        parts = [torch.ne(*sums).double(), *(norm.double().square() for norm in norms)]
+        changed, *squares = torch.stack(parts).tolist()
+        moved = {name: bool(is_other) for name, is_other in zip(now, changed, strict=True)}
         update_squares: dict[str, float] = {}
         weight_squares: dict[str, float] = {}
-        for name, (update, weight) in zip(names, pairs, strict=True):
+        for name, update, weight in zip(now, *squares, strict=True):
             group = self.groups[name]
             update_squares[group] = update_squares.get(group, 0.0) + update
             weight_squares[group] = weight_squares.get(group, 0.0) + weight
@@ -138,7 +133,3 @@ def _outside(name: str) -> str:
 def _part(layer: int, count: int) -> str:
     parts = min(_NUM_PARTS, count)
     return f"layers_{layer * parts // count + 1}of{parts}"
-
-
-def _squares(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor).double().square()

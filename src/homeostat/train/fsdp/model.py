@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from homeostat.config.cluster import FsdpBackend
 from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.trainer import Checkpointing
 from homeostat.models.build import (
     LoadedModel,
     attention_name,
@@ -55,7 +56,7 @@ def load_sharded(
     ranks: Ranks,
     runtime: Runtime,
     seed: int,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: Checkpointing,
     trained: bool,
 ) -> LoadedModel:
     """As `models.build.load_model`, of which every rank gets its share."""
