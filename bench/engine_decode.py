@@ -93,7 +93,7 @@ def engine_of(bench: Bench, model: Decoder, *, max_batch: int) -> NativeEngine:
         device=bench.device,
         max_tokens=PROMPT_TOKENS + bench.new_tokens,
         decode=None,
-        chunk_bytes=TrainerConfig().logits_chunk_bytes,
+        chunk_bytes=TrainerConfig().logits_bytes(bench.device.type),
     )
 
 
