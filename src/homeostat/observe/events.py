@@ -57,6 +57,8 @@ _LIST: tuple[EventInfo, ...] = (
         "model.tokenizer against the model's own: pieces that both know, how many of them have "
         "another number, the size of the smaller one, and examples.",
         ("shared", "moved", "known", "examples"),
+    ),
+    EventInfo(
         "compile_cache_damaged",
         "A folder of compiled kernels held entries that were half-written, corrupt or another "
         "user's; they were removed unless the folder is one that you chose.",
