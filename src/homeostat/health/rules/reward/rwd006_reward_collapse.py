@@ -2,7 +2,8 @@
 
 ## What it sees
 Running medians of the reward: the newest is more than `min_fall` below the best one, by more than
-noise explains, and every one of the last `fire` records lies below the middle between the two.
+noise and the few prompts of a step explain, and every one of the last `fire` records lies below the
+middle between the two.
 
 ## Why it matters
 The policy unlearns. Every further step trains on worse samples; the best weights are behind.
@@ -65,8 +66,8 @@ class Fall:
     at: int
 
 
-def fall_of(reward: Series, options: Options) -> Fall | None:
-    """The fall, if it is one."""
+def fall_of(reward: Series, options: Options, *, chance: float = 0.0) -> Fall | None:
+    """The fall, if it is one. `chance`: what a record is known to deviate by."""
     medians, window = smooth(reward)
     finite = reward.finite()
     if len(finite) < 2 * options.fire or len(medians) < options.fire:
@@ -74,6 +75,7 @@ def fall_of(reward: Series, options: Options) -> Fall | None:
     top = int(np.argmax(medians.values))
     best, now = float(medians.values[top]), float(medians.values[-1])
     noise = 1.4826 / np.sqrt(2.0) * float(np.median(np.abs(np.diff(finite.values))))
+    noise = max(noise, chance)
     newest = finite.values[-options.fire :]
     low = newest.max() < best - 0.5 * (best - now)
     # Rewards may be negative: a fall is measured against the size of the best and of the range.
@@ -86,7 +88,7 @@ def fall_of(reward: Series, options: Options) -> Fall | None:
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     reward = view.series("reward")
     assert reward is not None, "needs says so"
-    fall = fall_of(reward, options)
+    fall = fall_of(reward, options, chance=_chance(view, reward))
     top = highest_reward(view)
     # Next to nothing lost is nothing lost: a lucky answer or two.
     if fall is None or (top is not None and fall.best < options.low * top):
@@ -114,6 +116,19 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         value=fall.now,
         limit=fall.best * (1.0 - options.min_fall),
     )
+
+
+def _chance(view: RunView, reward: Series) -> float:
+    """Deviation of a step's mean reward by the prompts that it drew: between all-or-nothing prompts
+    and what samples of one prompt differ by; 0 where the settings do not tell."""
+    top, prompts = highest_reward(view), view.number("rollout.prompts_per_step")
+    values, spread = reward.finite().values, view.series("reward_std")
+    if not top or top <= 0 or not prompts or not len(values):
+        return 0.0
+    share = float(np.clip(values.mean() / top, 0.0, 1.0))
+    within = float(np.mean(spread.finite().values ** 2)) if spread is not None else 0.0
+    between = max(top * top * share * (1.0 - share) - within, 0.0)
+    return float(np.sqrt(between / prompts))
 
 
 def _causes(view: RunView) -> Iterator[Cause]:
