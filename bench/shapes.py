@@ -22,6 +22,7 @@ from torch import Tensor
 
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
+from homeostat.models.side_by_side import lay_side_by_side
 from homeostat.ops.attention import resolve_kernel
 
 SPECIAL_TOKENS = ["<|pad|>", "<|end|>"]
@@ -105,6 +106,7 @@ def random_decoder(shape: Shape, *, device: torch.device, dtype: torch.dtype) ->
     with torch.device("meta"):
         model = Decoder(config, kernel=kernel, gradient_checkpointing=False, numerics="fast")
     model = model.to(dtype).to_empty(device=device)
+    lay_side_by_side(model)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in random_tensors(model, device=device, dtype=dtype):

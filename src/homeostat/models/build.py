@@ -25,6 +25,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.memory import require_memory
+from homeostat.models.side_by_side import lay_side_by_side
 from homeostat.models.transformers_model import (
     TransformersModel,
     load_transformers,
@@ -140,6 +141,8 @@ def _native(
     require_memory(shape.num_params, dtype=dtype, device=device)
     flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=device)
     module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
+    if device.type == "cuda":
+        lay_side_by_side(module)
     give_weights(module, model, source, seed=seed)
     return module, attention_name(module)
 

@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-KEYS_AT_A_TIME = 64
+from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
+
 # tl.dot wants at least so many rows: a group of query heads is padded to it.
 MIN_ROWS = 16
 
@@ -72,7 +73,10 @@ def _attend(
     SHARES: tl.constexpr,
     HAS_NORM: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     sequence, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     element = q_ptr.dtype.element_ty
     position = tl.load(positions_ptr + sequence)
@@ -80,6 +84,10 @@ def _attend(
     per_share = tl.cdiv(tl.cdiv(length, SHARES), TILE) * TILE
     first = share * per_share
     last = tl.minimum(first + per_share, length)
+    # A short sequence has fewer shares than there are programs for it.
+    num_shares = tl.cdiv(length, per_share)
+    if first >= length:
+        return
 
     rows = tl.arange(0, ROWS)
     offsets_F = tl.arange(0, HALF)
@@ -144,8 +152,9 @@ def _attend(
 
     at_out = out_ptr + (sequence * NUM_KV_HEADS + head) * GROUP * 2 * HALF
     at_out = at_out + rows[:, None] * 2 * HALF + offsets_d[None, :]
-    if SHARES == 1:
-        tl.store(at_out, (summed / total[:, None]).to(element), mask=is_row[:, None])
+    whole = (summed / total[:, None]).to(element)
+    if SHARES == 1 or num_shares == 1:
+        tl.store(at_out, whole, mask=is_row[:, None])
     else:
         pair = sequence * NUM_KV_HEADS + head
         number = (pair * SHARES + share) * ROWS
@@ -153,11 +162,11 @@ def _attend(
         tl.store(total_ptr + (number + rows) * 2, highest)
         tl.store(total_ptr + (number + rows) * 2 + 1, total)
         tl.debug_barrier()
-        if tl.atomic_add(arrived_ptr + pair, 1) == SHARES - 1:
+        if tl.atomic_add(arrived_ptr + pair, 1) == num_shares - 1:
             highest = tl.full((ROWS,), float("-inf"), tl.float32)
             total = tl.zeros((ROWS,), tl.float32)
             summed = tl.zeros((ROWS, 2 * HALF), tl.float32)
-            for other in range(SHARES):
+            for other in range(num_shares):
                 number = (pair * SHARES + other) * ROWS
                 its_top = tl.load(total_ptr + (number + rows) * 2, cache_modifier=".cg")
                 its_total = tl.load(total_ptr + (number + rows) * 2 + 1, cache_modifier=".cg")
@@ -248,10 +257,11 @@ def decode_attention(
         ROWS=shape.rows,
         HALF=shape.head_dim // 2,
         BLOCK_TOKENS=shape.block_tokens,
-        TILE=KEYS_AT_A_TIME,
+        TILE=128 if scratch.shares == 1 else 64,
         SHARES=scratch.shares,
         HAS_NORM=norms is not None,
         PRECISION="ieee" if q_BX.dtype == torch.float32 else "tf32",
-        num_warps=4,
+        num_warps=4 if scratch.shares == 1 else 2,
+        **early(q_BX.device),
     )
     return out_BX

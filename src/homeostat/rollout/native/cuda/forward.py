@@ -11,10 +11,14 @@ Suffixes: `_B` rows, `_D` model dim, `_V` vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from homeostat.models.decoder import Decoder, Layer
+from homeostat.models.side_by_side import joined
 from homeostat.ops.linear import Linear
 from homeostat.rollout.native.cuda import narrow, rows
 from homeostat.rollout.native.cuda.attention import (
@@ -23,7 +27,7 @@ from homeostat.rollout.native.cuda.attention import (
     decode_attention,
 )
 from homeostat.rollout.native.cuda.sampling import draw_and_move
-from homeostat.rollout.native.cuda.state import DecodeState
+from homeostat.rollout.native.cuda.state import DecodeState, StatePart
 
 # Programs that keep the whole device busy; with fewer sequences, keys are shared out.
 _PROGRAMS = 256
@@ -44,52 +48,47 @@ class DecodeForward:
             eps=config.rms_norm_eps,
         )
         self.can_be_narrow = _is_plain(model)
-        self._scratch: dict[int, AttentionScratch] = {}
+        self._scratch: dict[tuple[int, int], AttentionScratch] = {}
 
-    def step(self, num_rows: int) -> None:
-        state, trunk, eps = self.state, self.model.model, self.model.config.rms_norm_eps
-        tokens_B, positions_B = state.tokens_B[:num_rows], state.positions_B[:num_rows]
+    def step(self, rows_of: slice) -> None:
+        """Moves these rows of the state on by one token."""
+        state = self.state.part(rows_of)
+        trunk, eps = self.model.model, self.model.config.rms_norm_eps
+        num_rows = len(state.tokens_B)
         factor = self.model.config.rope.attention_factor
         table_VD = trunk.embed_tokens.weight
-        x_BD, *turns = rows.enter(tokens_B, positions_B, table_VD, self.frequencies_F, factor)
+        x_BD, *turns = rows.enter(
+            state.tokens_B, state.positions_B, table_VD, self.frequencies_F, factor
+        )
         is_narrow = self.can_be_narrow and num_rows <= narrow.MAX_ROWS
         layers = self._narrow_layers if is_narrow else self._wide_layers
-        x_BD, added_BD = layers(x_BD, turns)
+        x_BD, added_BD = layers(x_BD, turns, state)
         hidden_BD = rows.add_norm(x_BD, added_BD, trunk.norm.weight, eps=eps)
-        draw_and_move(
-            self._logits(hidden_BD),
-            scale_B=state.scale_B,
-            greedy_B=state.greedy_B,
-            noise_SB=state.noise_SB,
-            tokens_B=tokens_B,
-            positions_B=positions_B,
-            starts_B=state.starts_B,
-            moves_B=state.moves_B,
-            drawn_SB=state.drawn_SB,
-            logps_SB=state.logps_SB,
-        )
+        draw_and_move(self._logits(hidden_BD), state)
 
-    def _wide_layers(self, x_BD: Tensor, turns: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    def _wide_layers(
+        self, x_BD: Tensor, turns: list[Tensor], state: StatePart
+    ) -> tuple[Tensor, Tensor | None]:
         eps, added_BD = self.model.config.rms_norm_eps, None
         for index, layer in enumerate(self.model.model.layers):
             attention, mlp = layer.self_attn, layer.mlp
             normed_BD = rows.add_norm(x_BD, added_BD, layer.input_layernorm.weight, eps=eps)
-            qkv = (attention.q_proj(normed_BD), attention.k_proj(normed_BD))
-            mixed_BX = self._attend(index, layer, (*qkv, attention.v_proj(normed_BD)), turns)
-            added_BD = attention.o_proj(mixed_BX)
+            qkv = _maps(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
+            added_BD = attention.o_proj(self._attend(index, layer, qkv, turns, state))
             norm_D = layer.post_attention_layernorm.weight
             normed_BD = rows.add_norm(x_BD, added_BD, norm_D, eps=eps)
-            gated_BI = rows.gate(mlp.gate_proj(normed_BD), mlp.up_proj(normed_BD))
-            added_BD = mlp.down_proj(gated_BI)
+            added_BD = mlp.down_proj(rows.gate(*_maps(normed_BD, (mlp.gate_proj, mlp.up_proj))))
         return x_BD, added_BD
 
-    def _narrow_layers(self, x_BD: Tensor, turns: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    def _narrow_layers(
+        self, x_BD: Tensor, turns: list[Tensor], state: StatePart
+    ) -> tuple[Tensor, Tensor | None]:
         eps = self.model.config.rms_norm_eps
         for index, layer in enumerate(self.model.model.layers):
             attention, mlp = layer.self_attn, layer.mlp
             norm_D = layer.input_layernorm.weight
             qkv = narrow.into_heads(x_BD, norm_D, _head_maps(layer), eps=eps)
-            mixed_BX = self._attend(index, layer, qkv, turns)
+            mixed_BX = self._attend(index, layer, qkv, turns, state)
             narrow.added(x_BD, mixed_BX, attention.o_proj.weight)
             norm_D = layer.post_attention_layernorm.weight
             weights = mlp.gate_proj.weight, mlp.up_proj.weight
@@ -98,9 +97,14 @@ class DecodeForward:
         return x_BD, None
 
     def _attend(
-        self, index: int, layer: Layer, qkv: tuple[Tensor, ...], turns: list[Tensor]
+        self,
+        index: int,
+        layer: Layer,
+        qkv: Sequence[Tensor],
+        turns: list[Tensor],
+        state: StatePart,
     ) -> Tensor:
-        attention, num_rows = layer.self_attn, qkv[0].shape[0]
+        attention = layer.self_attn
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = attention.q_norm.weight, attention.k_norm.weight
@@ -110,22 +114,22 @@ class DecodeForward:
             cos_BF=turns[0],
             sin_BF=turns[1],
             stores=self.state.stores_L2[index],
-            tables_BK=self.state.tables_BK,
-            positions_B=self.state.positions_B,
+            tables_BK=state.tables_BK,
+            positions_B=state.positions_B,
             shape=self.shape,
-            scratch=self._scratch_for(num_rows),
+            scratch=self._scratch_for(state.first, len(state.tokens_B)),
             scale=attention.head_dim**-0.5,
         )
 
-    def _scratch_for(self, num_rows: int) -> AttentionScratch:
-        """One for all layers: they run one after the other."""
-        if num_rows not in self._scratch:
+    def _scratch_for(self, first: int, num_rows: int) -> AttentionScratch:
+        """One for all layers, which run one after the other, but not for all rows."""
+        if (first, num_rows) not in self._scratch:
             busy = num_rows * self.shape.num_kv_heads
             shares = min(max(_PROGRAMS // busy, 1), _MAX_SHARES)
-            self._scratch[num_rows] = AttentionScratch(
+            self._scratch[first, num_rows] = AttentionScratch(
                 self.shape, num_rows=num_rows, shares=shares, device=self.state.device
             )
-        return self._scratch[num_rows]
+        return self._scratch[first, num_rows]
 
     def _logits(self, hidden_BD: Tensor) -> Tensor:
         """fp32 [B, V], summed in fp32 as the trainer's are."""
@@ -133,6 +137,18 @@ class DecodeForward:
         if hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
             return torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
         return hidden_BD.float() @ weight_VD.float().t()
+
+
+def _maps(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
+    """Each linear map of the same rows: in one product where their weights lie side by side."""
+    if any(type(linear) is not Linear for linear in maps):
+        return [linear(x_BD) for linear in maps]
+    weight, biases = joined([linear.weight for linear in maps]), [linear.bias for linear in maps]
+    bias = None if biases[0] is None else joined(biases)
+    if weight is None or (biases[0] is not None and bias is None):
+        return [linear(x_BD) for linear in maps]
+    sizes = [linear.weight.shape[0] for linear in maps]
+    return functional.linear(x_BD, weight, bias).split(sizes, dim=1)
 
 
 def _is_plain(model: Decoder) -> bool:
@@ -145,6 +161,7 @@ def _is_plain(model: Decoder) -> bool:
         all(type(module) is Linear for module in linear)
         and len(linear) == 7 * config.num_layers
         and not (config.o_bias or config.mlp_bias)
+        and config.hidden_size <= narrow.MAX_WIDTH
         and all(size % narrow.OUTPUTS == 0 for size in sizes)
     )
 

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
+
 
 @triton.jit
 def _enter(
@@ -28,7 +30,10 @@ def _enter(
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(0)
     token = tl.load(tokens_ptr + row).to(tl.int64)
     at_D = tl.arange(0, WIDTH)
@@ -68,14 +73,25 @@ def enter(
         HALF=half,
         HALF_PADDED=triton.next_power_of_2(half),
         WIDTH=triton.next_power_of_2(width),
+        **early(x_BD.device),
     )
     return x_BD, cos_BF, sin_BF
 
 
 @triton.jit
 def _add_norm(
-    x_ptr, added_ptr, weight_ptr, out_ptr, eps, width, HAS_ADDED: tl.constexpr, WIDTH: tl.constexpr
+    x_ptr,
+    added_ptr,
+    weight_ptr,
+    out_ptr,
+    eps,
+    width,
+    HAS_ADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(0)
     at_D = tl.arange(0, WIDTH)
     is_in = at_D < width
@@ -107,25 +123,47 @@ def add_norm(x_BD: Tensor, added_BD: Tensor | None, weight_D: Tensor, *, eps: fl
         HAS_ADDED=added_BD is not None,
         WIDTH=padded,
         num_warps=4 if padded <= 2048 else 8,
+        **early(x_BD.device),
     )
     return out_BD
 
 
 @triton.jit
-def _gate(gate_ptr, up_ptr, out_ptr, num_values, TILE: tl.constexpr):
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    is_in = at < num_values
+def _gate(
+    gate_ptr,
+    up_ptr,
+    out_ptr,
+    gate_stride,
+    up_stride,
+    width,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
+    row = tl.program_id(0)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_in = at < width
     element = gate_ptr.dtype.element_ty
-    gate = tl.load(gate_ptr + at, mask=is_in, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + at, mask=is_in, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + at, mask=is_in, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride + at, mask=is_in, other=0.0).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
-    tl.store(out_ptr + at, (activated * up).to(element), mask=is_in)
+    tl.store(out_ptr + row * width + at, (activated * up).to(element), mask=is_in)
 
 
 def gate(gate_BI: Tensor, up_BI: Tensor) -> Tensor:
-    """silu(gate) * up."""
-    out_BI = torch.empty_like(gate_BI)
-    num_values = out_BI.numel()
+    """silu(gate) * up. Rows may lie apart."""
+    num_rows, width = gate_BI.shape
+    out_BI = gate_BI.new_empty(num_rows, width)
     tile = 1024
-    _gate[(triton.cdiv(num_values, tile),)](gate_BI, up_BI, out_BI, num_values, TILE=tile)
+    _gate[(num_rows, triton.cdiv(width, tile))](
+        gate_BI,
+        up_BI,
+        out_BI,
+        gate_BI.stride(0),
+        up_BI.stride(0),
+        width,
+        TILE=tile,
+        **early(out_BI.device),
+    )
     return out_BI

@@ -18,6 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
+from homeostat.rollout.native.cuda.state import StatePart
+
 TILE = 2048
 
 
@@ -30,7 +33,10 @@ def _tile_sums(
     vocabulary,
     NUM_TILES: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row, tile = tl.program_id(0), tl.program_id(1)
     at_v = tile * TILE + tl.arange(0, TILE)
     scale = tl.load(scale_ptr + row)
@@ -64,7 +70,10 @@ def _draw(
     NUM_TILES: tl.constexpr,
     PADDED_TILES: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(0)
     position = tl.load(positions_ptr + row)
     step = position - tl.load(starts_ptr + row)
@@ -113,44 +122,39 @@ def _draw(
     tl.store(positions_ptr + row, position + moves)
 
 
-def draw_and_move(
-    logits_BV: Tensor,
-    *,
-    scale_B: Tensor,
-    greedy_B: Tensor,
-    noise_SB: Tensor,
-    tokens_B: Tensor,
-    positions_B: Tensor,
-    starts_B: Tensor,
-    moves_B: Tensor,
-    drawn_SB: Tensor,
-    logps_SB: Tensor,
-) -> None:
-    """`scale_B` is 1 / temperature, 1 where greedy. `moves_B` is 0 for rows that are padding."""
+def draw_and_move(logits_BV: Tensor, state: StatePart) -> None:
     num_rows, vocabulary = logits_BV.shape
     num_tiles = triton.cdiv(vocabulary, TILE)
     tops_BT = logits_BV.new_empty(num_rows, num_tiles)
     sums_BT = torch.empty_like(tops_BT)
     _tile_sums[(num_rows, num_tiles)](
-        logits_BV, scale_B, tops_BT, sums_BT, vocabulary, NUM_TILES=num_tiles, TILE=TILE
+        logits_BV,
+        state.scale_B,
+        tops_BT,
+        sums_BT,
+        vocabulary,
+        NUM_TILES=num_tiles,
+        TILE=TILE,
+        **early(logits_BV.device),
     )
     _draw[(num_rows,)](
         logits_BV,
-        scale_B,
-        greedy_B,
+        state.scale_B,
+        state.greedy_B,
         tops_BT,
         sums_BT,
-        noise_SB,
-        tokens_B,
-        positions_B,
-        starts_B,
-        moves_B,
-        drawn_SB,
-        logps_SB,
+        state.noise_SB,
+        state.tokens_B,
+        state.positions_B,
+        state.starts_B,
+        state.moves_B,
+        state.drawn_SB,
+        state.logps_SB,
         vocabulary,
-        noise_SB.stride(0),
+        state.noise_SB.stride(0),
         NUM_TILES=num_tiles,
         PADDED_TILES=triton.next_power_of_2(num_tiles),
         TILE=TILE,
         num_warps=8,
+        **early(logits_BV.device),
     )

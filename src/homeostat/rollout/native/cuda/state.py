@@ -54,6 +54,21 @@ class DecodeState:
         self.stores_L2 = zeros(layers, 2, dtype=torch.int64)
         self._stores: list[tuple[int, int]] = []
 
+    def part(self, rows: slice) -> StatePart:
+        return StatePart(
+            first=rows.start,
+            tokens_B=self.tokens_B[rows],
+            positions_B=self.positions_B[rows],
+            starts_B=self.starts_B[rows],
+            moves_B=self.moves_B[rows],
+            greedy_B=self.greedy_B[rows],
+            scale_B=self.scale_B[rows],
+            tables_BK=self.tables_BK[rows],
+            noise_SB=self.noise_SB[:, rows],
+            drawn_SB=self.drawn_SB[:, rows],
+            logps_SB=self.logps_SB[:, rows],
+        )
+
     def see(self, cache: KVCache) -> None:
         """Where the cache is now."""
         stores = cache.addresses()
@@ -108,6 +123,24 @@ class DecodeState:
         if self.device.type == "cuda":
             source = source.pin_memory()
         target.copy_(source, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """Views of some rows of the state. `scale_B` is 1 / temperature, 1 where greedy; `moves_B` is 0
+    for rows that are padding."""
+
+    first: int
+    tokens_B: Tensor
+    positions_B: Tensor
+    starts_B: Tensor
+    moves_B: Tensor
+    greedy_B: Tensor
+    scale_B: Tensor
+    tables_BK: Tensor
+    noise_SB: Tensor
+    drawn_SB: Tensor
+    logps_SB: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,49 @@
+"""Weights that are multiplied by the same inputs lie one behind the other in memory.
+
+The parameters stay what they are: separate, under their own names, at fixed addresses. But one
+matrix product can go over all of them (`joined`), which for few rows costs hardly more than the
+largest of them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from homeostat.models.decoder import Decoder
+
+
+@torch.no_grad()
+def lay_side_by_side(decoder: Decoder) -> None:
+    """Before anything keeps an address of a parameter."""
+    for layer in decoder.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        heads = (attention.q_proj, attention.k_proj, attention.v_proj)
+        for maps in (heads, (mlp.gate_proj, mlp.up_proj)):
+            _lay([linear.weight for linear in maps])
+            if all(linear.bias is not None for linear in maps):
+                _lay([linear.bias for linear in maps])
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor | None:
+    """One view over all of them, along the first dimension; None where they lie apart."""
+    first = tensors[0]
+    end = first.data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != end or not tensor.is_contiguous():
+            return None
+        end += tensor.nbytes
+    if end > first.untyped_storage().data_ptr() + first.untyped_storage().nbytes():
+        return None
+    size = sum(tensor.shape[0] for tensor in tensors)
+    shape = (size, *first.shape[1:])
+    return first.detach().as_strided(shape, first.stride(), first.storage_offset())
+
+
+def _lay(parameters: Sequence[nn.Parameter]) -> None:
+    whole = torch.cat([parameter.detach() for parameter in parameters])
+    sizes = [parameter.shape[0] for parameter in parameters]
+    for parameter, part in zip(parameters, whole.split(sizes), strict=True):
+        parameter.data = part
