@@ -112,7 +112,8 @@ def test_below_fp32_masters_and_gradients_are_held(tmp_path: Path) -> None:
 def plan_of(config: RunConfig, *, capacity: int) -> MemoryPlan:
     """A made-up model of memory: what matters is the order of the ladder."""
     trainer = config.trainer
-    work = trainer.max_tokens_per_device * (1 if trainer.gradient_checkpointing else 4)
+    kept = {False: 4, "selective": 3, True: 1}[trainer.gradient_checkpointing]
+    work = trainer.max_tokens_per_device * kept
     held = 1000 if config.lora is None else 100
     update = UpdateMemory(weights=held, optimizer=0, gradients=0, reference=0, work=work)
     return MemoryPlan("cpu", capacity, 0, update)
