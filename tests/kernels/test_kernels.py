@@ -16,6 +16,7 @@ from torch import Tensor
 
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
+from homeostat.models.shape_only import ShapeDecoder
 from homeostat.ops import kernels
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import PackedLayout
@@ -278,3 +279,24 @@ def test_selective_checkpointing_spares_norms_and_gates() -> None:
 
     spared = 2 * (2 * sizes["hidden_size"] + sizes["intermediate_size"]) * 24 * 4
     assert kept(False) - kept("selective") == spared
+
+
+@pytest.mark.parametrize("checkpointing", [False, "selective", True])
+def test_a_decoder_without_data_keeps_what_kernels_keep(checkpointing: bool | str) -> None:
+    shape = decoder_config({**SIZES, **FAMILIES["qwen2"], "num_key_value_heads": 4})
+    flags = {"kernel": "sdpa", "gradient_checkpointing": checkpointing}
+
+    def kept(decoder: Decoder, device: torch.device) -> int:
+        tokens_N = torch.zeros(48, dtype=torch.int64, device=device)
+        layout = PackedLayout.of([48], device)
+        with LiveBytes(device.type) as live:
+            hidden_ND = decoder.hidden(tokens_N, tokens_N, layout)
+            return live.now * hidden_ND.requires_grad
+
+    nowhere = torch.device("meta")
+    with nowhere:
+        shape_decoder = ShapeDecoder(shape, **flags)
+    with kernels.meta_as(torch.device("cuda")):
+        counted = kept(shape_decoder, nowhere)
+    assert counted == pytest.approx(kept(Decoder(shape, **flags).to(DEVICE), DEVICE), rel=0.03)
+    assert kept(shape_decoder, nowhere) != counted

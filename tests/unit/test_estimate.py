@@ -79,6 +79,28 @@ def test_an_rl_update_holds_what_was_estimated(tmp_path: Path) -> None:
     assert found.work == pytest.approx(measured(config, batch), rel=0.05)
 
 
+def test_views_of_what_was_there_before_are_not_counted() -> None:
+    weight = torch.randn(8, 4)
+    with LiveBytes("cpu") as live:
+        view = weight.t()[1:]
+        assert live.now == 0
+        other = view + 1
+        assert live.now == 512 == live.peak
+        del other
+    assert live.now == 0
+
+
+def test_on_a_gpu_the_gates_activation_is_not_kept(tmp_path: Path) -> None:
+    """Kernels keep gate and up alone; fp32, so that no GPU is asked what it can do."""
+    write_model(tmp_path)
+    config = tiny.config(tmp_path, model={"attention": "sdpa"})
+    here = resolve_runtime(config, threads=1)
+    batch = TrainBatch.of(rows(count=6, length=96))
+    on_cpu = estimate_update(config, here, batch)
+    on_gpu = estimate_update(config, replace(here, device=torch.device("cuda")), batch)
+    assert on_gpu.work < on_cpu.work
+
+
 def test_below_fp32_masters_and_gradients_are_held(tmp_path: Path) -> None:
     config = tiny.config(tmp_path)
     runtime = replace(resolve_runtime(config, threads=1), dtype=torch.bfloat16)
@@ -90,7 +112,8 @@ def test_below_fp32_masters_and_gradients_are_held(tmp_path: Path) -> None:
 def plan_of(config: RunConfig, *, capacity: int) -> MemoryPlan:
     """A made-up model of memory: what matters is the order of the ladder."""
     trainer = config.trainer
-    work = trainer.max_tokens_per_device * (1 if trainer.gradient_checkpointing else 4)
+    kept = {False: 4, "selective": 3, True: 1}[trainer.gradient_checkpointing]
+    work = trainer.max_tokens_per_device * kept
     held = 1000 if config.lora is None else 100
     update = UpdateMemory(weights=held, optimizer=0, gradients=0, reference=0, work=work)
     return MemoryPlan("cpu", capacity, 0, update)

@@ -21,7 +21,7 @@ from homeostat.models.build import open_source, read_configs
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora
-from homeostat.ops.attention import AttentionContext, PackedLayout
+from homeostat.ops.attention import AttentionContext, PackedLayout, needs_all_heads
 
 
 class ShapeDecoder(Decoder):
@@ -40,6 +40,9 @@ class ShapeAttention:
     def attend(
         self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
     ) -> Tensor:
+        if needs_all_heads(q_NHd, k_NHd):
+            repeats = q_NHd.shape[1] // k_NHd.shape[1]
+            k_NHd, v_NHd = (x.repeat_interleave(repeats, dim=1) for x in (k_NHd, v_NHd))
         out_NHd = _Flash.apply(q_NHd, k_NHd, v_NHd, self.kernel)
         # sdpa goes document by document, and what comes out is joined.
         return torch.cat([out_NHd]) if self.kernel == "sdpa" else out_NHd

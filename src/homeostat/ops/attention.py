@@ -31,6 +31,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from homeostat.errors import ModelError
+from homeostat.ops import kernels
 from homeostat.ops.transfer import to_device
 
 MAX_VARLEN_HEAD_DIM = 256
@@ -160,11 +161,20 @@ def _sdpa(
     parts = zip(runs, q_NHd.split(sizes), k_NHd.split(sizes), v_NHd.split(sizes), strict=True)
     for (count, length), *qkv in parts:
         q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in qkv)
+        if needs_all_heads(q, k):
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         out = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
+
+
+def needs_all_heads(q: Tensor, k: Tensor) -> bool:
+    """On a GPU no kernel takes grouped queries in fp32, and what torch falls back to is quadratic
+    in memory."""
+    is_grouped = q.shape[1] != k.shape[1]
+    return is_grouped and q.dtype == torch.float32 and kernels.on_cuda(q)
 
 
 def _varlen(

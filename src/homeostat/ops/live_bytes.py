@@ -31,15 +31,20 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.device.type == self.device_type:
-                self._note(leaf.untyped_storage())
+        made = self._storages(result)
+        if made.keys() - self._alive.keys():
+            # A view is no allocation, also not one of what was there before the count began.
+            given = self._storages((args, kwargs))
+            for key in made.keys() - self._alive.keys() - given.keys():
+                self._note(key, made[key])
         return result
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._alive:
-            return
+    def _storages(self, tree: Any) -> dict[int, torch.UntypedStorage]:
+        tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+        storages = (x.untyped_storage() for x in tensors if x.device.type == self.device_type)
+        return {storage._cdata: storage for storage in storages}
+
+    def _note(self, key: int, storage: torch.UntypedStorage) -> None:
         size = -(-storage.nbytes() // _ROUND) * _ROUND
         self._alive[key] = (size, weakref.ref(storage, lambda _: self._forget(key)))
         self.now += size

@@ -15,6 +15,8 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
+from homeostat.ops import kernels
+
 VOCAB_CHUNK = 8192
 
 
@@ -47,11 +49,13 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     """fp32. The operands share a dtype."""
     if left.dtype == torch.float32:
         return torch.mm(left, right)
+    if left.is_meta:
+        return left.new_empty((left.shape[0], right.shape[1]), dtype=torch.float32)
     return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _multiplies_into_fp32(tensor: Tensor) -> bool:
     """fp32 needs no care; on CUDA half-precision operands can be summed into an fp32 result."""
     return tensor.dtype == torch.float32 or (
-        tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16)
+        kernels.on_cuda(tensor) and tensor.dtype in (torch.bfloat16, torch.float16)
     )

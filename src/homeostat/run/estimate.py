@@ -184,7 +184,9 @@ def _rungs(config: RunConfig) -> Iterator[str]:
         yield "engine.sleep=true"
     if config.is_rl and config.engine.memory_share > 0.2:
         yield "engine.memory_share=0.2"
-    if not trainer.gradient_checkpointing:
+    if not trainer.gradient_checkpointing and config.model.implementation == "native":
+        yield "trainer.gradient_checkpointing=selective"
+    if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
     if trainer.precision == "fp32" and trainer.device != "cpu":
         yield "trainer.precision=bf16"

@@ -19,6 +19,7 @@ from homeostat.algorithms.policy import policy_spec
 from homeostat.config.rollout import AdapterOffReference
 from homeostat.config.run import RunConfig
 from homeostat.models.shape_only import ShapeDecoder, shape_decoder
+from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
 from homeostat.train.build import reference_of
@@ -81,7 +82,7 @@ def estimate_prefill(config: RunConfig, runtime: Runtime, *, num_tokens: int) ->
     )
     nowhere = torch.device("meta")
     tokens_N = torch.zeros(num_tokens, dtype=torch.int64, device=nowhere)
-    with LiveBytes() as live, torch.no_grad():
+    with kernels.meta_as(runtime.device), LiveBytes() as live, torch.no_grad():
         shape.hidden(tokens_N, tokens_N, PackedLayout.of([num_tokens], nowhere))
     return live.peak
 
@@ -104,7 +105,7 @@ def _work(
         for parameter in shape.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)
-    with LiveBytes() as live:
+    with kernels.meta_as(runtime.device), LiveBytes() as live:
         for _ in range(2):
             _, terms = forward.loss(shape, batch, spec, step=1)
             terms.loss.backward()

@@ -163,7 +163,9 @@ def memory_ladder(config: RunConfig, *, longest_row: int, largest_batch: int = 0
     smaller = max(config.longest_row, largest_batch // 2)
     if trainer.packing and smaller < largest_batch:
         ladder.append(f"trainer.max_tokens_per_device={smaller}  (same result)")
-    if not trainer.gradient_checkpointing:
+    if not trainer.gradient_checkpointing and config.model.implementation == "native":
+        ladder.append("trainer.gradient_checkpointing=selective  (a little slower, same result)")
+    if trainer.gradient_checkpointing is not True:
         ladder.append("trainer.gradient_checkpointing=true  (about a third slower, same result)")
     if trainer.logits_bytes("cpu") > 16 * 2**20:
         ladder.append("trainer.logits_chunk_bytes=16MiB  (same result)")

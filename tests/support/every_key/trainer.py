@@ -280,10 +280,16 @@ CASES: dict[str, Case] = {
     "trainer.precision": shows(
         "trainer.precision=bf16", dtypes, was={torch.float32}, now={torch.bfloat16}
     ),
-    # Two layers, each run a second time in the backward pass.
-    "trainer.gradient_checkpointing": shows(
-        "trainer.gradient_checkpointing=true", num_calls("aten::silu"), was=2, now=4,
-        base=PROFILED, same="bits",
+    # Two layers, of which all or norms and gates are run a second time in the backward pass.
+    "trainer.gradient_checkpointing": all_of(
+        shows(
+            "trainer.gradient_checkpointing=true", num_calls("aten::silu"), was=2, now=4,
+            base=PROFILED, same="bits",
+        ),
+        shows(
+            "trainer.gradient_checkpointing=selective", num_calls("aten::silu"), was=2, now=4,
+            base=PROFILED, same="bits",
+        ),
     ),
     # 91 tokens are trained in step 2; 64 KiB hold 54 rows of 299 fp32 logits.
     "trainer.logits_chunk_bytes": shows(

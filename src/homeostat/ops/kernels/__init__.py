@@ -6,6 +6,8 @@ by row: a row's bits do not depend on the others.
 
 Kernels run on CUDA tensors, and on CPU tensors where TRITON_INTERPRET is set before Triton is first
 imported. Triton takes its time to import, so that a kernel's module is imported where it is used.
+Tensors without data go the same way, but for the launches, where they stand for a GPU's: what is
+kept for the backward pass can be counted beforehand.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 
@@ -23,28 +25,58 @@ from torch import Tensor
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    has_kernels: bool = True
+    meta_is_cuda: bool = False
+
+
 @dataclass(slots=True)
 class _Switch:
     # Of the process, not of a thread: layers are computed again in autograd's threads.
-    on: bool = True
+    now: _Choice
 
 
-_SWITCH = _Switch()
+_SWITCH = _Switch(_Choice())
 
 
 def fused(x: Tensor) -> bool:
     """Whether kernels are to be used on tensors like this one."""
-    return _SWITCH.on and (x.is_cuda or _interpreted()) and x.dtype in _DTYPES and _has_triton()
+    is_place = on_cuda(x) or (x.is_cpu and _interpreted())
+    return is_place and _SWITCH.now.has_kernels and x.dtype in _DTYPES and _has_triton()
+
+
+def on_cuda(x: Tensor) -> bool:
+    """Whether it is on a GPU, or stands for a tensor that is."""
+    return x.is_cuda or (x.is_meta and _SWITCH.now.meta_is_cuda)
+
+
+def launches(x: Tensor) -> bool:
+    """Whether there is anything to compute."""
+    return x.numel() > 0 and not x.is_meta
 
 
 @contextmanager
 def plain() -> Iterator[None]:
     """No kernels inside, in this process: the reference that they are compared with."""
-    before, _SWITCH.on = _SWITCH.on, False
+    with _chosen(replace(_SWITCH.now, has_kernels=False)):
+        yield
+
+
+@contextmanager
+def meta_as(device: torch.device) -> Iterator[None]:
+    """Inside, tensors without data stand for those on `device`."""
+    with _chosen(replace(_SWITCH.now, meta_is_cuda=device.type == "cuda")):
+        yield
+
+
+@contextmanager
+def _chosen(choice: _Choice) -> Iterator[None]:
+    before, _SWITCH.now = _SWITCH.now, choice
     try:
         yield
     finally:
-        _SWITCH.on = before
+        _SWITCH.now = before
 
 
 def block_of(size: int) -> int:

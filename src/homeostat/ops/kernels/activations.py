@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from homeostat.ops.kernels import launches
+
 _BLOCK = 1024
 
 
@@ -28,7 +30,7 @@ class GatedSilu(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor]:
         gate, up = (x.contiguous() for x in ctx.saved_tensors)
         dgate, dup = torch.empty_like(gate), torch.empty_like(up)
-        if gate.numel():
+        if launches(gate):
             _backward[_grid(gate)](
                 grads[0].contiguous(), gate, up, dgate, dup, gate.numel(), BLOCK=_BLOCK
             )
@@ -39,7 +41,7 @@ def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
     """Not differentiable."""
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
-    if gate.numel():
+    if launches(gate):
         _forward[_grid(gate)](gate, up, out, gate.numel(), BLOCK=_BLOCK)
     return out
 

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from homeostat.ops.kernels import block_of, warps_of
+from homeostat.ops.kernels import block_of, launches, warps_of
 
 # exp is 0 in fp32 below -104: clamping here changes no probability, and 0 * inf does not arise.
 _LOG_ZERO = tl.constexpr(-110.0)
@@ -56,6 +56,8 @@ class Running:
         self, tile_mv: Tensor, targets_M: Tensor, rows: slice, *, first: int, scale: float
     ) -> None:
         """The tile of some rows whose first column is entry `first` of the vocabulary."""
+        if not launches(tile_mv):
+            return
         height, width = tile_mv.shape
         block = block_of(width)
         _reduce[(height,)](
@@ -77,6 +79,8 @@ def logit_gradients(
     scale: float,
 ) -> None:
     """Into `out_mv`. `upstream`: gradients of log-prob and entropy, and the entropy, of all M."""
+    if not launches(tile_mv):
+        return
     height, width = tile_mv.shape
     block = block_of(width)
     grad_M, entropy_grad_M, entropy_M = upstream or (lse_M, lse_M, lse_M)

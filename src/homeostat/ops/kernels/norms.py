@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from homeostat.ops.kernels import block_of, num_programs, warps_of
+from homeostat.ops.kernels import block_of, launches, num_programs, warps_of
 
 # Short rows (heads) go several to a tile.
 _TILE = 2048
@@ -68,14 +68,13 @@ def add_rms_norm(
     size = weight_D.shape[0]
     num_rows = x.numel() // size
     rstd_N = x.new_empty(num_rows, dtype=torch.float32)
-    if num_rows == 0:
-        return total, normed, rstd_N
     rows, block = _tile(size)
-    _forward[(triton.cdiv(num_rows, rows),)](
-        x, x if y is None else y.contiguous(), weight_D, total, normed, rstd_N,
-        num_rows, size, eps,
-        HAS_Y=y is not None, ROWS=rows, BLOCK=block, num_warps=warps_of(rows * block),
-    )  # fmt: skip
+    if launches(x):
+        _forward[(triton.cdiv(num_rows, rows),)](
+            x, x if y is None else y.contiguous(), weight_D, total, normed, rstd_N,
+            num_rows, size, eps,
+            HAS_Y=y is not None, ROWS=rows, BLOCK=block, num_warps=warps_of(rows * block),
+        )  # fmt: skip
     return total, normed, rstd_N
 
 
@@ -89,7 +88,7 @@ def _gradients(
     programs = max(1, min(num_programs(total.device), triton.cdiv(num_rows, rows)))
     # A program without rows leaves nothing, so that what it would leave is there before.
     sums_PD = total.new_zeros((programs, size) if needs_weight else (1, 1), dtype=torch.float32)
-    if num_rows:
+    if launches(total):
         _backward[(programs,)](
             grad.contiguous(), grad if carry is None else carry.contiguous(), total, weight_D,
             rstd_N, dsum, sums_PD, num_rows, size, triton.cdiv(num_rows, programs * rows) * rows,

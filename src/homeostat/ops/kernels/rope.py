@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from homeostat.ops.kernels import block_of, warps_of
+from homeostat.ops.kernels import block_of, launches, warps_of
 
 
 class RotateBoth(torch.autograd.Function):
@@ -40,7 +40,7 @@ def rotate_both(
     out_q, out_k = (x.new_empty(x.shape) for x in (q_NHd, k_NHd))
     num_tokens, num_heads, head_dim = q_NHd.shape
     heads, block = block_of(num_heads), block_of(head_dim // 2)
-    if num_tokens:
+    if launches(q_NHd):
         _rotate[(num_tokens,)](
             q_NHd, k_NHd, out_q, out_k, cos_N1d, sin_N1F,
             q_NHd.stride(0), k_NHd.stride(0), num_heads, k_NHd.shape[1], head_dim // 2,
