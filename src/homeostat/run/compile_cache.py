@@ -23,6 +23,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ VARIABLES = {"triton": "TRITON_CACHE_DIR", "inductor": "TORCHINDUCTOR_CACHE_DIR"
 KERNEL_FOLDERS = ("ops", "models", "rollout", "train")
 _COMPILES = (b"import triton", b"torch.compile")
 _SHOWN = 3
+UNUSED_S = 60 * 24 * 3600
 
 Emit = Callable[..., None]
 
@@ -192,11 +194,13 @@ def _held_slot(place: Path) -> Iterator[Path]:
 
 def _take_slot(place: Path) -> tuple[Path, int] | None:
     try:
+        _drop_unused(place.parent)
         _require_private(place)
         for slot in _slots(place):
             slot.mkdir(mode=0o700, exist_ok=True)
             descriptor = _lock(slot)
             if descriptor is not None:
+                os.utime(descriptor)
                 return slot, descriptor
     except OSError as error:
         log.warning(
@@ -219,6 +223,17 @@ def _require_private(place: Path) -> None:
             raise PermissionError(f"{folder} belongs to another user (id {status.st_uid})")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"{folder} can be written by others")
+
+
+def _drop_unused(compiled: Path) -> None:
+    """Removes folders that no run has used for a long time: mostly of versions that are gone."""
+    for lock in compiled.glob("*/*/.lock"):
+        slot = lock.parent
+        if time.time() - lock.stat().st_mtime > UNUSED_S and not _is_held(slot):
+            log.info("%s was not used for long, and is removed", slot)
+            shutil.rmtree(slot)
+            if not any(slot.parent.iterdir()):
+                slot.parent.rmdir()
 
 
 def _lock(slot: Path) -> int | None:
