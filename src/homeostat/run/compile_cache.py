@@ -194,8 +194,8 @@ def _held_slot(place: Path) -> Iterator[Path]:
 
 def _take_slot(place: Path) -> tuple[Path, int] | None:
     try:
-        _drop_unused(place.parent)
         _require_private(place)
+        _drop_unused(besides=place)
         for slot in _slots(place):
             slot.mkdir(mode=0o700, exist_ok=True)
             descriptor = _lock(slot)
@@ -225,10 +225,12 @@ def _require_private(place: Path) -> None:
             raise PermissionError(f"{folder} can be written by others")
 
 
-def _drop_unused(compiled: Path) -> None:
-    """Removes folders that no run has used for a long time: mostly of versions that are gone."""
-    for lock in compiled.glob("*/*/.lock"):
+def _drop_unused(*, besides: Path) -> None:
+    """Removes folders of other versions that no run has used for a long time."""
+    for lock in besides.parent.glob("*/*/.lock"):
         slot = lock.parent
+        if slot.parent == besides:
+            continue
         if time.time() - lock.stat().st_mtime > UNUSED_S and not _is_held(slot):
             log.info("%s was not used for long, and is removed", slot)
             shutil.rmtree(slot)
