@@ -156,6 +156,18 @@ def test_a_file_of_another_user_is_not_trusted(cache: Path) -> None:
     assert "belongs to another user (id 12345)" in found.why
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can remove everything")
+def test_what_cannot_be_removed_is_set_aside(cache: Path) -> None:
+    empty(cache / KERNEL / "add.ttir")
+    (cache / KERNEL).chmod(0o500)
+    (found,) = clean(cache)
+    assert found.entry.name == KERNEL
+    assert list(cache.iterdir()) == []
+    (aside,) = cache.parent.glob("cache.aside-*")
+    assert (aside / KERNEL / "add.json").is_file()
+    (aside / KERNEL).chmod(0o700)
+
+
 Events = list[tuple[str, dict[str, Any]]]
 
 

@@ -143,14 +143,21 @@ def caches_in(place: Path, *, emit: Emit) -> Iterator[Path]:
 
 
 def clean(folder: Path) -> list[Damage]:
-    """Makes the folder, or removes what is damaged in it: that was."""
+    """Makes the folder, or removes what is damaged in it: that was. What cannot be removed, such
+    as another user's files, is set aside with all else that the folder held."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     damaged = find_damage(folder)
-    for damage in damaged:
-        if damage.entry.is_dir() and not damage.entry.is_symlink():
-            shutil.rmtree(damage.entry)
-        else:
-            damage.entry.unlink()
+    try:
+        for damage in damaged:
+            if damage.entry.is_dir() and not damage.entry.is_symlink():
+                shutil.rmtree(damage.entry)
+            else:
+                damage.entry.unlink()
+    except OSError as error:
+        aside = folder.with_name(f"{folder.name}.aside-{time.time_ns()}")
+        log.warning("%s is set aside as %s: %s", folder, aside.name, error)
+        folder.rename(aside)
+        folder.mkdir(mode=0o700)
     return damaged
 
 
