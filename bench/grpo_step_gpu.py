@@ -198,7 +198,6 @@ def ratios(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    common.require(("trl", "datasets", "accelerate", "psutil"), extra="bench")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model: proves the script")
@@ -209,6 +208,8 @@ def main() -> None:
     parser.add_argument("keys", nargs="*", help="keys of our recipe to change, a.b=c")
     arguments = parser.parse_args()
     arguments.threads = arguments.threads or (1 if arguments.tiny else 8)
+    theirs = ("trl", "datasets", "accelerate") if arguments.trl_steps else ()
+    common.require(("psutil", *theirs), extra="bench")
     if min(arguments.steps, arguments.trl_steps or 2) < 2:
         parser.error("at least 2 steps: the first is not counted.")
     result = common.machine(PACKAGES) | common.device_facts(arguments.device)

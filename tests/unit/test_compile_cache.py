@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from homeostat.run.cache_damage import find_damage
 from homeostat.run.compile_cache import (
+    UNUSED_S,
     VARIABLES,
     cache_key,
     caches_in,
@@ -154,6 +156,18 @@ def test_a_file_of_another_user_is_not_trusted(cache: Path) -> None:
     assert "belongs to another user (id 12345)" in found.why
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can remove everything")
+def test_what_cannot_be_removed_is_set_aside(cache: Path) -> None:
+    empty(cache / KERNEL / "add.ttir")
+    (cache / KERNEL).chmod(0o500)
+    (found,) = clean(cache)
+    assert found.entry.name == KERNEL
+    assert list(cache.iterdir()) == []
+    (aside,) = cache.parent.glob("cache.aside-*")
+    assert (aside / KERNEL / "add.json").is_file()
+    (aside / KERNEL).chmod(0o700)
+
+
 Events = list[tuple[str, dict[str, Any]]]
 
 
@@ -207,6 +221,18 @@ def test_live_runs_have_folders_of_their_own(tmp_path: Path) -> None:
         other.kill()
     with caches_in(place, emit=into([])) as ours:
         assert ours == theirs
+
+
+def test_what_no_run_used_for_long_is_removed(tmp_path: Path) -> None:
+    compiled = tmp_path / "ours" / "compile"
+    for key in ("old", "lately"):
+        with caches_in(compiled / key, emit=into([])) as slot:
+            write_triton(slot / "triton")
+    long_ago = time.time() - UNUSED_S - 60
+    os.utime(compiled / "old" / "0" / ".lock", (long_ago, long_ago))
+    with caches_in(compiled / "new", emit=into([])):
+        assert sorted(folder.name for folder in compiled.iterdir()) == ["lately", "new"]
+    assert (compiled / "lately" / "0" / "triton" / KERNEL).is_dir()
 
 
 def test_a_user_s_own_folder_is_used_as_it_is(

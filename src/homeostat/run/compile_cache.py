@@ -23,6 +23,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ VARIABLES = {"triton": "TRITON_CACHE_DIR", "inductor": "TORCHINDUCTOR_CACHE_DIR"
 KERNEL_FOLDERS = ("ops", "models", "rollout", "train")
 _COMPILES = (b"import triton", b"torch.compile")
 _SHOWN = 3
+UNUSED_S = 60 * 24 * 3600
 
 Emit = Callable[..., None]
 
@@ -141,14 +143,21 @@ def caches_in(place: Path, *, emit: Emit) -> Iterator[Path]:
 
 
 def clean(folder: Path) -> list[Damage]:
-    """Makes the folder, or removes what is damaged in it: that was."""
+    """Makes the folder, or removes what is damaged in it: that was. What cannot be removed, such
+    as another user's files, is set aside with all else that the folder held."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     damaged = find_damage(folder)
-    for damage in damaged:
-        if damage.entry.is_dir() and not damage.entry.is_symlink():
-            shutil.rmtree(damage.entry)
-        else:
-            damage.entry.unlink()
+    try:
+        for damage in damaged:
+            if damage.entry.is_dir() and not damage.entry.is_symlink():
+                shutil.rmtree(damage.entry)
+            else:
+                damage.entry.unlink()
+    except OSError as error:
+        aside = folder.with_name(f"{folder.name}.aside-{time.time_ns()}")
+        log.warning("%s is set aside as %s: %s", folder, aside.name, error)
+        folder.rename(aside)
+        folder.mkdir(mode=0o700)
     return damaged
 
 
@@ -193,10 +202,12 @@ def _held_slot(place: Path) -> Iterator[Path]:
 def _take_slot(place: Path) -> tuple[Path, int] | None:
     try:
         _require_private(place)
+        _drop_unused(besides=place)
         for slot in _slots(place):
             slot.mkdir(mode=0o700, exist_ok=True)
             descriptor = _lock(slot)
             if descriptor is not None:
+                os.utime(descriptor)
                 return slot, descriptor
     except OSError as error:
         log.warning(
@@ -219,6 +230,19 @@ def _require_private(place: Path) -> None:
             raise PermissionError(f"{folder} belongs to another user (id {status.st_uid})")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"{folder} can be written by others")
+
+
+def _drop_unused(*, besides: Path) -> None:
+    """Removes folders of other versions that no run has used for a long time."""
+    for lock in besides.parent.glob("*/*/.lock"):
+        slot = lock.parent
+        if slot.parent == besides:
+            continue
+        if time.time() - lock.stat().st_mtime > UNUSED_S and not _is_held(slot):
+            log.info("%s was not used for long, and is removed", slot)
+            shutil.rmtree(slot)
+            if not any(slot.parent.iterdir()):
+                slot.parent.rmdir()
 
 
 def _lock(slot: Path) -> int | None:
