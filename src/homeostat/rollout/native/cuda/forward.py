@@ -27,7 +27,7 @@ from homeostat.rollout.native.cuda.attention import (
     decode_attention,
 )
 from homeostat.rollout.native.cuda.sampling import draw_and_move
-from homeostat.rollout.native.cuda.state import DecodeState, StatePart
+from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
 # Programs that keep the whole device busy; with fewer sequences, keys are shared out.
 _PROGRAMS = 256
@@ -48,13 +48,12 @@ class DecodeForward:
             eps=config.rms_norm_eps,
         )
         self.can_be_narrow = _is_plain(model)
-        self._scratch: dict[tuple[int, int], AttentionScratch] = {}
+        self._scratch: dict[int, AttentionScratch] = {}
 
-    def step(self, rows_of: slice) -> None:
-        """Moves these rows of the state on by one token."""
-        state = self.state.part(rows_of)
+    def step(self, num_rows: int) -> None:
+        """Moves the first rows of the state on by one token."""
+        state = self.state.rows(num_rows)
         trunk, eps = self.model.model, self.model.config.rms_norm_eps
-        num_rows = len(state.tokens_B)
         factor = self.model.config.rope.attention_factor
         table_VD = trunk.embed_tokens.weight
         x_BD, *turns = rows.enter(
@@ -67,7 +66,7 @@ class DecodeForward:
         draw_and_move(self._logits(hidden_BD), state)
 
     def _wide_layers(
-        self, x_BD: Tensor, turns: list[Tensor], state: StatePart
+        self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
         eps, added_BD = self.model.config.rms_norm_eps, None
         for index, layer in enumerate(self.model.model.layers):
@@ -81,7 +80,7 @@ class DecodeForward:
         return x_BD, added_BD
 
     def _narrow_layers(
-        self, x_BD: Tensor, turns: list[Tensor], state: StatePart
+        self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
         eps = self.model.config.rms_norm_eps
         for index, layer in enumerate(self.model.model.layers):
@@ -102,7 +101,7 @@ class DecodeForward:
         layer: Layer,
         qkv: Sequence[Tensor],
         turns: list[Tensor],
-        state: StatePart,
+        state: Rows,
     ) -> Tensor:
         attention = layer.self_attn
         norms = None
@@ -117,19 +116,19 @@ class DecodeForward:
             tables_BK=state.tables_BK,
             positions_B=state.positions_B,
             shape=self.shape,
-            scratch=self._scratch_for(state.first, len(state.tokens_B)),
+            scratch=self._scratch_for(len(state.tokens_B)),
             scale=attention.head_dim**-0.5,
         )
 
-    def _scratch_for(self, first: int, num_rows: int) -> AttentionScratch:
-        """One for all layers, which run one after the other, but not for all rows."""
-        if (first, num_rows) not in self._scratch:
+    def _scratch_for(self, num_rows: int) -> AttentionScratch:
+        """One for all layers: they run one after the other."""
+        if num_rows not in self._scratch:
             busy = num_rows * self.shape.num_kv_heads
             shares = min(max(_PROGRAMS // busy, 1), _MAX_SHARES)
-            self._scratch[first, num_rows] = AttentionScratch(
+            self._scratch[num_rows] = AttentionScratch(
                 self.shape, num_rows=num_rows, shares=shares, device=self.state.device
             )
-        return self._scratch[first, num_rows]
+        return self._scratch[num_rows]
 
     def _logits(self, hidden_BD: Tensor) -> Tensor:
         """fp32 [B, V], summed in fp32 as the trainer's are."""

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
-from homeostat.rollout.native.cuda.state import StatePart
+from homeostat.rollout.native.cuda.state import Rows
 
 TILE = 2048
 
@@ -122,7 +122,7 @@ def _draw(
     tl.store(positions_ptr + row, position + moves)
 
 
-def draw_and_move(logits_BV: Tensor, state: StatePart) -> None:
+def draw_and_move(logits_BV: Tensor, state: Rows) -> None:
     num_rows, vocabulary = logits_BV.shape
     num_tiles = triton.cdiv(vocabulary, TILE)
     tops_BT = logits_BV.new_empty(num_rows, num_tiles)

@@ -54,9 +54,9 @@ class DecodeState:
         self.stores_L2 = zeros(layers, 2, dtype=torch.int64)
         self._stores: list[tuple[int, int]] = []
 
-    def part(self, rows: slice) -> StatePart:
-        return StatePart(
-            first=rows.start,
+    def rows(self, num_rows: int) -> Rows:
+        rows = slice(num_rows)
+        return Rows(
             tokens_B=self.tokens_B[rows],
             positions_B=self.positions_B[rows],
             starts_B=self.starts_B[rows],
@@ -110,13 +110,20 @@ class DecodeState:
 
     def drawn(self, num_rows: int, num_steps: int) -> Drawing:
         """A copy on its way to the host."""
-        tokens_SB = self.drawn_SB[:num_steps, :num_rows].to("cpu", non_blocking=True)
-        logps_SB = self.logps_SB[:num_steps, :num_rows].to("cpu", non_blocking=True)
+        tokens_SB, logps_SB = (
+            self._fetched(tensor_SB[:num_steps, :num_rows])
+            for tensor_SB in (self.drawn_SB, self.logps_SB)
+        )
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
         return Drawing(tokens_SB, logps_SB, event)
+
+    def _fetched(self, tensor: Tensor) -> Tensor:
+        is_cuda = self.device.type == "cuda"
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_cuda)
+        return host.copy_(tensor, non_blocking=True)
 
     def _send(self, target: Tensor, array: np.ndarray) -> None:
         source = torch.from_numpy(array)
@@ -126,11 +133,10 @@ class DecodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class StatePart:
-    """Views of some rows of the state. `scale_B` is 1 / temperature, 1 where greedy; `moves_B` is 0
+class Rows:
+    """Views of the first rows of the state. `scale_B` is 1 / temperature, 1 where greedy; `moves_B` is 0
     for rows that are padding."""
 
-    first: int
     tokens_B: Tensor
     positions_B: Tensor
     starts_B: Tensor

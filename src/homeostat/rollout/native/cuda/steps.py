@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -19,9 +17,6 @@ from homeostat.rollout.native.cuda.forward import DecodeForward
 
 _SMALL = (1, 2, 4, 8, 16)
 _STRIDE = 32
-# From so many rows on they go in two halves, side by side: while one waits for memory the other
-# multiplies.
-SPLIT_ROWS = 128
 
 
 def row_counts(max_rows: int) -> list[int]:
@@ -40,7 +35,6 @@ class Steps:
         self.warmup_s = 0.0
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pool = None
-        self._side: torch.cuda.Stream | None = None
 
     def make_ready(self, num_rows: int) -> int:
         """The number of rows that a step over `num_rows` runs over; it is captured by now.
@@ -59,28 +53,7 @@ class Steps:
             if self.with_graphs:
                 self._graphs[count].replay()
             else:
-                self._step(count)
-
-    def _step(self, count: int) -> None:
-        half = count // 2 if count >= SPLIT_ROWS else count
-        if half < count:
-            with self._beside():
-                self.forward.step(slice(half, count))
-        self.forward.step(slice(0, half))
-        if self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """On a second stream, where the device has any."""
-        if self.forward.state.device.type != "cuda":
-            yield
-            return
-        if self._side is None:
-            self._side = torch.cuda.Stream()
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
-            yield
+                self.forward.step(count)
 
     def _captured(self, count: int) -> torch.cuda.CUDAGraph:
         self.forward.state.clear()
@@ -88,11 +61,11 @@ class Steps:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Compiles kernels and makes handles, neither of which can be captured.
-            self._step(count)
+            self.forward.step(count)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Only what this thread does is captured: others may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._step(count)
+            self.forward.step(count)
         self._pool = graph.pool() if self._pool is None else self._pool
         return graph
