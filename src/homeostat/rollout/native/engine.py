@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -27,7 +26,6 @@ from torch import Tensor
 from homeostat.config.rollout import NativeEngineConfig
 from homeostat.errors import EngineError, PolicyNotFiniteError
 from homeostat.models.decoder import Decoder
-from homeostat.ops.memory import is_out_of_memory
 from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
 from homeostat.rollout.native.fast import make_bursts
@@ -37,6 +35,7 @@ from homeostat.rollout.native.sampler import draw
 from homeostat.rollout.native.scheduler import Plan, Scheduler
 from homeostat.rollout.native.scoring import score_rows
 from homeostat.rollout.native.sequence import Sequence
+from homeostat.rollout.native.serving import Serving
 from homeostat.types import Completion, FloatArray, StopReason, TokenRow
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class NativeEngine:
             quiesce=frozenset(Quiesce),
             max_tokens=max_tokens,
         )
-        self._modules = list(model.modules())
+        self._serving = Serving(model)
         self.runner = Runner(model, in_rows=self.in_rows)
         self.scheduler = Scheduler(
             max_running=config.max_concurrency,
@@ -145,7 +144,7 @@ class NativeEngine:
                 "call wake() before poll()."
             )
         until = time.monotonic() + timeout_s
-        with self._serving():
+        with self._serving(len(self._flying)):
             while self._flying and not self._finished:
                 self._step()
                 if time.monotonic() >= until:
@@ -160,7 +159,7 @@ class NativeEngine:
 
     def score(self, rows: Items[TokenRow], *, temperature: float) -> list[FloatArray]:
         self._require_settled("score")
-        with self._serving():
+        with self._serving(len(self._flying)):
             return score_rows(
                 self.model,
                 rows,
@@ -176,7 +175,7 @@ class NativeEngine:
         self._land()
         if how is Quiesce.DRAIN:
             self.wake()
-            with self._serving():
+            with self._serving(len(self._flying)):
                 while self._flying:
                     self._step()
         elif how is Quiesce.RETRACT:
@@ -386,31 +385,3 @@ class NativeEngine:
             self.bursts.drop()
         self.scheduler.retract_all()
         self.runner.cache = None
-
-    @contextmanager
-    def _serving(self) -> Iterator[None]:
-        """No gradients, and the model in eval mode; the mode it was found in comes back."""
-        was_training = self.model.training
-        self._set_training(False)
-        try:
-            # The second guard spares each operation the question whether it needs a graph: a
-            # decoding step is thousands of them. Unlike inference_mode it leaves plain tensors.
-            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-                yield
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, EngineError) or not is_out_of_memory(error):
-                raise
-            raise EngineError(
-                f"out of memory while {len(self._flying)} completions were on their way: "
-                f"{str(error).splitlines()[0]} Lower engine.max_concurrency, engine.memory_share "
-                "or engine.prefill_tokens. Nothing saved is lost."
-            ) from None
-        finally:
-            self._set_training(was_training)
-
-    def _set_training(self, training: bool) -> None:
-        # Module.train() walks the tree through nn.Module's attribute hooks, which costs a small
-        # model as much as a forward pass does. The flag itself is a plain attribute.
-        if self.model.training is not training:
-            for module in self._modules:
-                object.__setattr__(module, "training", training)

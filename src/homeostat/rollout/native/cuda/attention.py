@@ -27,160 +27,186 @@ MIN_ROWS = 16
 
 
 @triton.jit
-def _normed_half(
-    left, right, weight_ptr, offsets_F, eps, HALF: tl.constexpr, HAS_NORM: tl.constexpr
+def _turned(
+    at_rows,
+    is_row,
+    norm_ptr,
+    cos,
+    sin,
+    eps,
+    HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):
-    """RMS norm of rows that come in two halves; both in fp32, rounded once as the module does."""
+    """Rows of heads, normed where the model does so and rotated, in two halves. In fp32, rounded
+    where the modules round."""
+    element = norm_ptr.dtype.element_ty
+    at = tl.arange(0, HALF)
+    left = tl.load(at_rows + at[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
+    right = tl.load(at_rows + HALF + at[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
     if HAS_NORM:
         squares = tl.sum(left * left, 1) + tl.sum(right * right, 1)
         rstd = 1.0 / tl.sqrt(squares / (2 * HALF) + eps)
-        weight_left = tl.load(weight_ptr + offsets_F).to(tl.float32)
-        weight_right = tl.load(weight_ptr + HALF + offsets_F).to(tl.float32)
-        element = weight_ptr.dtype.element_ty
+        weight_left = tl.load(norm_ptr + at).to(tl.float32)
+        weight_right = tl.load(norm_ptr + HALF + at).to(tl.float32)
         left = (left * rstd[:, None] * weight_left[None, :]).to(element).to(tl.float32)
         right = (right * rstd[:, None] * weight_right[None, :]).to(element).to(tl.float32)
-    return left, right
+    turned_left = left * cos[None, :] - right * sin[None, :]
+    turned_right = right * cos[None, :] + left * sin[None, :]
+    return turned_left.to(element), turned_right.to(element)
 
 
 @triton.jit
-def _attend(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    q_norm_ptr,
-    k_norm_ptr,
-    cos_ptr,
-    sin_ptr,
-    stores_ptr,
-    tables_ptr,
-    positions_ptr,
-    out_ptr,
-    partial_ptr,
-    total_ptr,
-    arrived_ptr,
-    q_stride,
-    k_stride,
-    v_stride,
-    table_stride,
+def _write(
+    at_k, at_v, key_ptr, value_ptr, norm_ptr, cos, sin, eps, HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """The new token's key, rotated, and its value go to the cache."""
+    one = tl.zeros((1,), tl.int32)
+    left, right = _turned(at_k + one[:, None], one == 0, norm_ptr, cos, sin, eps, HALF, HAS_NORM)
+    tl.store(key_ptr + tl.arange(0, HALF)[None, :], left)
+    tl.store(key_ptr + HALF + tl.arange(0, HALF)[None, :], right)
+    at_d = tl.arange(0, 2 * HALF)
+    tl.store(value_ptr + at_d, tl.load(at_v + at_d))
+
+
+@triton.jit
+def _softmax_over_keys(
+    q_left,
+    q_right,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    head,
+    first,
+    last,
     scale,
-    eps,
     NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
-    SHARES: tl.constexpr,
-    HAS_NORM: tl.constexpr,
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    let_next_start(EARLY)
-    wait_for_last(EARLY)
-    sequence, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    element = q_ptr.dtype.element_ty
-    position = tl.load(positions_ptr + sequence)
-    length = position + 1
-    per_share = tl.cdiv(tl.cdiv(length, SHARES), TILE) * TILE
-    first = share * per_share
-    last = tl.minimum(first + per_share, length)
-    # A short sequence has fewer shares than there are programs for it.
-    num_shares = tl.cdiv(length, per_share)
-    if first >= length:
-        return
-
-    rows = tl.arange(0, ROWS)
-    offsets_F = tl.arange(0, HALF)
-    offsets_d = tl.arange(0, 2 * HALF)
-    is_row = rows < GROUP
-    cos = tl.load(cos_ptr + sequence * HALF + offsets_F)
-    sin = tl.load(sin_ptr + sequence * HALF + offsets_F)
-    # Addresses carry no promise of alignment; the allocator gives one.
-    keys_ptr = tl.load(stores_ptr).to(tl.pointer_type(element))
-    values_ptr = tl.load(stores_ptr + 1).to(tl.pointer_type(element))
-    keys_ptr = tl.multiple_of(keys_ptr, 16)
-    values_ptr = tl.multiple_of(values_ptr, 16)
-    table_ptr = tables_ptr + sequence * table_stride
-
-    if (first <= position) & (position < last):
-        at_k = k_ptr + sequence * k_stride + head * 2 * HALF
-        k_left = tl.load(at_k + offsets_F).to(tl.float32)[None, :]
-        k_right = tl.load(at_k + HALF + offsets_F).to(tl.float32)[None, :]
-        k_left, k_right = _normed_half(k_left, k_right, k_norm_ptr, offsets_F, eps, HALF, HAS_NORM)
-        block = tl.load(table_ptr + position // BLOCK_TOKENS).to(tl.int64)
-        slot = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + position % BLOCK_TOKENS
-        at = keys_ptr + slot * 2 * HALF
-        both = offsets_F[None, :]
-        tl.store(at + both, (k_left * cos - k_right * sin).to(element))
-        tl.store(at + HALF + both, (k_right * cos + k_left * sin).to(element))
-        value = tl.load(v_ptr + sequence * v_stride + head * 2 * HALF + offsets_d)
-        tl.store(values_ptr + slot * 2 * HALF + offsets_d, value)
-    tl.debug_barrier()
-
-    at_q = q_ptr + sequence * q_stride + (head * GROUP + rows[:, None]) * 2 * HALF
-    q_left = tl.load(at_q + offsets_F[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
-    q_right = tl.load(at_q + HALF + offsets_F[None, :], mask=is_row[:, None], other=0.0)
-    q_right = q_right.to(tl.float32)
-    q_left, q_right = _normed_half(q_left, q_right, q_norm_ptr, offsets_F, eps, HALF, HAS_NORM)
-    turned_left = (q_left * cos[None, :] - q_right * sin[None, :]).to(element)
-    turned_right = (q_right * cos[None, :] + q_left * sin[None, :]).to(element)
-
+    """Online softmax over keys `first` to `last`: the largest score, the sum of weights, and the
+    weighted sum of values, per row."""
+    at_d = tl.arange(0, 2 * HALF)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     summed = tl.zeros((ROWS, 2 * HALF), tl.float32)
-    tile = tl.arange(0, TILE)
     for start in range(first, last, TILE):
-        at_n = start + tile
+        at_n = start + tl.arange(0, TILE)
         is_live = at_n < last
         block = tl.load(table_ptr + at_n // BLOCK_TOKENS, mask=is_live, other=0).to(tl.int64)
         slot = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + at_n % BLOCK_TOKENS
-        at_k = keys_ptr + slot[:, None] * 2 * HALF + offsets_F[None, :]
+        at_k = keys_ptr + slot[:, None] * 2 * HALF + tl.arange(0, HALF)[None, :]
         k_left = tl.load(at_k, mask=is_live[:, None], other=0.0)
         k_right = tl.load(at_k + HALF, mask=is_live[:, None], other=0.0)
-        scores = tl.dot(turned_left, tl.trans(k_left), input_precision=PRECISION)
-        scores += tl.dot(turned_right, tl.trans(k_right), input_precision=PRECISION)
+        scores = tl.dot(q_left, tl.trans(k_left), input_precision=PRECISION)
+        scores += tl.dot(q_right, tl.trans(k_right), input_precision=PRECISION)
         scores = tl.where(is_live[None, :], scores * scale, float("-inf"))
         top = tl.maximum(highest, tl.max(scores, 1))
         weights = tl.exp(scores - top[:, None])
         shrink = tl.exp(highest - top)
         total = total * shrink + tl.sum(weights, 1)
-        at_v = values_ptr + slot[:, None] * 2 * HALF + offsets_d[None, :]
+        at_v = values_ptr + slot[:, None] * 2 * HALF + at_d[None, :]
         values = tl.load(at_v, mask=is_live[:, None], other=0.0)
-        found = tl.dot(weights.to(element), values, input_precision=PRECISION)
+        found = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
         summed = summed * shrink[:, None] + found
         highest = top
+    return highest, total, summed
 
-    at_out = out_ptr + (sequence * NUM_KV_HEADS + head) * GROUP * 2 * HALF
-    at_out = at_out + rows[:, None] * 2 * HALF + offsets_d[None, :]
-    whole = (summed / total[:, None]).to(element)
+
+@triton.jit
+def _is_last(arrived_ptr, num_shares):
+    """Whether all shares have stored what they found. The last one leaves the count as it was."""
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrived_ptr, 1) == num_shares - 1
+    if is_last:
+        tl.store(arrived_ptr, 0)
+    return is_last
+
+
+@triton.jit
+def _sum_of_shares(sums_ptr, tops_ptr, first, num_shares, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """What all shares found, in their order. They were written by other programs: read past L1."""
+    rows, at_d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    summed = tl.zeros((ROWS, WIDTH), tl.float32)
+    for share in range(num_shares):
+        at = (first + share) * ROWS + rows
+        its_top = tl.load(tops_ptr + at * 2, cache_modifier=".cg")
+        its_total = tl.load(tops_ptr + at * 2 + 1, cache_modifier=".cg")
+        its_sum = tl.load(sums_ptr + at[:, None] * WIDTH + at_d[None, :], cache_modifier=".cg")
+        top = tl.maximum(highest, its_top)
+        shrink, its_shrink = tl.exp(highest - top), tl.exp(its_top - top)
+        total = total * shrink + its_total * its_shrink
+        summed = summed * shrink[:, None] + its_sum * its_shrink[:, None]
+        highest = top
+    return summed / total[:, None]
+
+
+@triton.jit
+def _attend(
+    q_ptr, k_ptr, v_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, stores_ptr, tables_ptr,
+    positions_ptr, out_ptr, sums_ptr, tops_ptr, arrived_ptr, q_stride, k_stride, v_stride,
+    table_stride, scale, eps,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, SHARES: tl.constexpr, HAS_NORM: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
+    sequence, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    position = tl.load(positions_ptr + sequence)
+    length = position + 1
+    per_share = tl.cdiv(tl.cdiv(length, SHARES), TILE) * TILE
+    # A short sequence has fewer shares than there are programs for it.
+    num_shares = tl.cdiv(length, per_share)
+    first = share * per_share
+    if first >= length:
+        return
+    last = tl.minimum(first + per_share, length)
+
+    rows, at_d = tl.arange(0, ROWS), tl.arange(0, 2 * HALF)
+    is_row = rows < GROUP
+    cos = tl.load(cos_ptr + sequence * HALF + tl.arange(0, HALF))
+    sin = tl.load(sin_ptr + sequence * HALF + tl.arange(0, HALF))
+    # Addresses make no promise of alignment; the allocator does.
+    element = q_ptr.dtype.element_ty
+    keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(element)), 16)
+    values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(element)), 16)
+    table_ptr = tables_ptr + sequence * table_stride
+
+    if last == length:
+        at_k = k_ptr + sequence * k_stride + head * 2 * HALF
+        at_v = v_ptr + sequence * v_stride + head * 2 * HALF
+        block = tl.load(table_ptr + position // BLOCK_TOKENS).to(tl.int64)
+        slot = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + position % BLOCK_TOKENS
+        _write(
+            at_k, at_v, keys_ptr + slot * 2 * HALF, values_ptr + slot * 2 * HALF,
+            k_norm_ptr, cos, sin, eps, HALF, HAS_NORM,
+        )  # fmt: skip
+    tl.debug_barrier()
+
+    at_q = q_ptr + sequence * q_stride + (head * GROUP + rows[:, None]) * 2 * HALF
+    q_left, q_right = _turned(at_q, is_row, q_norm_ptr, cos, sin, eps, HALF, HAS_NORM)
+    highest, total, summed = _softmax_over_keys(
+        q_left, q_right, keys_ptr, values_ptr, table_ptr, head, first, last, scale,
+        NUM_KV_HEADS, ROWS, HALF, BLOCK_TOKENS, TILE, PRECISION,
+    )  # fmt: skip
+    pair = sequence * NUM_KV_HEADS + head
+    at_out = out_ptr + (pair * GROUP + rows[:, None]) * 2 * HALF + at_d[None, :]
     if SHARES == 1 or num_shares == 1:
-        tl.store(at_out, whole, mask=is_row[:, None])
+        tl.store(at_out, (summed / total[:, None]).to(element), mask=is_row[:, None])
     else:
-        pair = sequence * NUM_KV_HEADS + head
-        number = (pair * SHARES + share) * ROWS
-        tl.store(partial_ptr + (number + rows[:, None]) * 2 * HALF + offsets_d[None, :], summed)
-        tl.store(total_ptr + (number + rows) * 2, highest)
-        tl.store(total_ptr + (number + rows) * 2 + 1, total)
-        tl.debug_barrier()
-        if tl.atomic_add(arrived_ptr + pair, 1) == num_shares - 1:
-            highest = tl.full((ROWS,), float("-inf"), tl.float32)
-            total = tl.zeros((ROWS,), tl.float32)
-            summed = tl.zeros((ROWS, 2 * HALF), tl.float32)
-            for other in range(num_shares):
-                number = (pair * SHARES + other) * ROWS
-                its_top = tl.load(total_ptr + (number + rows) * 2, cache_modifier=".cg")
-                its_total = tl.load(total_ptr + (number + rows) * 2 + 1, cache_modifier=".cg")
-                its_sum = tl.load(
-                    partial_ptr + (number + rows[:, None]) * 2 * HALF + offsets_d[None, :],
-                    cache_modifier=".cg",
-                )
-                top = tl.maximum(highest, its_top)
-                shrink, its_shrink = tl.exp(highest - top), tl.exp(its_top - top)
-                total = total * shrink + its_total * its_shrink
-                summed = summed * shrink[:, None] + its_sum * its_shrink[:, None]
-                highest = top
-            tl.store(at_out, (summed / total[:, None]).to(element), mask=is_row[:, None])
-            tl.store(arrived_ptr + pair, 0)
+        at = (pair * SHARES + share) * ROWS + rows
+        tl.store(sums_ptr + at[:, None] * 2 * HALF + at_d[None, :], summed)
+        tl.store(tops_ptr + at * 2, highest)
+        tl.store(tops_ptr + at * 2 + 1, total)
+        if _is_last(arrived_ptr + pair, num_shares):
+            whole = _sum_of_shares(sums_ptr, tops_ptr, pair * SHARES, num_shares, ROWS, 2 * HALF)
+            tl.store(at_out, whole.to(element), mask=is_row[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +233,8 @@ class AttentionScratch:
         pairs = num_rows * shape.num_kv_heads
         self.shares = shares
         size = pairs * shares * shape.rows if shares > 1 else 1
-        self.partial = torch.empty(size * shape.head_dim, device=device, dtype=torch.float32)
-        self.total = torch.empty(size * 2, device=device, dtype=torch.float32)
+        self.sums = torch.empty(size * shape.head_dim, device=device, dtype=torch.float32)
+        self.tops = torch.empty(size * 2, device=device, dtype=torch.float32)
         self.arrived = torch.zeros(pairs, device=device, dtype=torch.int32)
 
 
@@ -243,8 +269,8 @@ def decode_attention(
         tables_BK,
         positions_B,
         out_BX,
-        scratch.partial,
-        scratch.total,
+        scratch.sums,
+        scratch.tops,
         scratch.arrived,
         q_BX.stride(0),
         k_BX.stride(0),

@@ -56,21 +56,20 @@ class Bursts:
     def start(self, sequences: list[Sequence], cache: KVCache, reserve: Reserve) -> None:
         """The first burst of these sequences, each with one token that is not cached."""
         assert not self._flying, "the last sequences are still on their way"
+        # A graph is captured over a first step, which needs a cache to write to.
         self.state.see(cache)
         self._count = self.steps.make_ready(len(sequences))
         self.sequences = sequences
         self.state.load(sequences)
         # Where there is no room for more, there is room for one: the scheduler saw to it.
         wanted = self._wanted()
-        self._launch(wanted if reserve(sequences, wanted) else 1)
+        self._launch(wanted if reserve(sequences, wanted) else 1, cache)
 
     def take(self, cache: KVCache, reserve: Reserve, *, may_go_on: bool) -> Taken:
         """Waits for the oldest burst, after another was sent after it where that is of use."""
         wanted = self._wanted()
         if may_go_on and wanted > 0 and reserve(self.sequences, self._ahead + wanted):
-            # Room may have been had by moving the cache.
-            self.state.see(cache)
-            self._launch(wanted)
+            self._launch(wanted, cache)
         tokens_SB, logps_SB = self._flying.popleft().drawing.wait()
         return Taken(self.sequences, tokens_SB.T, logps_SB.T)
 
@@ -87,7 +86,9 @@ class Bursts:
         left = max(s.max_length - len(s.tokens) for s in self.sequences) - self._ahead
         return min(left, BURST_STEPS)
 
-    def _launch(self, num_steps: int) -> None:
+    def _launch(self, num_steps: int, cache: KVCache) -> None:
+        # Room may have been had by moving the cache.
+        self.state.see(cache)
         self.state.prepare(self.sequences, ahead=self._ahead)
         self.steps.run(self._count, num_steps)
         self.num_steps += num_steps

@@ -52,33 +52,26 @@ def _tile_sums(
 
 
 @triton.jit
+def _first_above(cdf, weights, wanted, at, is_in, none):
+    """The first place with a weight whose sum so far is above what is wanted; where rounding leaves
+    none, the last one with a weight."""
+    has_weight = is_in & (weights > 0)
+    found = tl.min(tl.where(has_weight & (cdf > wanted), at, none), 0)
+    return tl.minimum(found, tl.max(tl.where(has_weight, at, 0), 0))
+
+
+@triton.jit
 def _draw(
-    logits_ptr,
-    scale_ptr,
-    greedy_ptr,
-    tops_ptr,
-    sums_ptr,
-    noise_ptr,
-    tokens_ptr,
-    positions_ptr,
-    starts_ptr,
-    moves_ptr,
-    drawn_ptr,
-    logps_ptr,
-    vocabulary,
-    step_stride,
-    NUM_TILES: tl.constexpr,
-    PADDED_TILES: tl.constexpr,
-    TILE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    logits_ptr, scale_ptr, greedy_ptr, tops_ptr, sums_ptr, noise_ptr, tokens_ptr, positions_ptr,
+    starts_ptr, moves_ptr, drawn_ptr, logps_ptr, vocabulary, step_stride,
+    NUM_TILES: tl.constexpr, PADDED_TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     let_next_start(EARLY)
     wait_for_last(EARLY)
     row = tl.program_id(0)
     position = tl.load(positions_ptr + row)
     step = position - tl.load(starts_ptr + row)
     noise = tl.load(noise_ptr + step * step_stride + row)
-    scale = tl.load(scale_ptr + row)
     is_greedy = tl.load(greedy_ptr + row) != 0
 
     at_t = tl.arange(0, PADDED_TILES)
@@ -87,39 +80,30 @@ def _draw(
     sums = tl.load(sums_ptr + row * NUM_TILES + at_t, mask=is_tile, other=0.0)
     top = tl.max(tops, 0)
     weights = (sums * tl.exp(tops - top)).to(tl.float64)
-    cdf = tl.cumsum(weights, 0)
     total = tl.sum(weights, 0)
     wanted = noise * total
-    # The first tile whose end is above what is wanted; the first of the largest where greedy.
-    by_noise = tl.min(tl.where(is_tile & (cdf > wanted) & (weights > 0), at_t, PADDED_TILES), 0)
-    last_tile = tl.max(tl.where(is_tile & (weights > 0), at_t, 0), 0)
-    by_noise = tl.minimum(by_noise, last_tile)
+    by_noise = _first_above(tl.cumsum(weights, 0), weights, wanted, at_t, is_tile, PADDED_TILES)
     by_size = tl.min(tl.where(tops == top, at_t, PADDED_TILES), 0)
+    # Only where nothing is a number is none of them found; the engine refuses the log-prob.
     tile = tl.minimum(tl.where(is_greedy, by_size, by_noise), NUM_TILES - 1)
     before = tl.sum(tl.where(at_t < tile, weights, 0.0), 0)
 
     at_v = tile * TILE + tl.arange(0, TILE)
     is_word = at_v < vocabulary
-    z = tl.load(
-        logits_ptr + row.to(tl.int64) * vocabulary + at_v, mask=is_word, other=float("-inf")
-    )
-    z = z * scale
+    at = logits_ptr + row.to(tl.int64) * vocabulary + at_v
+    z = tl.load(at, mask=is_word, other=float("-inf")) * tl.load(scale_ptr + row)
     words = tl.exp(z - top)
-    cdf_v = before + tl.cumsum(words.to(tl.float64), 0)
-    none = vocabulary
-    by_noise = tl.min(tl.where((cdf_v > wanted) & (words > 0), at_v, none), 0)
-    last_word = tl.max(tl.where(words > 0, at_v, 0), 0)
-    by_noise = tl.minimum(by_noise, last_word)
-    by_size = tl.min(tl.where(is_word & (z == top), at_v, none), 0)
+    cdf = before + tl.cumsum(words.to(tl.float64), 0)
+    by_noise = _first_above(cdf, words, wanted, at_v, is_word, vocabulary)
+    by_size = tl.min(tl.where(is_word & (z == top), at_v, vocabulary), 0)
     token = tl.minimum(tl.where(is_greedy, by_size, by_noise), vocabulary - 1)
     chosen = tl.max(tl.where(at_v == token, z, float("-inf")), 0)
     logp = (chosen - top).to(tl.float64) - tl.log(total)
 
     tl.store(drawn_ptr + step * step_stride + row, token)
     tl.store(logps_ptr + step * step_stride + row, logp.to(tl.float32))
-    moves = tl.load(moves_ptr + row)
     tl.store(tokens_ptr + row, token)
-    tl.store(positions_ptr + row, position + moves)
+    tl.store(positions_ptr + row, position + tl.load(moves_ptr + row))
 
 
 def draw_and_move(logits_BV: Tensor, state: Rows) -> None:

@@ -134,8 +134,8 @@ class DecodeState:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Views of the first rows of the state. `scale_B` is 1 / temperature, 1 where greedy; `moves_B` is 0
-    for rows that are padding."""
+    """Views of the first rows of the state. `scale_B` is 1 / temperature, 1 where greedy;
+    `moves_B` is 0 for rows that are padding."""
 
     tokens_B: Tensor
     positions_B: Tensor

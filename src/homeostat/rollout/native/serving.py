@@ -1,0 +1,46 @@
+"""The state in which a model serves: no gradients, eval mode, and memory troubles told as such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from homeostat.errors import EngineError
+from homeostat.models.decoder import Decoder
+from homeostat.ops.memory import is_out_of_memory
+
+
+class Serving:
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        self._modules = list(model.modules())
+
+    @contextmanager
+    def __call__(self, num_flying: int) -> Iterator[None]:
+        """The mode in which the model was found comes back."""
+        was_training = self.model.training
+        self._set_training(False)
+        try:
+            # The second guard spares each operation the question whether it needs a graph: a
+            # decoding step is thousands of them. Unlike inference_mode it leaves plain tensors.
+            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+                yield
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, EngineError) or not is_out_of_memory(error):
+                raise
+            raise EngineError(
+                f"out of memory while {num_flying} completions were on their way: "
+                f"{str(error).splitlines()[0]} Lower engine.max_concurrency, engine.memory_share "
+                "or engine.prefill_tokens. Nothing saved is lost."
+            ) from None
+        finally:
+            self._set_training(was_training)
+
+    def _set_training(self, training: bool) -> None:
+        # Module.train() walks the tree through nn.Module's attribute hooks, which costs a small
+        # model as much as a forward pass does. The flag itself is a plain attribute.
+        if self.model.training is not training:
+            for module in self._modules:
+                object.__setattr__(module, "training", training)
