@@ -20,7 +20,7 @@ from homeostat.errors import ModelError
 from homeostat.models import hf, weights
 from homeostat.models.build import num_params, open_source, read_configs
 from homeostat.models.decoder import Decoder
-from homeostat.models.families import decoder_config
+from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.lora import apply_lora
 from homeostat.models.memory import require_memory
@@ -37,7 +37,9 @@ class ModelPreview:
     num_params: int
     num_trainable: int
     bytes_per_param: int
-    # Keys and values of one token in all layers; None where no native engine can sample.
+    # None where no native engine can sample.
+    decoder: DecoderConfig | None
+    # Keys and values of one token in all layers.
     cache_bytes_per_token: int | None
 
     @property
@@ -76,6 +78,7 @@ def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPr
         num_params=num_params(module),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         bytes_per_param=dtype.itemsize,
+        decoder=module.config if isinstance(module, Decoder) else None,
         cache_bytes_per_token=_cache_bytes(module, dtype),
     )
 

@@ -19,6 +19,7 @@ from homeostat.errors import ConfigError, DataError, ModelError, Problem
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.rewards.trial import try_rewards
+from homeostat.rollout.native.fast import decoding_way
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.vllm.options import check_options, require_installed
 from homeostat.run.check_item import Item
@@ -107,6 +108,13 @@ def reward_items(config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer
         yield Item("rewards", line.level, f"{line.label}: {line.text}", line.facts)
 
 
+_WAYS = {
+    "plain": "the model's own forward",
+    "fused": "fused kernels",
+    "graphs": "fused kernels in CUDA graphs",
+}
+
+
 def engine_items(config: RunConfig, preview: ModelPreview, prompts: PromptSet) -> Iterator[Item]:
     engine, device = config.engine, resolve_device(config)
     require_stop_ids(config, vocabulary=preview.vocab_size)
@@ -118,8 +126,13 @@ def engine_items(config: RunConfig, preview: ModelPreview, prompts: PromptSet) -
         check_options(engine.options)
     else:
         most = _cache_bytes(config, preview, prompts, running=running)
-        text += f", at most {fmt.byte_size(most)} of cached keys and values"
-        facts["cache_bytes_at_most"] = most
+        assert preview.decoder is not None, "combinations asks for the native decoder"
+        numerics = config.model.numerics
+        way = decoding_way(preview.decoder, engine, numerics=numerics, device=device)
+        text += (
+            f", at most {fmt.byte_size(most)} of cached keys and values, decoded by {_WAYS[way]}"
+        )
+        facts |= {"cache_bytes_at_most": most, "decode": way}
     yield Item("engine", "ok", text, facts)
     yield _way_of_weights(config)
 

@@ -16,6 +16,8 @@ import torch
 from homeostat.config.rollout import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
+from homeostat.models.families import DecoderConfig
+from homeostat.ops.linear import Numerics
 
 if TYPE_CHECKING:
     from homeostat.rollout.native.cuda.bursts import Bursts
@@ -23,20 +25,28 @@ if TYPE_CHECKING:
 HEAD_DIMS = (32, 64, 128, 256)
 
 
-def make_bursts(
-    model: Decoder, config: NativeEngineConfig, *, device: torch.device, max_tokens: int
-) -> Bursts | None:
-    """None where decoding goes the plain way. An impossible choice is refused."""
-    if config.decode == "plain":
-        return None
-    obstacle = obstacle_to_fast(model, device, choice=config.decode)
-    if obstacle and config.decode == "auto":
-        return None
+def decoding_way(
+    shape: DecoderConfig, config: NativeEngineConfig, *, numerics: Numerics, device: torch.device
+) -> str:
+    """plain, fused or graphs. An impossible choice is refused."""
+    obstacle = _obstacle(shape, device, numerics=numerics, choice=config.decode)
+    if config.decode == "plain" or (config.decode == "auto" and obstacle):
+        return "plain"
     if obstacle:
         raise EngineError(
             f"engine.decode is {config.decode}, which cannot run here: {obstacle}. "
             "Set engine.decode=auto."
         )
+    return "graphs" if config.decode == "auto" else config.decode
+
+
+def make_bursts(
+    model: Decoder, config: NativeEngineConfig, *, device: torch.device, max_tokens: int
+) -> Bursts | None:
+    """None where decoding goes the plain way."""
+    way = decoding_way(model.config, config, numerics=model.numerics, device=device)
+    if way == "plain":
+        return None
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import Bursts
     from homeostat.rollout.native.cuda.forward import DecodeForward
@@ -53,15 +63,17 @@ def make_bursts(
         device=device,
     )
     forward = DecodeForward(model, state, block_tokens=BLOCK_TOKENS)
-    return Bursts(state, Steps(forward, max_rows=max_rows, with_graphs=config.decode != "fused"))
+    return Bursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
 
 
-def obstacle_to_fast(model: Decoder, device: torch.device, *, choice: str) -> str:
+def _obstacle(
+    shape: DecoderConfig, device: torch.device, *, numerics: Numerics, choice: str
+) -> str:
     """Why decoding cannot go the fast way; empty where it can."""
-    if model.numerics == "invariant":
+    if numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
-    if model.config.head_dim not in HEAD_DIMS:
-        return f"heads are {model.config.head_dim} wide, and it knows {HEAD_DIMS}"
+    if shape.head_dim not in HEAD_DIMS:
+        return f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
     if find_spec("triton") is None:
         return "Triton is not installed"
     if device.type != "cuda" and not (choice == "fused" and _is_interpreted()):
