@@ -36,7 +36,9 @@ PACKAGES = ("torch", "triton", "transformers", "trl", "datasets", "accelerate", 
 TRL_SIDE = common.BENCH_DIR / "trl_gpu_side.py"
 REWARD = common.BENCH_DIR / "trl_grpo_side.py"
 STAGES = ("step", "generate", "reward", "score", "train", "health")
+# Both sides compute as many rows at a time.
 TRL_ROWS = 32
+MICRO_BATCH_TOKENS = TRL_ROWS * 576
 PROMPT_TOKENS = 64
 LEARNING_RATE = 1e-6
 SIZES: dict[str, dict[str, int]] = {
@@ -66,6 +68,7 @@ def recipe(workload: Workload, scratch: Path, *, device: str) -> dict[str, Any]:
             "max_steps": workload.steps,
             "lr": workload.learning_rate,
             "schedule": {"type": "constant", "warmup_steps": 0},
+            "max_tokens_per_device": MICRO_BATCH_TOKENS,
         },
         "checkpoint": {"export": "off", "interval_steps": 10**6},
         "observe": {"console": "plain", "report": False, "row_losses": False},
