@@ -1,6 +1,6 @@
 """Memory estimated before a run against the peak that the run measured.
 
-    python bench/estimate.py [--device cpu|cuda]
+    python bench/estimate.py [--device cpu|cuda] [--jobs 3]
 
 Each setup is a real run of a few steps in a process of its own (random weights at the shape named,
 rows that fill the budget); the estimate is `homeostat estimate --format json` on the same recipe.
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,18 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", default="", help="Part of a setup's name.")
     parser.add_argument("--commit", default=None, help="Where there is no git to ask.")
+    parser.add_argument("--jobs", type=int, default=1, help="Runs at one time: a GPU has room.")
     chosen = parser.parse_args()
-    rows = []
-    for setup in SETUPS[chosen.device]:
-        if chosen.only in setup.name:
-            with tempfile.TemporaryDirectory() as folder:
-                rows.append(_measure(setup, Path(folder), chosen.device))
-            print(json.dumps(rows[-1]), flush=True)
+
+    def measured(setup: Setup) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            row = _measure(setup, Path(folder), chosen.device)
+        print(json.dumps(row), flush=True)
+        return row
+
+    setups = [setup for setup in SETUPS[chosen.device] if chosen.only in setup.name]
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        rows = list(pool.map(measured, setups))
     worst = max(abs(row["off"]) for row in rows)
     result = {**common.machine(("torch",)), "worst_off": worst, "rows": rows}
     if chosen.commit:
