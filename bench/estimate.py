@@ -60,6 +60,7 @@ class Setup:
 
 SETUPS = {
     "cuda": (
+        Setup("sft 1.5B bf16, 8k tokens", "1.5B", 8192),
         Setup("sft 135M bf16, 32k tokens", "135M", 32_768),
         Setup("sft 135M bf16, 8k tokens", "135M", 8192),
         Setup("sft 135M fp32, 4k tokens", "135M", 4096, over=("trainer.precision=fp32",)),
@@ -68,7 +69,6 @@ SETUPS = {
               over=("trainer.gradient_checkpointing=true",)),
         Setup("sft 1.5B bf16, 8k tokens, checkpointing", "1.5B", 8192,
               over=("trainer.gradient_checkpointing=true",)),
-        Setup("sft 1.5B bf16, 8k tokens", "1.5B", 8192),
         Setup("grpo 135M bf16, 16k tokens", "135M", 16_384, rl=True),
         Setup("grpo 0.5B bf16, 8k tokens, KL", "0.5B", 8192, rl=True,
               over=("algorithm.kl.coefficient=0.001", "algorithm.kl.estimator=k3")),
