@@ -23,8 +23,8 @@ class ModelConfig(Settings):
     )
     attention: Literal["auto", "sdpa", "varlen", "eager"] = key(
         "auto",
-        help="Attention kernel. auto: varlen on a GPU that has it, sdpa elsewhere. eager is the "
-        "plain reference.",
+        help="Attention kernel. auto: varlen on a GPU that has it (on a Hopper GPU cuDNN where all "
+        "rows of a training pass are equally long), sdpa elsewhere. eager is the plain reference.",
         resume="warn",
     )
     numerics: Literal["fast", "invariant"] = key(
