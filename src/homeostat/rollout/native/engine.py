@@ -195,12 +195,14 @@ class NativeEngine:
                 f"commit() of version {version} after {self._version}: versions never go back."
             )
         self.scheduler.forget_prompts()
+        self.runner.rest()
         self._version = version
         self._is_updating = False
         self._trouble = None
 
     def sleep(self) -> None:
         self._free_cache()
+        self.runner.rest()
         self._longest = max((s.max_length for s in self._flying.values()), default=0)
         self._is_asleep = True
 

@@ -18,6 +18,7 @@ from homeostat.rollout.native.attention import (
     PrefillAttention,
 )
 from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.compact import CompactDecoder, compact_of
 from homeostat.rollout.native.memory import to_device
 from homeostat.rollout.native.scheduler import Chunk, Copy
 from homeostat.rollout.native.sequence import Sequence
@@ -30,6 +31,7 @@ class Runner:
         self.model = model
         self.cache: KVCache | None = None
         self.in_rows = in_rows
+        self._compact: CompactDecoder | None = None
         self.num_forwards = 0
         self.num_prefilled = 0
 
@@ -67,7 +69,7 @@ class Runner:
         cache = self._cache()
         last_B = np.array([(sequence.tokens[-1], sequence.cached) for sequence in sequences])
         tokens_B, positions_B = to_device(last_B.T.copy(), cache.device)
-        hidden_BD = self.model.hidden_in(
+        hidden_BD = self._decoder().hidden_in(
             tokens_B, positions_B, self._decode_attention(sequences, positions_B, cache)
         )
         self.num_forwards += 1
@@ -90,6 +92,18 @@ class Runner:
             return InvariantAttention(cache, chunks)
         dtype = self.model.output_weight().dtype
         return DecodeAttention(cache, sequences, positions_B, dtype=dtype, in_rows=self.in_rows)
+
+    def rest(self) -> None:
+        """Copies of weights are given back; the next decoding step makes them anew."""
+        self._compact = None
+
+    def _decoder(self) -> Decoder | CompactDecoder:
+        """Who computes a decoding step: on the CPU, where it can be, a compact copy."""
+        if not self.in_rows:
+            return self.model
+        if self._compact is None or not self._compact.is_of(self.model):
+            self._compact = compact_of(self.model)
+        return self._compact or self.model
 
     def _cache(self) -> KVCache:
         assert self.cache is not None, "the engine makes a cache before it plans a step"
