@@ -17,10 +17,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, TypeVar
 
-from homeostat.errors import EngineDiedError
+from homeostat.errors import EngineDiedError, EngineError, PolicyNotFiniteError
 from homeostat.rollout.engine import Capabilities, Engine, EngineStats, Quiesce, Request
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.types import Completion, FloatArray, TokenRow
@@ -61,6 +62,7 @@ class SplitEngine:
         self._held: list[Completion] = []
         self._lost = EngineStats()
         self._how = Quiesce.DRAIN
+        self._is_updating = self._is_asleep = False
         for helper in helpers:
             give_weights(helper, own.policy_version, Quiesce.DRAIN)
 
@@ -77,7 +79,12 @@ class SplitEngine:
         return self.own.received_checksum
 
     def submit(self, request: Request) -> None:
+        self._require_settled("submit")
+        if request.id in self._flying:
+            raise EngineError(f"a request with the id {request.id!r} is in the engine already.")
         self._settle()
+        if self._is_asleep:
+            self.wake()
         engine = self._engine_for(request)
         engine.submit(request)
         self._flying[request.id] = (request, engine)
@@ -86,15 +93,25 @@ class SplitEngine:
             self._sessions[request.session_key] = engine
 
     def poll(self, *, timeout_s: float) -> list[Completion]:
+        self._require_settled("poll")
+        if self._flying and self._is_asleep:
+            raise EngineError(
+                f"the engine and its helpers are asleep with {len(self._flying)} requests in "
+                "flight: call wake() before poll()."
+            )
         until = time.monotonic() + timeout_s
         while self._flying and not self._held:
-            self._ask_helpers()
             patience = max(0.0, min(SLICE_SECONDS, until - time.monotonic()))
+            self._ask_helpers(patience)
             if any(engine is self.own for _, engine in self._flying.values()):
                 self._take(self.own.poll(timeout_s=patience))
             else:
                 wait(self._polls.values(), timeout=patience, return_when=FIRST_COMPLETED)
-            self._collect(only_done=True)
+            for helper, polled in list(self._polls.items()):
+                if polled.done():
+                    # First: what it raises is told once.
+                    del self._polls[helper]
+                    self._take(self._of(helper, polled.result) or [])
             if time.monotonic() >= until:
                 break
         found, self._held = self._held, []
@@ -119,27 +136,33 @@ class SplitEngine:
 
     def begin_update(self, how: Quiesce) -> list[Completion]:
         """Helpers have weights of their own: they may go on until the commit."""
-        self._settle()
+        self._require_settled("begin_update")
         self._how = how
         ended = self.abort() if how is Quiesce.ABORT else []
-        return ended + self.own.begin_update(how)
+        self._settle()
+        ended += self.own.begin_update(how)
+        self._is_updating = True
+        return ended
 
     def apply(self, parcel: Parcel) -> None:
         self.own.apply(parcel)
 
     def commit(self, version: int) -> None:
         self.own.commit(version)
+        self._is_updating = False
         for helper in list(self.helpers):
             self._of(helper, lambda helper=helper: self.give_weights(helper, version, self._how))
 
     def sleep(self) -> None:
         self._settle()
+        self._is_asleep = True
         self.own.sleep()
         for helper in list(self.helpers):
             self._of(helper, helper.sleep)
 
     def wake(self) -> None:
         self._settle()
+        self._is_asleep = False
         self.own.wake()
         for helper in list(self.helpers):
             self._of(helper, helper.wake)
@@ -171,22 +194,23 @@ class SplitEngine:
         engines: tuple[Engine, ...] = (self.own, *self.helpers)
         return known or min(engines, key=lambda engine: self._loads.get(engine, 0))
 
-    def _ask_helpers(self) -> None:
+    def _ask_helpers(self, patience: float) -> None:
         busy = {engine for _, engine in self._flying.values()}
         for helper in self.helpers:
             if helper in busy and helper not in self._polls:
-                self._polls[helper] = self._threads.submit(helper.poll, timeout_s=SLICE_SECONDS)
+                self._polls[helper] = self._threads.submit(helper.poll, timeout_s=patience)
 
     def _settle(self) -> None:
         """No thread is at a helper when this returns."""
-        self._collect(only_done=False)
-
-    def _collect(self, *, only_done: bool) -> None:
         for helper, polled in list(self._polls.items()):
-            if only_done and not polled.done():
-                continue
-            self._take(self._of(helper, polled.result) or [])
-            self._polls.pop(helper, None)
+            del self._polls[helper]
+            # Nobody waits for it now; the next poll will be told of what is still wrong then.
+            with suppress(PolicyNotFiniteError):
+                self._take(self._of(helper, polled.result) or [])
+
+    def _require_settled(self, verb: str) -> None:
+        if self._is_updating:
+            raise EngineError(f"{verb}() between begin_update() and commit(): weights may change.")
 
     def _take(self, finished: list[Completion]) -> None:
         for completion in finished:
@@ -206,7 +230,6 @@ class SplitEngine:
         self.on_loss(error)
         self._lost = _sum([self._lost, engine.stats()])
         self.helpers.remove(engine)
-        self._polls.pop(engine, None)
         engine.close()
         self._sessions = {key: at for key, at in self._sessions.items() if at is not engine}
         for request, at in list(self._flying.values()):

@@ -23,9 +23,6 @@ from homeostat.types import TrainBatch
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Below this many tokens a lane is at work for less time than it takes to wake it.
-MIN_TOKENS = 64
-
 
 class Lanes:
     """`count` threads, of which the caller's is the first."""
@@ -56,7 +53,7 @@ def split(batch: TrainBatch, count: int) -> list[TrainBatch]:
 
     Rows stay in order: a group stands together, but for the one that a cut goes through.
     """
-    count = min(count, batch.num_rows, max(1, batch.num_tokens // MIN_TOKENS))
+    count = min(count, batch.num_rows)
     if count == 1:
         return [batch]
     ends_B = np.cumsum(batch.lengths_B)
