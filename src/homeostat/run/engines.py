@@ -40,11 +40,11 @@ def open_engine(
         return None
     if config.engine.shares_weights:
         own = _shared(config, trainer, tokenizer, version=version)
-        count = num_sampling_processes(config, lanes=trainer.runtime.lanes) - 1
+        assert isinstance(config.engine, NativeEngineConfig), config.engine
         kwargs = _native_kwargs(config, trainer)
         helpers = [
             _remote(config, trainer, session, factory=NATIVE, kwargs=kwargs, name=f"helper{number}")
-            for number in range(1, count + 1)
+            for number in range(1, config.engine.processes)
         ]
         return with_helpers(own, helpers, config=config, trainer=trainer, session=session)
     if isinstance(config.engine, NativeEngineConfig):
@@ -53,13 +53,6 @@ def open_engine(
         require_installed()
         factory, kwargs = VLLM, _vllm_kwargs(config, trainer, tokenizer, session)
     return _remote(config, trainer, session, factory=factory, kwargs=kwargs, name="engine")
-
-
-def num_sampling_processes(config: RunConfig, *, lanes: int) -> int:
-    """Those that sample at one time: see engine.processes."""
-    if not isinstance(config.engine, NativeEngineConfig) or not config.engine.shares_weights:
-        return 1
-    return config.engine.processes or lanes
 
 
 def _remote(
