@@ -51,6 +51,7 @@ class Workload:
     folder: str
     steps: int
     threads: int = 1
+    processes: int = 1
     prompts_per_step: int = 8
     samples_per_prompt: int = 8
     max_new_tokens: int = 64
@@ -132,7 +133,7 @@ def base_settings(workload: Workload, *, rows: int) -> dict[str, Any]:
     return {
         "num_generations": workload.samples_per_prompt,
         "max_completion_length": workload.max_new_tokens,
-        "per_device_train_batch_size": rows,
+        "per_device_train_batch_size": rows // workload.processes,
         "gradient_accumulation_steps": workload.prompts_per_step
         * workload.samples_per_prompt
         // rows,
@@ -162,6 +163,7 @@ def base_settings(workload: Workload, *, rows: int) -> dict[str, Any]:
         "logging_steps": 1,
         "report_to": "none",
         "disable_tqdm": True,
+        **({"ddp_backend": "gloo"} if workload.processes > 1 else {}),
     }
 
 
@@ -200,7 +202,7 @@ def run_trl(workload: Workload, out: Path, *, variant: str) -> dict[str, Any]:
 
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             logs = kwargs["logs"]
-            if "loss" in logs:
+            if "loss" in logs and state.is_world_process_zero:
                 names = {"train/loss": "loss", "completions/mean_length": "completions/mean_length"}
                 names |= {name: name for name in ("reward", "grad_norm", "num_tokens")}
                 line = {ours: logs[theirs] for ours, theirs in names.items()}
@@ -219,6 +221,8 @@ def run_trl(workload: Workload, out: Path, *, variant: str) -> dict[str, Any]:
     )
     trainer.train()
     steps = list(itertools.pairwise(stamps))
+    if not trainer.is_world_process_zero():
+        return {}
     records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     return {
         "variant": variant,

@@ -23,6 +23,7 @@ from tests.support.own_process import OwnProcess
 
 from homeostat.config.model import ModelConfig
 from homeostat.config.rollout import NativeEngineConfig
+from homeostat.errors import EngineDiedError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
 from homeostat.models.lora import merged_state
@@ -30,6 +31,8 @@ from homeostat.ops.attention import PackedLayout
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.engine import Engine, Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
+from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.split import SplitEngine
 from homeostat.rollout.vllm.options import is_installed
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import Completion
@@ -128,7 +131,9 @@ def native_in_blocks(model: Model, **changes: Any) -> Engine:
     return native(model, in_rows=False, **changes)
 
 
-def native_in_its_own_process(model: Model, *, policy_version: int = 0, **changes: Any) -> Engine:
+def native_in_its_own_process(
+    model: Model, *, policy_version: int = 0, **changes: Any
+) -> RemoteEngine:
     """New each time, in one and the same process; its weights are sent to it."""
     kwargs = {
         "model": ModelConfig(path=str(model.folder), numerics=model.ours.numerics),
@@ -147,6 +152,25 @@ def native_in_its_own_process(model: Model, *, policy_version: int = 0, **change
     publish(engine, model)
     engine.commit(policy_version)
     return engine
+
+
+def native_with_a_helper(model: Model, **changes: Any) -> Engine:
+    """Half of the requests in another process, to which weights are sent at every commit."""
+    version = {name: changes[name] for name in ("policy_version",) if name in changes}
+    helper_changes = {name: value for name, value in changes.items() if name not in version}
+    helper = native_in_its_own_process(model, **helper_changes)
+
+    def give_weights(helper: RemoteEngine, version: int, how: Quiesce) -> None:
+        helper.begin_update(how)
+        publish(helper, model)
+        helper.commit(version)
+
+    own = native(model, **changes)
+    return SplitEngine(own, [helper], give_weights=give_weights, on_loss=_no_loss)
+
+
+def _no_loss(error: EngineDiedError) -> None:
+    raise error
 
 
 class VllmEngines:
@@ -218,6 +242,7 @@ ENGINES = (
     Backend("native", native),
     Backend("native_in_blocks", native_in_blocks),
     Backend("native_in_its_own_process", native_in_its_own_process),
+    Backend("native_with_a_helper", native_with_a_helper),
     Backend(
         "vllm",
         VLLM,

@@ -31,6 +31,7 @@ from homeostat.errors import CheckpointError, CheckpointWriteError, OutOfMemoryH
 from homeostat.models.lora import adapter_state
 from homeostat.sync.disk import DiskTransport
 from homeostat.train.build import local_trainer
+from homeostat.train.cores import PLAIN
 from homeostat.train.fsdp.make import make_trainer
 from homeostat.train.fsdp.mesh import local_part
 from homeostat.train.fsdp.trainer import FsdpTrainer
@@ -89,7 +90,7 @@ class Place:
 
 
 def local(config: RunConfig) -> LocalTrainer:
-    return local_trainer(config, resolve_runtime(config, threads=1))
+    return local_trainer(config, resolve_runtime(config, kept=PLAIN))
 
 
 def random_rows(num: int = 7, seed: int = 0) -> list[TokenRow]:

@@ -19,6 +19,7 @@ from homeostat.data.loader import micro_batches
 from homeostat.ops.live_bytes import LiveBytes
 from homeostat.run.estimate import MemoryPlan, ladder
 from homeostat.train.build import local_trainer
+from homeostat.train.cores import PLAIN
 from homeostat.train.estimate import UpdateMemory, _loss_spec, estimate_update
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch
@@ -46,7 +47,7 @@ def rows(*, count: int, length: int, columns: tuple[str, ...] = ()) -> list[Toke
 
 
 def measured(config: RunConfig, batch: TrainBatch) -> int:
-    trainer = local_trainer(config, resolve_runtime(config, threads=1))
+    trainer = local_trainer(config, resolve_runtime(config, kept=PLAIN))
     spec = _loss_spec(config, batch)
     with LiveBytes("cpu") as live:
         for _ in range(2):
@@ -62,7 +63,7 @@ def test_an_update_holds_what_was_estimated(
     write_model(tmp_path)
     config = tiny.config(tmp_path, trainer={"gradient_checkpointing": checkpointing})
     batch = TrainBatch.of(rows(count=count, length=96))
-    found = estimate_update(config, resolve_runtime(config, threads=1), batch)
+    found = estimate_update(config, resolve_runtime(config, kept=PLAIN), batch)
     assert found.work == pytest.approx(measured(config, batch), rel=0.03)
     weights = sum(
         p.numel() for p in local_trainer(config, resolve_runtime(config)).model.parameters()
@@ -75,7 +76,7 @@ def test_an_rl_update_holds_what_was_estimated(tmp_path: Path) -> None:
     config = tiny_rl.config(tmp_path)
     made = rows(count=6, length=64, columns=("advantage", "engine_logp"))
     (batch, *_) = micro_batches(made, config.trainer)
-    found = estimate_update(config, resolve_runtime(config, threads=1), batch)
+    found = estimate_update(config, resolve_runtime(config, kept=PLAIN), batch)
     assert found.work == pytest.approx(measured(config, batch), rel=0.05)
 
 
@@ -103,7 +104,7 @@ def test_on_a_gpu_the_gates_activation_is_not_kept(tmp_path: Path) -> None:
 
 def test_below_fp32_masters_and_gradients_are_held(tmp_path: Path) -> None:
     config = tiny.config(tmp_path)
-    runtime = replace(resolve_runtime(config, threads=1), dtype=torch.bfloat16)
+    runtime = replace(resolve_runtime(config, kept=PLAIN), dtype=torch.bfloat16)
     batch = TrainBatch.of(rows(count=2, length=32))
     found = estimate_update(config, runtime, batch)
     assert (found.optimizer, found.gradients) == (6 * found.weights, 2 * found.weights)

@@ -14,6 +14,7 @@ from homeostat.algorithms import sft
 from homeostat.config.algorithm import SftConfig
 from homeostat.run.probes import first_ratio_off, plan_probes
 from homeostat.train.build import local_trainer
+from homeostat.train.cores import PLAIN
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, StepPlan, TokenRow, TrainBatch, UpdateReport
@@ -21,7 +22,7 @@ from homeostat.types import Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 def make_trainer(folder: Path, **sections: object) -> LocalTrainer:
     config = tiny.config(folder, **sections)
-    return local_trainer(config, resolve_runtime(config, threads=1))
+    return local_trainer(config, resolve_runtime(config, kept=PLAIN))
 
 
 def make_plan(step: int = 1) -> StepPlan:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
+from homeostat.config.rollout import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
@@ -37,6 +38,17 @@ def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
     """`device` is 'cpu' or 'cuda': what trainer.device came out as."""
     problems = list(_on_cpu(config) if device == "cpu" else _on_gpu(config))
     return problems + list(find_transport_conflicts(config, device=device))
+
+
+def _lanes_obstacle(config: RunConfig) -> str:
+    """Why a micro-batch cannot be computed in parts."""
+    if config.num_ranks > 1 or config.trainer.backend.type != "local":
+        return "every rank computes for itself"
+    if config.model.implementation == "transformers":
+        return "lanes share the native decoder, and a transformers model computes"
+    if config.lora is not None and config.lora.dropout > 0:
+        return "dropout (lora.dropout) is drawn"
+    return ""
 
 
 def _trainer(config: RunConfig) -> Iterator[Problem]:
@@ -75,6 +87,8 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
             f"{rows} rows are more than an update has (trainer.batch_rows={trainer.batch_rows}).",
             "Lower it.",
         )
+    if (trainer.lanes or 1) > 1 and (obstacle := _lanes_obstacle(config)):
+        yield Problem("trainer.lanes", f"{obstacle}, one micro-batch at a time.", "Remove it.")
     if trainer.on_nonfinite == "halt" and "max_nonfinite_steps" in trainer.model_fields_set:
         yield Problem(
             "trainer.max_nonfinite_steps",
@@ -291,6 +305,18 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
 
 
 def _on_gpu(config: RunConfig) -> Iterator[Problem]:
+    if (config.trainer.lanes or 1) > 1:
+        yield Problem(
+            "trainer.lanes",
+            "lanes share the cores of a CPU, and this run is on a GPU.",
+            "Remove it.",
+        )
+    if isinstance(config.engine, NativeEngineConfig) and config.engine.processes > 1:
+        yield Problem(
+            "engine.processes",
+            "helpers share the cores of a CPU, and this run is on a GPU.",
+            "Remove it.",
+        )
     if config.model.numerics == "invariant":
         yield Problem(
             "model.numerics",

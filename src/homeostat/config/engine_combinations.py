@@ -73,7 +73,14 @@ def _native(config: RunConfig) -> Iterator[Problem]:
             "the native engine samples with the native decoder.",
             "Set model.implementation=native, or engine.type=vllm.",
         )
-    for name in ("start_timeout_s", "max_restarts"):
+    if engine.processes > 1 and not engine.shares_weights:
+        yield Problem(
+            "engine.processes",
+            "helpers stand beside an engine in the trainer's process, and this one has its own.",
+            "Remove it, or set engine.own_process=false.",
+        )
+    has_helpers = engine.processes > 1
+    for name in ("max_restarts",) if has_helpers else ("start_timeout_s", "max_restarts"):
         if name in engine.model_fields_set and engine.shares_weights:
             yield Problem(
                 f"engine.{name}", "the engine has no process of its own to be started.", _OWN

@@ -55,6 +55,14 @@ class NativeEngineConfig(Settings):
         help="Run in a process of its own, with its own copy of the weights. They are sent by "
         "sync.transport every sync.interval updates.",
     )
+    processes: int = key(
+        1,
+        ge=1,
+        le=64,
+        resume="warn",
+        help="Processes that sample at one time on a CPU: the trainer's own, and helpers with a "
+        "copy of its weights. More than 1 pays for larger models where threads do not.",
+    )
     max_concurrency: int = key(
         256, ge=1, resume="warn", help="Completions that are sampled at one time."
     )
@@ -68,12 +76,13 @@ class NativeEngineConfig(Settings):
     prefill_tokens: int = key(
         8192, ge=1, resume="warn", help="Prompt tokens computed in one forward pass, at most."
     )
-    decode: Literal["auto", "graphs", "fused", "plain"] = key(
+    decode: Literal["auto", "graphs", "fused", "compact", "plain"] = key(
         "auto",
         resume="warn",
         help="How tokens are decoded. graphs: several steps at a time by fused kernels in CUDA "
-        "graphs. fused: the same kernels without graphs. plain: through the model's own forward, "
-        "the reference. auto takes graphs where they can run, and plain elsewhere.",
+        "graphs. fused: the same kernels without graphs. compact: over copies of the weights that "
+        "are laid out for it, on a CPU. plain: through the model's own forward, the reference. "
+        "auto takes graphs on a GPU and compact on a CPU where they can run, and plain elsewhere.",
     )
     stall_s: float = key(
         1800.0,

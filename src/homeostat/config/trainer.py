@@ -119,7 +119,16 @@ class TrainerConfig(Settings):
         ge=1,
         le=1024,
         resume="warn",
-        help="CPU threads of torch. Default: the faster of one and all cores, measured at start.",
+        help="CPU threads of one operation of torch. Default: one or all cores, whichever is "
+        "measured to be faster at start, also against lanes.",
+    )
+    lanes: int | None = key(
+        None,
+        ge=1,
+        le=64,
+        resume="warn",
+        help="Parts of a micro-batch computed at one time on a CPU, each by threads of its own. "
+        "Default: 1 where `threads` is set, else as measured at start.",
     )
     epochs: int | None = key(
         None, ge=1, resume="warn", help="Passes over the data. Set this or max_steps (default 1)."

@@ -137,6 +137,13 @@ _LIST: tuple[EventInfo, ...] = (
         ("error", "restarts"),
         "warn",
     ),
+    EventInfo(
+        "helper_lost",
+        "A process that sampled beside the trainer's died. Its requests begin again in the "
+        "trainer's, which samples alone from here on.",
+        ("error",),
+        "warn",
+    ),
     EventInfo("checkpoint_saved", "A checkpoint is in place.", ("path", "seconds", "best")),
     EventInfo(
         "checkpoint_failed",

@@ -52,6 +52,11 @@ def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     return functional.rms_norm(x, weight_D.shape, weight_D, eps)
 
 
+def unit_rms(x: Tensor, *, eps: float) -> Tensor:
+    """The norm before its weight, in fp32, without a gradient."""
+    return x * _rstd(x, eps)
+
+
 def _rstd(x: Tensor, eps: float) -> Tensor:
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     # eps + length^2 / D in one call: in decoding it is calls that cost.

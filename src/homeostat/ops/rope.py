@@ -80,7 +80,7 @@ def apply_rope_to_both(
     if torch.is_grad_enabled():
         return apply_rope(q_NHd, cos_N1d, sin_N1F), apply_rope(k_NHd, cos_N1d, sin_N1F)
     both_NHd = torch.cat((q_NHd, k_NHd), dim=1)
-    out_NHd = _rotate(both_NHd, cos_N1d, sin_N1F, sign=1)
+    out_NHd = rotate(both_NHd, cos_N1d, sin_N1F)
     return out_NHd[:, : q_NHd.shape[1]], out_NHd[:, q_NHd.shape[1] :]
 
 
@@ -90,14 +90,15 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NHd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate(x_NHd, cos, sin, sign=1)
+        return rotate(x_NHd, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
-        return _rotate(grads[0], *ctx.saved_tensors, sign=-1), None, None
+        return rotate(grads[0], *ctx.saved_tensors, sign=-1), None, None
 
 
-def _rotate(x_NHd: Tensor, cos: Tensor, sin: Tensor, *, sign: int) -> Tensor:
+def rotate(x_NHd: Tensor, cos: Tensor, sin: Tensor, *, sign: int = 1) -> Tensor:
+    """The rotation itself, or by `sign` -1 the one back. Not differentiable."""
     wide_NHd = x_NHd.to(torch.promote_types(x_NHd.dtype, torch.float32))
     out_NHd = wide_NHd * cos
     left, right = wide_NHd.chunk(2, dim=-1)

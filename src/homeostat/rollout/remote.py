@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from homeostat.errors import EngineDiedError, EngineError, WorkerError
+from homeostat.errors import EngineDiedError, EngineError, SyncError, WorkerError
 from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, Engine, EngineStats, Quiesce, Request
 from homeostat.types import Completion, FloatArray, TokenRow
@@ -374,6 +374,15 @@ class RemoteEngine:
             raise EngineError(f"the {self.capabilities.name} engine is closed.")
         if self._is_updating:
             raise EngineError(f"{verb}() between begin_update() and commit(): weights may change.")
+
+
+def death_in(error: EngineDiedError | SyncError) -> EngineDiedError:
+    """The death that a publication failed of. Raises the error again where it was none."""
+    if isinstance(error, EngineDiedError):
+        return error
+    if isinstance(error.__cause__, EngineDiedError):
+        return error.__cause__
+    raise error
 
 
 def _raise(error: EngineDiedError) -> NoReturn:

@@ -1,4 +1,4 @@
-"""From a recipe to the engine that samples: in this process, or in one of its own."""
+"""From a recipe to the engine that samples: in this process, with helpers, or in one of its own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.vllm.host import FACTORY as VLLM
 from homeostat.rollout.vllm.options import require_installed
 from homeostat.rollout.vllm.served import Served
+from homeostat.run.helpers import with_helpers
 from homeostat.run.session import Session
 from homeostat.train.local import LocalTrainer
 from homeostat.train.trainer import Trainer
@@ -38,18 +39,37 @@ def open_engine(
     if config.debug is not None and config.debug.mode == "train_only":
         return None
     if config.engine.shares_weights:
-        return _shared(config, trainer, tokenizer, version=version)
+        own = _shared(config, trainer, tokenizer, version=version)
+        assert isinstance(config.engine, NativeEngineConfig), config.engine
+        kwargs = _native_kwargs(config, trainer)
+        helpers = [
+            _remote(config, trainer, session, factory=NATIVE, kwargs=kwargs, name=f"helper{number}")
+            for number in range(1, config.engine.processes)
+        ]
+        return with_helpers(own, helpers, config=config, trainer=trainer, session=session)
     if isinstance(config.engine, NativeEngineConfig):
         factory, kwargs = NATIVE, _native_kwargs(config, trainer)
     else:
         require_installed()
         factory, kwargs = VLLM, _vllm_kwargs(config, trainer, tokenizer, session)
+    return _remote(config, trainer, session, factory=factory, kwargs=kwargs, name="engine")
+
+
+def _remote(
+    config: RunConfig,
+    trainer: Trainer,
+    session: Session,
+    *,
+    factory: str,
+    kwargs: dict[str, Any],
+    name: str,
+) -> RemoteEngine:
     start = partial(
         start_processes,
         SERVER,
         {"factory": factory, "kwargs": kwargs},
-        name="engine",
-        log_file=session.run_dir.path / "engine.log",
+        name=name,
+        log_file=session.run_dir.path / f"{name}.log",
         start_timeout_s=config.engine.start_timeout_s,
     )
     return RemoteEngine(

@@ -1,18 +1,35 @@
-"""A copy of the policy's weights on this host, as they would be published."""
+"""The policy's weights as they are published: from the trainer itself, or as a copy on the host."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from homeostat.sync.parcel import Packer, Parcel
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.train.local import LocalTrainer
 from homeostat.train.trainer import Trainer
-from homeostat.types import Role
+from homeostat.types import FloatArray, Role, TokenRow, TrainBatch
 
 _BUCKET_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyWeights:
+    """The trainer as a source of weights."""
+
+    trainer: Trainer
+
+    def parcels(self, packer: Packer) -> Iterator[Parcel]:
+        return self.trainer.parcels(Role.POLICY, packer)
+
+    def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
+        batches = [TrainBatch.of([row]) for row in rows]
+        return self.trainer.score(Role.POLICY, batches, temperature=temperature)
 
 
 def host_weights(trainer: Trainer) -> dict[str, Tensor]:

@@ -43,9 +43,12 @@ from homeostat.run.rl_preflight import (
     size_items,
 )
 from homeostat.train.checkpoint import CheckpointStore
-from homeostat.train.runtime import resolve_device, resolve_dtype, resolve_runtime
+from homeostat.train.cores import PLAIN, slowdown_of_bf16
+from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
 from homeostat.types import StepPlan
 
+# From here on bf16 is a mistake; half the memory may be worth less than that.
+MAX_SLOWDOWN = 1.5
 # Steps whose plans are made to show how rows fall into micro-batches.
 NUM_PLANS_SHOWN = 20
 
@@ -109,10 +112,16 @@ class Preflight:
         dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
         ranks = self.config.ranks_line
         text = f"{device}, {dtype}" + (f"; {ranks}" if ranks else "")
-        slow = device.type == "cpu" and dtype == "bfloat16"
+        facts = {"device": str(device)}
+        slow = slowdown_of_bf16() if (device.type, dtype) == ("cpu", "bfloat16") else 0.0
         if slow:
-            text += ": many CPUs compute bf16 far slower than fp32 (trainer.precision=fp32)"
-        yield Item("device", "warning" if slow else "ok", text, {"device": str(device)})
+            facts["bf16_slowdown"] = round(slow, 1)
+            text += f", which takes this CPU {slow:.1f} times as long as fp32 (measured)"
+        if device.type == "cpu":
+            cores = choose_way(self.config, device)
+            facts |= {"threads": cores.way.threads, "lanes": cores.way.lanes}
+            text += f"; {cores}"
+        yield Item("device", "warning" if slow > MAX_SLOWDOWN else "ok", text, facts)
 
     def _tokenizer(self) -> Iterator[Item]:
         self.tokenizer = load_tokenizer(self.config.model)
@@ -267,7 +276,7 @@ class Preflight:
     def memory_plan(self, config: RunConfig) -> MemoryPlan:
         """For this recipe, or one that differs in settings of memory alone."""
         assert self.preview is not None, "run() comes first"
-        runtime = resolve_runtime(config, threads=1)
+        runtime = resolve_runtime(config, kept=PLAIN)
         if config.is_rl:
             assert self.prompts is not None
             batch = largest_rl_batch(config, self.prompts)

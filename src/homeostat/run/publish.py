@@ -38,9 +38,9 @@ from homeostat.errors import (
 from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.rollout.engine import Engine, Quiesce
-from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.remote import RemoteEngine, death_in
 from homeostat.run.engines import most_tokens
-from homeostat.run.host_weights import host_weights
+from homeostat.run.host_weights import PolicyWeights, host_weights
 from homeostat.run.session import Session
 from homeostat.sync.parcel import Manifest, Packer, Parcel
 from homeostat.sync.publish import Publisher, WeightSource
@@ -48,7 +48,7 @@ from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe, require_received
 from homeostat.train.run_state import RlState
 from homeostat.train.trainer import Trainer
-from homeostat.types import FloatArray, Role, TokenRow, TrainBatch
+from homeostat.types import FloatArray, TokenRow
 
 log = logging.getLogger(__name__)
 
@@ -108,20 +108,6 @@ class SharedWeights:
 
     def close(self) -> None:
         """Nothing was opened."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyWeights:
-    """The trainer as a source of weights."""
-
-    trainer: Trainer
-
-    def parcels(self, packer: Packer) -> Iterator[Parcel]:
-        return self.trainer.parcels(Role.POLICY, packer)
-
-    def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
-        batches = [TrainBatch.of([row]) for row in rows]
-        return self.trainer.score(Role.POLICY, batches, temperature=temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +238,7 @@ class SentWeights:
             self._tell_again(error)
             return send()
         except (EngineDiedError, SyncError) as error:
-            return self._restarted(_death_in(error), send)
+            return self._restarted(death_in(error), send)
 
     def _revive(self, error: EngineDiedError) -> None:
         """The process was found dead by a verb that will be tried again."""
@@ -268,7 +254,7 @@ class SentWeights:
             try:
                 return self.engine.restart(send)
             except (EngineDiedError, SyncError) as again:
-                error = _death_in(again)
+                error = death_in(again)
 
     def _count_restart(self, error: EngineDiedError) -> None:
         most = self.config.engine.max_restarts
@@ -360,15 +346,6 @@ def open_feed(
     )
     feed.start(session.start_step, checkpoint)
     return feed
-
-
-def _death_in(error: EngineDiedError | SyncError) -> EngineDiedError:
-    """The death that a publication failed of. Raises the error again where it was none."""
-    if isinstance(error, EngineDiedError):
-        return error
-    if isinstance(error.__cause__, EngineDiedError):
-        return error.__cause__
-    raise error
 
 
 def _read(file: Path) -> dict[str, Tensor]:

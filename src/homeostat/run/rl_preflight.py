@@ -110,6 +110,7 @@ def reward_items(config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer
 
 _WAYS = {
     "plain": "the model's own forward",
+    "compact": "a compact copy of the weights",
     "fused": "fused kernels",
     "graphs": "fused kernels in CUDA graphs",
 }
@@ -125,6 +126,8 @@ def engine_items(config: RunConfig, preview: ModelPreview, prompts: PromptSet) -
         require_installed()
         check_options(engine.options)
     else:
+        facts["processes"] = engine.processes
+        text += f", in {engine.processes} processes" if engine.processes > 1 else ""
         most = _cache_bytes(config, preview, prompts, running=running)
         assert preview.decoder is not None, "combinations asks for the native decoder"
         numerics = config.model.numerics

@@ -110,8 +110,8 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     """The parts, and an end to what they started."""
     found = session.resume.found
     state = restored_state(found) if found is not None else RunState()
-    runtime = resolve_runtime(config, threads=state.threads)
-    state.threads = runtime.threads
+    runtime = resolve_runtime(config, kept=state.way)
+    state.way = runtime.way
     log.info("training on %s", runtime.describe())
     tokenizer = load_tokenizer(config.model)
     prompts = open_prompts(config, tokenizer, session)

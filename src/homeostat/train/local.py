@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import LoadedModel, ModelSheet
+from homeostat.models.decoder import Decoder
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import merged_state, save_adapter
 from homeostat.train.checkpoint import copy_tensors, read_tensors, write_tensors
 from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, frozen_checksums, require_same_frozen
+from homeostat.train.lanes import Lanes, split
 from homeostat.train.nonfinite import LocalReplay, trace
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.peak import peak_memory
@@ -69,6 +71,10 @@ class LocalTrainer:
         self.probe = UpdateProbe(
             self.optimizer, self.model.causal_lm.named_parameters, self._frozen_now
         )
+        # What is dropped is drawn by keys that the model holds: one batch at a time.
+        in_lanes = runtime.lanes > 1 and isinstance(self.model, Decoder)
+        in_lanes = in_lanes and not self.forward.has_dropout
+        self.lanes = Lanes(runtime.lanes, threads=runtime.threads) if in_lanes else None
         self._pending: list[Accumulated] = []
 
     @property
@@ -94,9 +100,30 @@ class LocalTrainer:
         require_policy(role)
         self.model.train()
         for batch in batches:
+            parts = [batch] if self.lanes is None else split(batch, self.lanes.count)
+            if self.lanes is not None and len(parts) > 1:
+                self._accumulate_in_lanes(parts, spec, step=step, lanes=self.lanes)
+                continue
             scores, terms = self.forward.loss(self.model, batch, spec, step=step)
             terms.loss.backward()
             self._pending.append(Accumulated.of(batch, scores, terms))
+
+    def _accumulate_in_lanes(
+        self, parts: Sequence[TrainBatch], spec: LossSpec, *, step: int, lanes: Lanes
+    ) -> None:
+        params = list(self.optimizer.params.values())
+
+        def work(part: TrainBatch) -> tuple[Accumulated, tuple[Tensor | None, ...]]:
+            scores, terms = self.forward.loss(self.model, part, spec, step=step)
+            grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
+            is_first = part is parts[0]
+            return Accumulated.of(part, scores, terms, is_first=is_first), grads
+
+        for done, grads in lanes.map(work, parts):
+            self._pending.append(done)
+            for param, grad in zip(params, grads, strict=True):
+                if grad is not None:
+                    param.grad = grad if param.grad is None else param.grad.add_(grad)
 
     def discard(self, role: Role) -> None:
         require_policy(role)
@@ -178,7 +205,8 @@ class LocalTrainer:
         return peak_memory(self.runtime.device)
 
     def close(self) -> None:
-        """Nothing was started."""
+        if self.lanes is not None:
+            self.lanes.close()
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything an exact resume needs: file stem -> tensor name -> tensor."""

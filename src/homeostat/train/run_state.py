@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
 from homeostat.errors import CheckpointError
+from homeostat.train.cores import Way
 
-# As trainer.threads.
-_LARGEST = {"threads": 1024}
+# As trainer.threads and trainer.lanes.
+_LARGEST = {"threads": 1024, "lanes": 64}
 
 
 @dataclass(slots=True)
@@ -25,8 +26,9 @@ class RunState:
     stopped_early: bool = False
     # None until memory ran out once; then the tokens a micro-batch may have.
     token_budget: int | None = None
-    # Kept over a resume: sums depend on it in their last bits.
+    # Kept over a resume: sums depend on them in their last bits.
     threads: int | None = None
+    lanes: int | None = None
 
     def judge(self, value: float, *, min_delta: float, higher_is_better: bool = False) -> bool:
         """Take in an evaluation; True when it is the best so far. One not finite never is."""
@@ -37,6 +39,17 @@ class RunState:
             self.best_eval, self.best_step = value, self.step
         self.evals_without_better = 0 if better else self.evals_without_better + 1
         return better
+
+    @property
+    def way(self) -> Way | None:
+        """How the cores were used; None where the run has not begun."""
+        if self.threads is None or self.lanes is None:
+            return None
+        return Way(self.lanes, self.threads)
+
+    @way.setter
+    def way(self, used: Way) -> None:
+        self.lanes, self.threads = used.lanes, used.threads
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,5 +94,5 @@ def _checked(cls: type, fields: dict[str, Any], place: str) -> dict[str, Any]:
 def _fits(name: str, value: Any, kind: Any) -> bool:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         return False
-    smallest = 1 if name in ("threads", "token_budget") else 0
+    smallest = 1 if name in ("threads", "lanes", "token_budget") else 0
     return not isinstance(value, int) or smallest <= value <= _LARGEST.get(name, 2**62)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass
 
 import torch
@@ -11,24 +9,32 @@ import torch
 from homeostat.config.combinations import find_device_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import ConfigError, Problem
+from homeostat.train.cores import Cores, Way, available_cores, choose_cores
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The resolved device, compute dtype and thread count."""
+    """The resolved device, compute dtype, threads and lanes."""
 
     device: torch.device
     dtype: torch.dtype
     threads: int
     pin_memory: bool
+    # Parts of a micro-batch computed at one time, each by so many threads (train/lanes.py).
+    lanes: int = 1
+    # How the cores are used, and why so.
+    cores_line: str = ""
     # How the trainer is spread over processes, of which each has such a device and threads.
     ranks_line: str = ""
 
     def describe(self) -> str:
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
-        threads = f", {self.threads} thread{'s' * (self.threads > 1)}"
-        ranks = f"; {self.ranks_line}" if self.ranks_line else ""
-        return f"{name}, {str(self.dtype).removeprefix('torch.')}{threads}{ranks}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return "; ".join(filter(None, (f"{name}, {dtype}", self.cores_line, self.ranks_line)))
+
+    @property
+    def way(self) -> Way:
+        return Way(self.lanes, self.threads)
 
 
 def resolve_device(config: RunConfig) -> torch.device:
@@ -53,11 +59,11 @@ def resolve_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if choice == "bf16" else torch.float32
 
 
-def resolve_runtime(config: RunConfig, *, threads: int | None = None) -> Runtime:
-    """`threads` is what a resumed run used before: sums depend on it, so it is kept."""
+def resolve_runtime(config: RunConfig, *, kept: Way | None = None) -> Runtime:
+    """`kept` is what a resumed run used before: sums depend on it in their last bits."""
     device = resolve_device(config)
-    chosen = config.trainer.threads or threads or measure_threads(config.num_ranks)
-    torch.set_num_threads(chosen)
+    cores = choose_way(config, device, kept=kept)
+    torch.set_num_threads(cores.way.threads)
     # A model that is certain of its answer has gradients below 1e-38, and a CPU takes twenty times
     # as long over such numbers as over zeros.
     torch.set_flush_denormal(True)
@@ -65,33 +71,18 @@ def resolve_runtime(config: RunConfig, *, threads: int | None = None) -> Runtime
     return Runtime(
         device=device,
         dtype=resolve_dtype(config, device),
-        threads=chosen,
+        threads=cores.way.threads,
         pin_memory=device.type == "cuda" if pin is None else pin,
+        lanes=cores.way.lanes,
+        cores_line=str(cores),
         ranks_line=config.ranks_line,
     )
 
 
-def measure_threads(num_ranks: int = 1) -> int:
-    """One thread or a rank's share of the cores, whichever multiplies small matrices faster.
-
-    On some machines a second OpenMP thread makes matmuls many times slower. OMP_NUM_THREADS,
-    where set, is what torch starts with and is taken as the upper choice.
-    """
-    most = min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // num_ranks)
-    if most <= 1:
-        return 1
-    return min((1, most), key=_matmul_seconds)
-
-
-def _matmul_seconds(threads: int) -> float:
-    torch.set_num_threads(threads)
-    left, right = torch.ones(128, 512), torch.ones(512, 512)
-    for _ in range(3):
-        left @ right
-    laps = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(8):
-            left @ right
-        laps.append(time.perf_counter() - start)
-    return sorted(laps)[len(laps) // 2]
+def choose_way(config: RunConfig, device: torch.device, *, kept: Way | None = None) -> Cores:
+    """What the recipe says comes first, then what the run used before, then a measurement."""
+    trainer = config.trainer
+    if kept is not None and trainer.threads is None and trainer.lanes is None:
+        return Cores(kept, "as before")
+    may_split = device.type == "cpu" and config.num_ranks == 1
+    return choose_cores(trainer, most=available_cores(config.num_ranks), may_split=may_split)

@@ -23,21 +23,26 @@ from homeostat.types import FloatArray, IntArray, TrainBatch, UpdateReport
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """What is remembered of a micro-batch until its update is applied."""
+    """What is remembered of a micro-batch, or a part of it, until its update is applied."""
 
     terms: LossTerms
     logp_M: Tensor
     row_ids_B: IntArray
     num_trained_B: IntArray
+    # Of the parts of one micro-batch the first alone is counted.
+    is_first: bool
 
     @classmethod
-    def of(cls, batch: TrainBatch, scores: TokenScores, terms: LossTerms) -> Accumulated:
+    def of(
+        cls, batch: TrainBatch, scores: TokenScores, terms: LossTerms, *, is_first: bool = True
+    ) -> Accumulated:
         starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
         return cls(
             terms=replace(terms, loss=terms.loss.detach()),
             logp_M=scores.logp_M.detach(),
             row_ids_B=batch.row_ids_B,
             num_trained_B=np.add.reduceat(batch.weights_N != 0, starts_B, dtype=np.int64),
+            is_first=is_first,
         )
 
 
@@ -71,7 +76,7 @@ def to_host(done: Sequence[Accumulated], grad_norm: Tensor) -> UpdateShare:
     return UpdateShare(
         loss=loss_host,
         grad_norm=norm_host,
-        num_micro_batches=len(done),
+        num_micro_batches=sum(part.is_first for part in done),
         row_ids_B=np.concatenate([no_rows_B, *(part.row_ids_B for part in done)]),
         row_losses_B=row_losses_B,
         row_logp=tuple(np.split(logp_host, np.cumsum(num_trained_B)))[:-1],

@@ -99,6 +99,13 @@ CASES: dict[str, Case] = {
     "engine.own_process (native)": shows(
         "engine.own_process=true", published, was=[], now=[0, 1], same="bits"
     ),
+    "engine.processes (native)": all_of(
+        shows(
+            "engine.processes=2", lambda run: (run.dir / "helper1.log").is_file(),
+            was=False, now=True, same="losses",
+        ),
+        refuses("engine.processes=2", "own_process", base=OWN),
+    ),
     "engine.start_timeout_s (native)": refuses(
         "engine.start_timeout_s=0.001", "engine", base=OWN
     ),

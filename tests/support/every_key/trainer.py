@@ -20,6 +20,7 @@ from tests.support.every_key.workshop import (
     assert_same,
     eval_losses,
     fact,
+    losses,
     metric,
     refuses,
     shows,
@@ -30,6 +31,7 @@ from torch import nn
 
 from homeostat.errors import OutOfMemoryHaltError, TrainingHaltedError
 from homeostat.train import runtime
+from homeostat.train.lanes import Lanes
 
 HAS_GPU = torch.cuda.is_available()
 UNPACKED = ("trainer.packing=false",)
@@ -138,6 +140,37 @@ def threads_are_set(workshop: Workshop) -> None:
     assert saved_threads(run) == 2
 
 
+def lanes_are_set(workshop: Workshop) -> None:
+    def saved(run: Run) -> tuple[int, int]:
+        (file,) = run.dir.glob("checkpoints/step_*/state.json")
+        state = json.loads(file.read_text())["run"]
+        return state["lanes"], state["threads"]
+
+    plain = workshop.run()
+    with in_parts() as counts:
+        run = workshop.again("trainer.lanes=2", "trainer.threads=null")
+    assert (saved(plain), saved(run)) == ((1, 1), (2, 1))
+    assert set(counts) == {2}
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
+
+
+@contextmanager
+def in_parts() -> Iterator[list[int]]:
+    """How many parts each micro-batch was computed in."""
+    counts: list[int] = []
+    inner = Lanes.map
+
+    def counting(self: Lanes, work: Any, items: Any) -> Any:
+        counts.append(len(items))
+        return inner(self, work, items)
+
+    Lanes.map = counting
+    try:
+        yield counts
+    finally:
+        Lanes.map = inner
+
+
 def sick_model(workshop: Workshop) -> tuple[str, ...]:
     """A model whose every loss is NaN."""
     folder = workshop.folder / "sick"
@@ -244,6 +277,7 @@ CASES: dict[str, Case] = {
     "trainer.device": alters("trainer.device=cuda") if HAS_GPU
     else refuses("trainer.device=cuda", "no CUDA device"),
     "trainer.threads": threads_are_set,
+    "trainer.lanes": lanes_are_set,
     "trainer.epochs": shows(
         "trainer.epochs=2", lambda run: len(steps(run)), was=5, now=10,
         base=("trainer.max_steps=null",),

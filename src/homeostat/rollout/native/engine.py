@@ -28,7 +28,7 @@ from homeostat.errors import EngineError, PolicyNotFiniteError
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
-from homeostat.rollout.native.fast import make_bursts
+from homeostat.rollout.native.fast import decoding_way, make_bursts
 from homeostat.rollout.native.room import CacheRoom
 from homeostat.rollout.native.runner import Runner
 from homeostat.rollout.native.sampler import draw
@@ -80,7 +80,8 @@ class NativeEngine:
             max_tokens=max_tokens,
         )
         self._serving = Serving(model)
-        self.runner = Runner(model, in_rows=self.in_rows)
+        way = decoding_way(model.config, config, numerics=model.numerics, device=device)
+        self.runner = Runner(model, in_rows=self.in_rows, may_copy=way == "compact")
         self.scheduler = Scheduler(
             max_running=config.max_concurrency,
             prefill_tokens=config.prefill_tokens,
@@ -203,6 +204,7 @@ class NativeEngine:
                 f"commit() of version {version} after {self._version}: versions never go back."
             )
         self.scheduler.forget_prompts()
+        self.runner.rest()
         self._version = version
         self._is_updating = False
         self._trouble = None
@@ -210,6 +212,7 @@ class NativeEngine:
     def sleep(self) -> None:
         self._land()
         self._free_cache()
+        self.runner.rest()
         self._longest = max((s.max_length for s in self._flying.values()), default=0)
         self._is_asleep = True
 

@@ -28,24 +28,28 @@ HEAD_DIMS = (32, 64, 128, 256)
 def decoding_way(
     shape: DecoderConfig, config: NativeEngineConfig, *, numerics: Numerics, device: torch.device
 ) -> str:
-    """plain, fused or graphs. An impossible choice is refused."""
-    obstacle = _obstacle(shape, device, numerics=numerics, choice=config.decode)
-    if config.decode == "plain" or (config.decode == "auto" and obstacle):
+    """plain, compact, fused or graphs. An impossible choice is refused."""
+    if config.decode == "plain":
         return "plain"
-    if obstacle:
+    wanted = ("graphs", "compact") if config.decode == "auto" else (config.decode,)
+    obstacles = {way: _obstacle(way, shape, device, numerics=numerics) for way in wanted}
+    able = [way for way in wanted if not obstacles[way]]
+    if not able and config.decode == "auto":
+        return "plain"
+    if not able:
         raise EngineError(
-            f"engine.decode is {config.decode}, which cannot run here: {obstacle}. "
-            "Set engine.decode=auto."
+            f"engine.decode is {config.decode}, which cannot run here: "
+            f"{obstacles[config.decode]}. Set engine.decode=auto."
         )
-    return "graphs" if config.decode == "auto" else config.decode
+    return able[0]
 
 
 def make_bursts(
     model: Decoder, config: NativeEngineConfig, *, device: torch.device, max_tokens: int
 ) -> Bursts | None:
-    """None where decoding goes the plain way."""
+    """None where decoding goes one step at a time."""
     way = decoding_way(model.config, config, numerics=model.numerics, device=device)
-    if way == "plain":
+    if way in ("plain", "compact"):
         return None
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import Bursts
@@ -66,17 +70,17 @@ def make_bursts(
     return Bursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
 
 
-def _obstacle(
-    shape: DecoderConfig, device: torch.device, *, numerics: Numerics, choice: str
-) -> str:
-    """Why decoding cannot go the fast way; empty where it can."""
+def _obstacle(way: str, shape: DecoderConfig, device: torch.device, *, numerics: Numerics) -> str:
+    """Why decoding cannot go this way; empty where it can."""
     if numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
+    if way == "compact":
+        return "" if device.type == "cpu" else f"it is for a CPU, and this is {device.type}"
     if shape.head_dim not in HEAD_DIMS:
         return f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    if device.type != "cuda" and not (choice == "fused" and _is_interpreted()):
+    if device.type != "cuda" and not (way == "fused" and _is_interpreted()):
         return f"it needs a CUDA device, and this is {device.type}"
     return ""
 

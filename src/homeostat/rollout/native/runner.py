@@ -18,18 +18,22 @@ from homeostat.rollout.native.attention import (
     PrefillAttention,
 )
 from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.compact import CompactDecoder, compact_of
 from homeostat.rollout.native.memory import to_device
 from homeostat.rollout.native.scheduler import Chunk, Copy
 from homeostat.rollout.native.sequence import Sequence
 
 
 class Runner:
-    """One model over a cache. It advances `cached` of the sequences it computed."""
+    """One model over a cache. It advances `cached` of the sequences it computed. `may_copy`: decode
+    by compact copies of the weights (compact.py)."""
 
-    def __init__(self, model: Decoder, *, in_rows: bool) -> None:
+    def __init__(self, model: Decoder, *, in_rows: bool, may_copy: bool) -> None:
         self.model = model
         self.cache: KVCache | None = None
         self.in_rows = in_rows
+        self.may_copy = may_copy
+        self._compact: CompactDecoder | None = None
         self.num_forwards = 0
         self.num_prefilled = 0
 
@@ -67,7 +71,7 @@ class Runner:
         cache = self.cache_now()
         last_B = np.array([(sequence.tokens[-1], sequence.cached) for sequence in sequences])
         tokens_B, positions_B = to_device(last_B.T.copy(), cache.device)
-        hidden_BD = self.model.hidden_in(
+        hidden_BD = self._decoder().hidden_in(
             tokens_B, positions_B, self._decode_attention(sequences, positions_B, cache)
         )
         self.num_forwards += 1
@@ -90,6 +94,18 @@ class Runner:
             return InvariantAttention(cache, chunks)
         dtype = self.model.output_weight().dtype
         return DecodeAttention(cache, sequences, positions_B, dtype=dtype, in_rows=self.in_rows)
+
+    def rest(self) -> None:
+        """Copies of weights are given back; the next decoding step makes them anew."""
+        self._compact = None
+
+    def _decoder(self) -> Decoder | CompactDecoder:
+        """Who computes a decoding step: a compact copy, where that is wanted and can be."""
+        if not self.may_copy:
+            return self.model
+        if self._compact is None or not self._compact.is_of(self.model):
+            self._compact = compact_of(self.model)
+        return self._compact or self.model
 
     def cache_now(self) -> KVCache:
         assert self.cache is not None, "the engine makes a cache before it plans a step"

@@ -19,6 +19,7 @@ from homeostat.train.build import (
     require_same_vocabulary,
     saves_reference,
 )
+from homeostat.train.cores import Way
 from homeostat.train.fsdp.mesh import join
 from homeostat.train.fsdp.model import load_sharded
 from homeostat.train.fsdp.trainer import FsdpTrainer
@@ -33,7 +34,7 @@ def make_trainer(
     """A rank, from a recipe. `rendezvous` is where ranks meet, as torch.distributed names it."""
     backend = config.trainer.backend
     assert isinstance(backend, FsdpBackend), "refused by config.combinations"
-    runtime = resolve_runtime(config, threads=threads)
+    runtime = resolve_runtime(config, kept=Way(1, threads))
     if runtime.device.type == "cuda":
         runtime = replace(runtime, device=torch.device("cuda", context.local_rank))
         torch.cuda.set_device(runtime.device)

@@ -1,0 +1,237 @@
+"""One side of engine_cpu in a process of its own: greedy tokens of the same prompts, timed.
+
+    {"side": "homeostat" | "transformers" | "vllm" | "ceiling", "model": folder, "batch": 8, ...}
+
+Run with one JSON argument; the last line printed is a JSON object with wall and CPU seconds of each
+repeat and the tokens. This file imports nothing of homeostat but for homeostat's side, so that it
+runs in vLLM's environment, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a side is asked to do, and how: `threads` of torch, `processes` or `cache`."""
+
+    side: str
+    model: str
+    batch: int
+    prompt_tokens: int = 64
+    new_tokens: int = 64
+    repeats: int = 2
+    threads: int = 1
+    processes: int = 1
+    cache: str = "dynamic"
+
+    def prompts(self, vocabulary: int) -> list[list[int]]:
+        """Distinct, and the same for every side."""
+        rng = random.Random(0)
+        return [
+            [rng.randrange(1000, min(vocabulary, 40_000)) for _ in range(self.prompt_tokens)]
+            for _ in range(self.batch)
+        ]
+
+    @property
+    def vocabulary(self) -> int:
+        return json.loads((Path(self.model) / "config.json").read_text())["vocab_size"]
+
+
+# Prompts and the number of new tokens -> the new tokens of each.
+Generate = Callable[[list[list[int]], int], list[list[int]]]
+
+
+@contextmanager
+def homeostat(task: Task) -> Iterator[Generate]:
+    import numpy as np
+    import torch
+
+    from homeostat.config.model import ModelConfig
+    from homeostat.config.rollout import NativeEngineConfig
+    from homeostat.rollout.engine import Request, Sampling, generate
+    from homeostat.rollout.native.host import build_engine
+    from homeostat.rollout.remote import RemoteEngine
+    from homeostat.rollout.split import SplitEngine
+    from homeostat.workers.context import WorkerContext
+    from homeostat.workers.processes import start_processes
+
+    kwargs = {
+        "model": ModelConfig(path=task.model),
+        "engine": NativeEngineConfig(own_process=True),
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+        "threads": task.threads,
+        "seed": 0,
+        "max_tokens": task.prompt_tokens + task.new_tokens,
+        "chunk_bytes": 1 << 26,
+    }
+
+    def start(log_file: Path) -> Any:
+        server = {"factory": "homeostat.rollout.native.host:build_engine", "kwargs": kwargs}
+        return start_processes(
+            "homeostat.rollout.remote:serve_engine", server, name="helper", log_file=log_file
+        )
+
+    with TemporaryDirectory() as folder:
+        engine: Any = build_engine(WorkerContext(0, 1, 0, "bench"), **kwargs)
+        if task.processes > 1:
+            limits = {"timeout_s": 3600.0, "update_timeout_s": 60.0}
+            helpers = [
+                RemoteEngine(
+                    lambda n=n: start(Path(folder) / f"{n}.log"),
+                    vocabulary=task.vocabulary,
+                    can_decode=True,
+                    **limits,
+                )
+                for n in range(1, task.processes)
+            ]
+            # Each has read the same weights, and none are sent.
+            engine = SplitEngine(engine, helpers, give_weights=lambda *_: None, on_loss=_fail)
+
+        def run(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+            sampling = Sampling(max_new_tokens=new_tokens, temperature=0.0)
+            requests = [
+                Request(str(n), np.array(tokens), sampling, seed=0)
+                for n, tokens in enumerate(prompts)
+            ]
+            found = generate(engine, requests, timeout_s=3600)
+            return [completion.tokens_T.tolist() for completion in found]
+
+        yield run
+        engine.close()
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+@contextmanager
+def transformers(task: Task) -> Iterator[Generate]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(task.threads)
+    torch.set_flush_denormal(True)
+    model = AutoModelForCausalLM.from_pretrained(
+        task.model, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+
+    def run(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        ids = torch.tensor(prompts)
+        with torch.inference_mode():
+            found = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                min_new_tokens=new_tokens,
+                max_new_tokens=new_tokens,
+                pad_token_id=0,
+                cache_implementation="static" if task.cache == "static" else None,
+                disable_compile=True,
+            )
+        return found[:, ids.shape[1] :].tolist()
+
+    yield run
+
+
+@contextmanager
+def vllm(task: Task) -> Iterator[Generate]:
+    import torch
+
+    from vllm import LLM, SamplingParams
+
+    torch.set_flush_denormal(True)
+    engine = LLM(
+        task.model,
+        dtype="float32",
+        max_model_len=task.prompt_tokens + task.new_tokens + 1,
+        max_num_seqs=max(8, task.batch),
+        skip_tokenizer_init=True,
+        enforce_eager=task.cache == "eager",
+        enable_prefix_caching=False,
+    )
+
+    def run(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False
+        )
+        given = [{"prompt_token_ids": tokens} for tokens in prompts]
+        found = engine.generate(given, sampling, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in found]
+
+    yield run
+
+
+def ceiling(task: Task) -> dict[str, Any]:
+    """Tokens a second if a decoding step were its matrix products alone, by one core."""
+    import torch
+    from safetensors.torch import load_file
+
+    torch.set_num_threads(1)
+    files = sorted(Path(task.model).glob("*.safetensors"))
+    tensors = {name: t.float() for file in files for name, t in load_file(file).items()}
+    matrices = [t.t().contiguous() for name, t in tensors.items() if t.ndim == 2]
+    # A tied embedding is there once, and is the head; one of its own is only looked up.
+    has_head = any(name.startswith("lm_head") for name in tensors)
+    if has_head:
+        matrices = [
+            m for m in matrices if m.shape != tensors["model.embed_tokens.weight"].t().shape
+        ]
+        matrices.append(tensors["lm_head.weight"].t().contiguous())
+    inputs = {m.shape[0]: torch.randn(task.batch, m.shape[0]) for m in matrices}
+    laps = []
+    for _ in range(task.repeats + 1):
+        started = time.perf_counter()
+        for matrix in matrices:
+            inputs[matrix.shape[0]] @ matrix
+        laps.append(time.perf_counter() - started)
+    return {"tokens_per_s": task.batch / min(laps), "matrices": len(matrices)}
+
+
+SIDES = {"homeostat": homeostat, "transformers": transformers, "vllm": vllm}
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those of its children that ended."""
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def timed(task: Task) -> dict[str, Any]:
+    prompts = task.prompts(task.vocabulary)
+    with SIDES[task.side](task) as run:
+        run(prompts, WARM_UP_TOKENS)
+        wall, tokens = [], []
+        for _ in range(task.repeats):
+            started = time.perf_counter()
+            tokens = run(prompts, task.new_tokens)
+            wall.append(time.perf_counter() - started)
+    assert [len(one) for one in tokens] == [task.new_tokens] * task.batch, "not all were sampled"
+    return {"wall_s": wall, "cpu_s": cpu_seconds(), "tokens": tokens}
+
+
+def main() -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    task = Task(**json.loads(sys.argv[1]))
+    print(json.dumps(ceiling(task) if task.side == "ceiling" else timed(task)))
+
+
+if __name__ == "__main__":
+    main()

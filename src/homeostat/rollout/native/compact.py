@@ -1,0 +1,154 @@
+"""A decoding step on the CPU with few calls: the decoder again, over weights laid out for it.
+
+A step of a small batch is bound by the number of calls and by the order in which weights lie in
+memory, not by arithmetic. So it computes with copies: q, k and v are one matrix, gate and up are
+one, a norm's weight is multiplied into the matrix that follows it, and all are stored input by
+input, so that no product has to reorder them first.
+
+Invariants: it is the function of `Decoder.hidden_in`, to rounding (the decoder stays the reference,
+and computes prompts and training); copies are of the weights of now: they go at every commit (a
+fused optimizer leaves no trace of its writes), and the version counters of the decoder's tensors,
+looked at before each step, tell of any other write; what copies cannot stand for (adapters, hooks,
+`invariant` numerics, other precisions) is left to the decoder.
+
+Suffixes: `_B` sequences, `_D` model dim, `_H` heads, `_d` head dim, `_K` inputs, `_O` outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from homeostat.models.decoder import MLP, Attention, Decoder, Layer, RMSNorm, Trunk
+from homeostat.ops.attention import AttentionContext
+from homeostat.ops.linear import Linear
+from homeostat.ops.norms import unit_rms
+from homeostat.ops.rope import rope_tables, rotate
+
+_PLAIN = frozenset(
+    (Decoder, Trunk, Layer, Attention, MLP, RMSNorm, Linear, nn.Embedding, nn.ModuleList)
+)
+
+
+def compact_of(model: Decoder) -> CompactDecoder | None:
+    """None where copies would not compute what the model does."""
+    weight = model.output_weight()
+    if model.numerics != "fast" or weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    for module in model.modules():
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if type(module) not in _PLAIN or hooked:
+            return None
+    return CompactDecoder(model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """Linear maps of one input as one."""
+
+    weight_KO: Tensor
+    bias_O: Tensor | None
+
+    @classmethod
+    def of(cls, *maps: Linear, norm: RMSNorm | None = None) -> _Map:
+        weight_KO = torch.cat([linear.weight.detach() for linear in maps]).t().contiguous()
+        if norm is not None:
+            weight_KO *= norm.weight.detach()[:, None]
+        biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
+        return cls(weight_KO, torch.cat(biases) if biases else None)
+
+    def of_rows(self, x_BK: Tensor) -> Tensor:
+        if self.bias_O is None:
+            return torch.mm(x_BK, self.weight_KO)
+        return torch.addmm(self.bias_O, x_BK, self.weight_KO)
+
+    def add_to(self, x_BO: Tensor, x_BK: Tensor) -> None:
+        x_BO.addmm_(x_BK, self.weight_KO)
+        if self.bias_O is not None:
+            x_BO += self.bias_O
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The copies of one layer. `norm_Hd`: of queries and keys, where the family has it."""
+
+    qkv: _Map
+    o: _Map
+    gate_up: _Map
+    down: _Map
+    norm_Hd: Tensor | None
+
+    @classmethod
+    def of(cls, layer: Layer, *, num_heads: int, num_kv_heads: int) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        norm_Hd = None
+        if attention.q_norm is not None and attention.k_norm is not None:
+            weights = (attention.q_norm.weight.detach(), attention.k_norm.weight.detach())
+            counts = (num_heads, num_kv_heads)
+            norm_Hd = torch.cat([w.expand(n, -1) for w, n in zip(weights, counts, strict=True)])
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        return cls(
+            _Map.of(*qkv, norm=layer.input_layernorm),
+            _Map.of(attention.o_proj),
+            _Map.of(mlp.gate_proj, mlp.up_proj, norm=layer.post_attention_layernorm),
+            _Map.of(mlp.down_proj),
+            norm_Hd,
+        )
+
+
+class CompactDecoder:
+    """Computes with copies of the weights that `model` had when it was made."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        self._tensors = list(model.parameters())
+        self._versions = self._now()
+        sizes = {
+            "num_heads": model.config.num_heads,
+            "num_kv_heads": model.config.num_kv_heads,
+        }
+        self._layers = [_Layer.of(layer, **sizes) for layer in model.model.layers]
+
+    def is_of(self, model: Decoder) -> bool:
+        """Whether the model is the one it was made of, with the weights of then."""
+        return model is self.model and self._now() == self._versions
+
+    def hidden_in(
+        self, tokens_B: Tensor, positions_B: Tensor, attention: AttentionContext
+    ) -> Tensor:
+        """[B, D] after the final norm, in the context of tokens computed before."""
+        eps, trunk = self.model.config.rms_norm_eps, self.model.model
+        tables = rope_tables(positions_B, self.model.inv_freq_F, self.model.config.rope)
+        x_BD = trunk.embed_tokens.weight.index_select(0, tokens_B)
+        for number, layer in enumerate(self._layers):
+            qkv_BO = layer.qkv.of_rows(unit_rms(x_BD, eps=eps))
+            layer.o.add_to(x_BD, self._attend(number, qkv_BO, layer.norm_Hd, tables, attention))
+            gate_BO, up_BO = layer.gate_up.of_rows(unit_rms(x_BD, eps=eps)).chunk(2, dim=1)
+            layer.down.add_to(x_BD, functional.silu(gate_BO).mul_(up_BO))
+        return trunk.norm(x_BD)
+
+    def _attend(
+        self,
+        number: int,
+        qkv_BO: Tensor,
+        norm_Hd: Tensor | None,
+        tables: tuple[Tensor, Tensor],
+        attention: AttentionContext,
+    ) -> Tensor:
+        config = self.model.config
+        qkv_BHd = qkv_BO.unflatten(1, (-1, config.head_dim))
+        num_rotated = config.num_heads + config.num_kv_heads
+        qk_BHd = qkv_BHd[:, :num_rotated]
+        if norm_Hd is not None:
+            qk_BHd = unit_rms(qk_BHd, eps=config.rms_norm_eps).mul_(norm_Hd)
+        qk_BHd = rotate(qk_BHd, *tables)
+        q_BHd, k_BHd = qk_BHd[:, : config.num_heads], qk_BHd[:, config.num_heads :]
+        v_BHd = qkv_BHd[:, num_rotated:]
+        scale = config.head_dim**-0.5
+        return attention.attend(number, q_BHd, k_BHd, v_BHd, scale=scale).flatten(1)
+
+    def _now(self) -> list[tuple[int, int]]:
+        return [(tensor.data_ptr(), tensor._version) for tensor in self._tensors]

@@ -1,0 +1,72 @@
+"""Parts of a micro-batch computed at one time, each by a thread of its own: a CPU's second core.
+
+    TrainBatch -> split -> forward and backward of each part in its lane -> gradients, in lane order
+
+torch gives the interpreter free while it computes, so that lanes run side by side without ever
+waiting for each other inside an operation, as the threads of one operation do: on a busy machine,
+or with small matrices, those waits cost more than the second thread brings. Weights are shared;
+each lane has gradients of its own, which are added up in the order of the lanes, so that a result
+does not depend on who was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from homeostat.types import TrainBatch
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Lanes:
+    """`count` threads, of which the caller's is the first."""
+
+    def __init__(self, count: int, *, threads: int) -> None:
+        assert count >= 2, count
+        self.count = count
+        self._pool = ThreadPoolExecutor(
+            count - 1, thread_name_prefix="lane", initializer=_as_the_caller, initargs=(threads,)
+        )
+
+    def map(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Results in order. Where one fails, the others end before it is raised."""
+        assert 1 <= len(items) <= self.count, (len(items), self.count)
+        others = [self._pool.submit(work, item) for item in items[1:]]
+        try:
+            first = work(items[0])
+        finally:
+            wait(others)
+        return [first, *(other.result() for other in others)]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+def split(batch: TrainBatch, count: int) -> list[TrainBatch]:
+    """Runs of neighbouring rows with about as many tokens each, at most `count` of them.
+
+    Rows stay in order: a group stands together, but for the one that a cut goes through.
+    """
+    count = min(count, batch.num_rows)
+    if count == 1:
+        return [batch]
+    ends_B = np.cumsum(batch.lengths_B)
+    wanted = batch.num_tokens * np.arange(1, count) / count
+    # Of the two row ends around a wanted place the nearer; each part keeps at least one row.
+    cuts = np.abs(ends_B[None] - wanted[:, None]).argmin(1) + 1
+    cuts = np.unique(np.clip(cuts, 1, batch.num_rows - 1)).tolist()
+    rows = batch.rows()
+    spans = zip([0, *cuts], [*cuts, batch.num_rows], strict=True)
+    return [TrainBatch.of(rows[start:end]) for start, end in spans]
+
+
+def _as_the_caller(threads: int) -> None:
+    """Both belong to a thread: how many help it, and what it does with tiny numbers."""
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
