@@ -74,6 +74,12 @@ bench-contract-table: setup setup-vllm
 bench-mismatch: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python bench/mismatch.py
 
+bench-grpo-vs-trl-all-cores: bench-setup
+	$(BIN)/python bench/grpo_vs_trl.py --all-cores
+
+bench-engine-cpu: bench-setup setup-vllm
+	$(BIN)/python bench/engine_cpu.py --model "$(MODEL)" --vllm-python $(VLLM_VENV)/bin/python
+
 bench-%: bench-setup
 	OMP_NUM_THREADS=1 $(BIN)/python bench/$(subst -,_,$*).py
 
