@@ -78,6 +78,12 @@ bench-mismatch: setup-vllm
 bench-compare: setup
 	$(BIN)/python bench/compare.py
 
+bench-grpo-vs-trl-all-cores: bench-setup
+	$(BIN)/python bench/grpo_vs_trl.py --all-cores
+
+bench-engine-cpu: bench-setup setup-vllm
+	$(BIN)/python bench/engine_cpu.py --model "$(MODEL)" --vllm-python $(VLLM_VENV)/bin/python
+
 bench-%: bench-setup
 	OMP_NUM_THREADS=1 $(BIN)/python bench/$(subst -,_,$*).py
 

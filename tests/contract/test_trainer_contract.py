@@ -302,8 +302,11 @@ def test_the_update_is_torchs_adamw_with_clipping(bench: Bench) -> None:
         assert report.grad_norm == pytest.approx(float(norm), rel=1e-5)
     expected = {name: param.detach().clone() for name, param in named.items()}
     for name, param in bench.saved()["model"].items():
-        # Where a gradient is next to nothing, Adam makes a step of what rounding left of it.
-        torch.testing.assert_close(param, expected[name], rtol=1e-5, atol=3e-5)
+        # Lanes sum in another order, and where a gradient is next to nothing Adam makes a step of
+        # what rounding left of it.
+        split = isinstance(bench.trainer, LocalTrainer) and bench.trainer.lanes is not None
+        atol = 3e-5 if split else 1e-6
+        torch.testing.assert_close(param, expected[name], rtol=1e-5, atol=atol)
 
 
 def test_rows_are_named_with_their_losses_and_log_probs(bench: Bench) -> None:

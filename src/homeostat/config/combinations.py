@@ -311,7 +311,7 @@ def _on_gpu(config: RunConfig) -> Iterator[Problem]:
             "lanes share the cores of a CPU, and this run is on a GPU.",
             "Remove it.",
         )
-    if isinstance(config.engine, NativeEngineConfig) and config.engine.processes > 1:
+    if isinstance(config.engine, NativeEngineConfig) and (config.engine.processes or 1) > 1:
         yield Problem(
             "engine.processes",
             "helpers share the cores of a CPU, and this run is on a GPU.",

@@ -67,19 +67,20 @@ def _shared(config: RunConfig) -> Iterator[Problem]:
 
 def _native(config: RunConfig) -> Iterator[Problem]:
     engine = config.engine
+    assert isinstance(engine, NativeEngineConfig), engine
     if config.model.implementation == "transformers":
         yield Problem(
             "model.implementation",
             "the native engine samples with the native decoder.",
             "Set model.implementation=native, or engine.type=vllm.",
         )
-    if engine.processes > 1 and not engine.shares_weights:
+    if (engine.processes or 1) > 1 and not engine.shares_weights:
         yield Problem(
             "engine.processes",
             "helpers stand beside an engine in the trainer's process, and this one has its own.",
             "Remove it, or set engine.own_process=false.",
         )
-    has_helpers = engine.processes > 1
+    has_helpers = (engine.processes or 1) > 1
     for name in ("max_restarts",) if has_helpers else ("start_timeout_s", "max_restarts"):
         if name in engine.model_fields_set and engine.shares_weights:
             yield Problem(

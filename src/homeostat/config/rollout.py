@@ -55,13 +55,14 @@ class NativeEngineConfig(Settings):
         help="Run in a process of its own, with its own copy of the weights. They are sent by "
         "sync.transport every sync.interval updates.",
     )
-    processes: int = key(
-        1,
+    processes: int | None = key(
+        None,
         ge=1,
         le=64,
         resume="warn",
         help="Processes that sample at one time on a CPU: the trainer's own, and helpers with a "
-        "copy of its weights. More than 1 pays for larger models where threads do not.",
+        "copy of its weights. Default: as many as trainer.lanes, and 1 for small models, whose "
+        "steps are shorter than sending weights takes.",
     )
     max_concurrency: int = key(
         256, ge=1, resume="warn", help="Completions that are sampled at one time."

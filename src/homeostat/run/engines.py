@@ -24,6 +24,8 @@ from homeostat.workers.processes import start_processes
 
 SERVER = "homeostat.rollout.remote:serve_engine"
 NATIVE = "homeostat.rollout.native.host:build_engine"
+# A model of 1 M weights samples a tenth faster in two processes, and loses that by being sent.
+MIN_PARAMS_TO_SPLIT = 20_000_000
 
 
 def open_engine(
@@ -40,11 +42,13 @@ def open_engine(
         return None
     if config.engine.shares_weights:
         own = _shared(config, trainer, tokenizer, version=version)
-        assert isinstance(config.engine, NativeEngineConfig), config.engine
+        count = sampling_processes(
+            config, lanes=trainer.runtime.lanes, num_params=trainer.sheet.num_params
+        )
         kwargs = _native_kwargs(config, trainer)
         helpers = [
             _remote(config, trainer, session, factory=NATIVE, kwargs=kwargs, name=f"helper{number}")
-            for number in range(1, config.engine.processes)
+            for number in range(1, count)
         ]
         return with_helpers(own, helpers, config=config, trainer=trainer, session=session)
     if isinstance(config.engine, NativeEngineConfig):
@@ -53,6 +57,13 @@ def open_engine(
         require_installed()
         factory, kwargs = VLLM, _vllm_kwargs(config, trainer, tokenizer, session)
     return _remote(config, trainer, session, factory=factory, kwargs=kwargs, name="engine")
+
+
+def sampling_processes(config: RunConfig, *, lanes: int, num_params: int) -> int:
+    """Those that sample at one time beside a trainer of so many lanes: see engine.processes."""
+    if not isinstance(config.engine, NativeEngineConfig) or not config.engine.shares_weights:
+        return 1
+    return config.engine.processes or (lanes if num_params >= MIN_PARAMS_TO_SPLIT else 1)
 
 
 def _remote(

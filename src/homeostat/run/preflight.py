@@ -64,6 +64,7 @@ class Preflight:
         self.prompts: PromptSet | None = None
         self.held_out: RowStore | PromptSet | None = None
         self.preview: ModelPreview | None = None
+        self.lanes = 1
         self.exit_code = 0
 
     def run(self) -> Iterator[Item]:
@@ -119,6 +120,7 @@ class Preflight:
             text += f", which takes this CPU {slow:.1f} times as long as fp32 (measured)"
         if device.type == "cpu":
             cores = choose_way(self.config, device)
+            self.lanes = cores.way.lanes
             facts |= {"threads": cores.way.threads, "lanes": cores.way.lanes}
             text += f"; {cores}"
         yield Item("device", "warning" if slow > MAX_SLOWDOWN else "ok", text, facts)
@@ -200,7 +202,7 @@ class Preflight:
 
     def _engine(self) -> Iterator[Item]:
         if self.prompts is not None and self.preview is not None:
-            yield from engine_items(self.config, self.preview, self.prompts)
+            yield from engine_items(self.config, self.preview, self.prompts, lanes=self.lanes)
 
     def _rewards(self) -> Iterator[Item]:
         if self.prompts is None or self.tokenizer is None:

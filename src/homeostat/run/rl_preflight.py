@@ -23,6 +23,7 @@ from homeostat.rollout.native.fast import decoding_way
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.vllm.options import check_options, require_installed
 from homeostat.run.check_item import Item
+from homeostat.run.engines import sampling_processes
 from homeostat.run.rl_setup import require_stop_ids, saved_journal
 from homeostat.train.build import named_reference, reference_model
 from homeostat.train.runtime import resolve_device, resolve_dtype
@@ -116,7 +117,9 @@ _WAYS = {
 }
 
 
-def engine_items(config: RunConfig, preview: ModelPreview, prompts: PromptSet) -> Iterator[Item]:
+def engine_items(
+    config: RunConfig, preview: ModelPreview, prompts: PromptSet, *, lanes: int
+) -> Iterator[Item]:
     engine, device = config.engine, resolve_device(config)
     require_stop_ids(config, vocabulary=preview.vocab_size)
     running = min(engine.max_concurrency, config.rollout.samples_per_step)
@@ -126,8 +129,9 @@ def engine_items(config: RunConfig, preview: ModelPreview, prompts: PromptSet) -
         require_installed()
         check_options(engine.options)
     else:
-        facts["processes"] = engine.processes
-        text += f", in {engine.processes} processes" if engine.processes > 1 else ""
+        processes = sampling_processes(config, lanes=lanes, num_params=preview.num_params)
+        facts["processes"] = processes
+        text += f", in {processes} processes" if processes > 1 else ""
         most = _cache_bytes(config, preview, prompts, running=running)
         assert preview.decoder is not None, "combinations asks for the native decoder"
         numerics = config.model.numerics
