@@ -76,12 +76,12 @@ def _obstacle(way: str, shape: DecoderConfig, device: torch.device, *, numerics:
         return "model.numerics is invariant, which it does not keep"
     if way == "compact":
         return "" if device.type == "cpu" else f"it is for a CPU, and this is {device.type}"
-    if shape.head_dim not in HEAD_DIMS:
-        return f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
-    if find_spec("triton") is None:
-        return "Triton is not installed"
     if device.type != "cuda" and not (way == "fused" and _is_interpreted()):
         return f"it needs a CUDA device, and this is {device.type}"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if shape.head_dim not in HEAD_DIMS:
+        return f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
     return ""
 
 
