@@ -64,9 +64,9 @@ def _attend(
 ):  # fmt: skip
     # Those with the most keys come last in the plan, and begin first.
     tile, head = num_tiles - 1 - tl.program_id(0), tl.program_id(1)
-    start = tl.load(tiles_ptr + tile)
-    first_query = tl.load(tiles_ptr + num_tiles + tile)
-    length = tl.load(tiles_ptr + 2 * num_tiles + tile)
+    start = tl.load(tiles_ptr + tile).to(tl.int32)
+    first_query = tl.load(tiles_ptr + num_tiles + tile).to(tl.int32)
+    length = tl.load(tiles_ptr + 2 * num_tiles + tile).to(tl.int32)
     nth_of_start = tl.load(tiles_ptr + 3 * num_tiles + tile)
     document_ptr = row_ptr + tl.load(tiles_ptr + 4 * num_tiles + tile)
 
