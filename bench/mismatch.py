@@ -187,7 +187,7 @@ def main() -> None:
     torch.set_num_threads(1)
     names = [name for name in ENGINES if name != "vllm" or importlib.util.find_spec("vllm")]
     if arguments.device == "cuda":
-        names = ["native fast"]
+        names = ["native fast", "native invariant"]
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.model or Path(folder)
         if arguments.model is None:

@@ -24,6 +24,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.side_by_side import lay_side_by_side
 from homeostat.ops.attention import resolve_kernel
+from homeostat.ops.linear import Numerics
 
 SPECIAL_TOKENS = ["<|pad|>", "<|end|>"]
 END_ID = 1
@@ -100,11 +101,13 @@ SHAPES = {
 DTYPES = {"cuda": torch.bfloat16, "cpu": torch.float32}
 
 
-def random_decoder(shape: Shape, *, device: torch.device, dtype: torch.dtype) -> Decoder:
+def random_decoder(
+    shape: Shape, *, device: torch.device, dtype: torch.dtype, numerics: Numerics = "fast"
+) -> Decoder:
     config = shape.decoder(dtype)
     kernel = resolve_kernel("auto", device_type=device.type, dtype=dtype, head_dim=config.head_dim)
     with torch.device("meta"):
-        model = Decoder(config, kernel=kernel, gradient_checkpointing=False, numerics="fast")
+        model = Decoder(config, kernel=kernel, gradient_checkpointing=False, numerics=numerics)
     model = model.to(dtype).to_empty(device=device)
     lay_side_by_side(model)
     parameters = dict(model.named_parameters())

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.config import RunConfig, load_config
-from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.combinations import find_device_conflicts, find_length_conflicts
 from homeostat.config.load import build_config
 from homeostat.config.resume import compare_configs
 from homeostat.config.schema import json_schema, known_keys, walk_keys
@@ -159,6 +159,19 @@ def test_combinations_that_cannot_work_are_refused(overrides: list[str], place: 
 )
 def test_their_neighbours_that_work_are_accepted(overrides: list[str]) -> None:
     build(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [
+        ("trainer.precision=bf16", "model.numerics"),
+        ("trainer.logits_chunk_bytes=64KiB", "trainer.logits_chunk_bytes"),
+    ],
+)
+def test_invariant_numerics_have_limits_on_a_cpu_only(override: str, place: str) -> None:
+    config = build_config(MINIMAL, ["model.numerics=invariant", override], file=None)
+    assert [problem.place for problem in find_device_conflicts(config, device="cpu")] == [place]
+    assert find_device_conflicts(config, device="cuda") == []
 
 
 def test_what_lies_beyond_the_end_is_known_once_rows_are_counted() -> None:

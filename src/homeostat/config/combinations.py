@@ -36,7 +36,7 @@ def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Proble
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
     """`device` is 'cpu' or 'cuda': what trainer.device came out as."""
-    problems = list(_on_cpu(config) if device == "cpu" else _on_gpu(config))
+    problems = list(_on_cpu(config)) if device == "cpu" else []
     return problems + list(find_transport_conflicts(config, device=device))
 
 
@@ -203,18 +203,6 @@ def _invariant(config: RunConfig) -> Iterator[Problem]:
             "invariant arithmetic belongs to the native decoder.",
             "Set model.implementation=native, or model.numerics=fast.",
         )
-    if config.trainer.precision == "bf16":
-        yield Problem(
-            "model.numerics",
-            "invariant arithmetic is fp32.",
-            "Set trainer.precision=fp32, or model.numerics=fast.",
-        )
-    if config.trainer.logits_bytes("cpu") < INVARIANT_CHUNK_BYTES:
-        yield Problem(
-            "trainer.logits_chunk_bytes",
-            f"invariant log-probs come in tiles of {INVARIANT_CHUNK_BYTES} bytes.",
-            "Raise it, or set model.numerics=fast.",
-        )
     if config.model.attention not in ("auto", "sdpa"):
         yield Problem(
             "model.attention",
@@ -302,6 +290,23 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
             "varlen attention has no CPU kernel.",
             "Use auto, sdpa or eager.",
         )
+    if config.model.numerics == "invariant":
+        yield from _invariant_on_cpu(config)
+
+
+def _invariant_on_cpu(config: RunConfig) -> Iterator[Problem]:
+    if config.trainer.precision == "bf16":
+        yield Problem(
+            "model.numerics",
+            "invariant arithmetic on the CPU is fp32.",
+            "Set trainer.precision=fp32, or model.numerics=fast.",
+        )
+    if config.trainer.logits_bytes("cpu") < INVARIANT_CHUNK_BYTES:
+        yield Problem(
+            "trainer.logits_chunk_bytes",
+            f"on the CPU invariant log-probs come in tiles of {INVARIANT_CHUNK_BYTES} bytes.",
+            "Raise it, or set model.numerics=fast.",
+        )
 
 
 def _on_gpu(config: RunConfig) -> Iterator[Problem]:
@@ -316,10 +321,4 @@ def _on_gpu(config: RunConfig) -> Iterator[Problem]:
             "engine.processes",
             "helpers share the cores of a CPU, and this run is on a GPU.",
             "Remove it.",
-        )
-    if config.model.numerics == "invariant":
-        yield Problem(
-            "model.numerics",
-            "invariant arithmetic has no GPU kernels yet.",
-            "Set trainer.device=cpu, or model.numerics=fast.",
         )

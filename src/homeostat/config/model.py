@@ -30,7 +30,8 @@ class ModelConfig(Settings):
     numerics: Literal["fast", "invariant"] = key(
         "fast",
         help="invariant: a token's log-prob has the same bits whatever it was computed together "
-        "with, in the engine and in the trainer. Slower; native decoder, fp32 on the CPU.",
+        "with, in the engine and in the trainer. Slower; native decoder, fp32 on the CPU, bf16 or "
+        "fp32 on a GPU.",
     )
     meta_init: bool = key(
         True,

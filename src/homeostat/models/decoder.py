@@ -250,7 +250,8 @@ class Decoder(nn.Module):
 
     def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
         if self.numerics == "invariant":
-            return TiledAttention.of(layout, num_kv_heads=self.config.num_kv_heads)
+            heads = self.config.num_kv_heads
+            return TiledAttention.of(layout, num_kv_heads=heads, kernel=self.kernel)
         return PackedAttention(layout, self.kernel)
 
 

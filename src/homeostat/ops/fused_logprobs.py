@@ -4,6 +4,9 @@ The tiles, their bounds and the sums are those of ops/logprobs.py, which is the 
 carries the state of each token from chunk to chunk; backward turns a tile, computed again, into the
 operand of the next two products. Both kinds of tile together stay within `chunk_bytes`.
 
+A row's sums are those of one program over one chunk of the vocabulary after the other. So all that
+`invariant` numerics need besides is a product whose rows do not depend on each other.
+
 Suffixes: as in ops/logprobs.py.
 """
 
@@ -17,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from homeostat.ops.kernels.logits import Running, logit_gradients
+from homeostat.ops.linear import Numerics, tiled_product
 from homeostat.ops.logit_tiles import Entropy, product, tile_height, token_tiles, vocab_chunks
 
 # What a product's rows are tiled by inside: a lower remainder costs as much.
@@ -34,6 +38,7 @@ class FusedTokenLogprobs(torch.autograd.Function):
         targets_M: Tensor,
         scale: float,
         chunk_bytes: int,
+        numerics: Numerics,
         entropy: Entropy,
     ) -> tuple[Tensor, Tensor | None]:
         num_tokens = targets_M.shape[0]
@@ -41,7 +46,11 @@ class FusedTokenLogprobs(torch.autograd.Function):
         running = Running.empty(num_tokens, hidden_MD.device)
         for first, weight_vD in vocab_chunks(weight_VD):
             for rows in _tiles(num_tokens, chunk_bytes, row_bytes=4 * weight_vD.shape[0]):
-                tile_mv = product(hidden_MD[rows].to(weight_vD.dtype), weight_vD.t())
+                hidden_mD = hidden_MD[rows].to(weight_vD.dtype)
+                if numerics == "invariant":
+                    tile_mv = tiled_product(hidden_mD, weight_vD, out_dtype=torch.float32)
+                else:
+                    tile_mv = product(hidden_mD, weight_vD.t())
                 running.add(tile_mv, targets_M, rows, first=first, scale=scale)
         lse_M = running.lse()
         entropy_M = None if entropy is Entropy.NONE else running.entropy()
@@ -84,7 +93,7 @@ class FusedTokenLogprobs(torch.autograd.Function):
         dhidden = None
         if dhidden_MD is not None:
             dhidden = dhidden_MD.mul_(narrow_M[:, None]).to(hidden_MD.dtype)
-        return dhidden, dweight_VD, None, None, None, None
+        return dhidden, dweight_VD, None, None, None, None, None
 
 
 def _tiles(num_tokens: int, chunk_bytes: int, *, row_bytes: int) -> Iterator[slice]:

@@ -1,15 +1,20 @@
 """Linear maps, in two numerics.
 
     fast       one matrix product over all rows
-    invariant  one product of constant shape per `TILE_ROWS` rows, the last of them padded
+    invariant  tiles of constant shape, the last of them padded
 
 Invariant of `invariant`: a row's result has the same bits whatever other rows there are, how many,
-and where among them it stands. A matrix product chooses its kernel, its split over threads and
-its order of summation by its shape; with one shape there is one order. What is left to the library
-is that a row's sums do not depend on its place in the tile. Seen so with MKL 2024.2 on AVX-512, by
-1, 2 and 3 threads, for 8 to 4096 inputs and outputs, with one exception: a single output is a
-matrix-vector product, whose sums do depend on the place. So narrow maps are widened with zeros.
-Tiles start at multiples of 128 bytes of an allocation, so that alignment is constant, too.
+and where among them it stands. A library's matrix product chooses its kernel, its split over
+threads and its order of summation by its shape; with one shape there is one order.
+
+On the CPU a tile is a product of `TILE_ROWS` rows. What is left to the library is that a row's sums
+do not depend on its place in the tile. Seen so with MKL 2024.2 on AVX-512, by 1, 2 and 3 threads,
+for 8 to 4096 inputs and outputs, with one exception: a single output is a matrix-vector product,
+whose sums do depend on the place. So narrow maps are widened with zeros. Tiles start at multiples
+of 128 bytes of an allocation, so that alignment is constant, too.
+
+On CUDA a kernel (ops/kernels/products.py) has tiles of its own, and nothing is left to a library;
+fp32 sums, the bias among them, are rounded once.
 
 The backward pass is plain: gradients of both numerics agree to rounding.
 
@@ -24,6 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from homeostat.ops import kernels
 
 Numerics = Literal["fast", "invariant"]
 
@@ -52,12 +59,29 @@ def linear(
     return out_MO.view(*x.shape[:-1], weight_OK.shape[0])
 
 
-def tiled_product(x_MK: Tensor, weight_OK: Tensor) -> Tensor:
-    """[M, O]: x @ weight.T, one tile of rows at a time. Not differentiable."""
+def tiled_product(
+    x_MK: Tensor,
+    weight_OK: Tensor,
+    bias_O: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """[M, O]: x @ weight.T + bias, tile by tile, in the dtype of x if not in `out_dtype`. Not
+    differentiable."""
+    out_dtype = out_dtype or x_MK.dtype
+    if kernels.fused(x_MK):
+        from homeostat.ops.kernels.products import product
+
+        return product(x_MK, weight_OK, bias_O, out_dtype=out_dtype)
+    out_MO = _product_of_tiles(x_MK, weight_OK)
+    return (out_MO if bias_O is None else out_MO + bias_O).to(out_dtype)
+
+
+def _product_of_tiles(x_MK: Tensor, weight_OK: Tensor) -> Tensor:
     num_outputs = weight_OK.shape[0]
     if num_outputs < _MIN_OUTPUTS:
         wide_OK = functional.pad(weight_OK, (0, 0, 0, _MIN_OUTPUTS - num_outputs))
-        return tiled_product(x_MK, wide_OK)[:, :num_outputs]
+        return _product_of_tiles(x_MK, wide_OK)[:, :num_outputs]
     x_MK, weight_KO = x_MK.contiguous(), weight_OK.t()
     out_MO = x_MK.new_empty(x_MK.shape[0], num_outputs)
     num_left = x_MK.shape[0] % TILE_ROWS
@@ -67,12 +91,12 @@ def tiled_product(x_MK: Tensor, weight_OK: Tensor) -> Tensor:
         for tile_mK, out_mO in tiles:
             torch.mm(tile_mK, weight_KO, out=out_mO)
     if num_left:
-        padded_mK = pad_rows(x_MK[num_full:])
+        padded_mK = _pad_rows(x_MK[num_full:])
         out_MO[num_full:] = torch.mm(padded_mK, weight_KO)[:num_left]
     return out_MO
 
 
-def pad_rows(x_M: Tensor) -> Tensor:
+def _pad_rows(x_M: Tensor) -> Tensor:
     """Zeros after the last row, up to a whole number of tiles."""
     missing = -x_M.shape[0] % TILE_ROWS
     return functional.pad(x_M, (0, 0) * (x_M.ndim - 1) + (0, missing))
@@ -82,8 +106,7 @@ class _TiledLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_MK: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(x_MK, weight_OK)
-        out_MO = tiled_product(x_MK, weight_OK)
-        return out_MO if bias_O is None else out_MO + bias_O
+        return tiled_product(x_MK, weight_OK, bias_O)
 
     @staticmethod
     @once_differentiable

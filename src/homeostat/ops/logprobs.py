@@ -8,9 +8,10 @@ vocabulary entries and as many tokens as `chunk_bytes` holds in fp32; one tile i
 (the entropy needs a quarter of another), and the backward pass computes the tiles again. All sums
 are fp32 whatever the input dtype.
 
-In `invariant` numerics the forward's tiles are `TILE_ROWS` tokens tall whatever `chunk_bytes` is,
-the last of them padded, so that a token's log-prob (and entropy) has the same bits whatever tokens
-come with it. The backward pass is the same in both.
+In `invariant` numerics a token's log-prob (and entropy) has the same bits whatever tokens come
+with it. On the CPU the forward's tiles are `TILE_ROWS` tokens tall whatever `chunk_bytes` is, the
+last of them padded; on CUDA their height is free, for the product and the sums take each row by
+itself. The backward pass is the same in both.
 
 Vocabulary chunks are the outer loop, so that a chunk of the weight's gradient is summed over all
 tokens in fp32 before it is rounded, once, to the weight's dtype.
@@ -82,10 +83,10 @@ def token_logprobs_and_entropy(
 def _compute(
     problem: tuple[Tensor, Tensor, Tensor, float, int], numerics: Numerics, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
-    if numerics == "fast" and kernels.fused(problem[0]):
+    if kernels.fused(problem[0]):
         from homeostat.ops.fused_logprobs import FusedTokenLogprobs
 
-        return FusedTokenLogprobs.apply(*problem, entropy)
+        return FusedTokenLogprobs.apply(*problem, numerics, entropy)
     return _TokenLogprobs.apply(*problem, numerics, entropy)
 
 

@@ -15,21 +15,27 @@ documents of any length.
 Keys and values are rows of a store, and a plan says which row holds which position of which head:
 packed tokens, cache slots and pages are the same to it.
 
-Suffixes: `_N` queries, `_B` documents, `_T` positions of a document, `_R` rows of the key store,
-`_S` the query tiles of a block, `_Q` queries of a tile, `_K` keys of a tile, `_H` heads (of keys,
-but in q and out), `_g` query heads per key head, `_d` head dim.
+On CUDA a kernel (ops/kernels/attention.py) has a program per query tile and key head, and needs no
+blocks. Plans are made on the host, once for all layers; what a kernel reads of them is sent along.
+
+Suffixes: `_N` queries, `_B` documents, `_T` positions of documents, `_R` rows of the key store,
+`_S` query tiles, `_Q` queries of a tile, `_K` keys of a tile, `_H` heads (of keys, but in q and
+out), `_g` query heads per key head, `_d` head dim.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.transfer import to_device
 
 QUERY_TILE = 8
 KEY_TILE = 64
@@ -48,14 +54,21 @@ class _Block:
     first_position: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TilePlan:
-    """Which queries attend to which keys, for all layers of a forward."""
+    """Which queries attend to which keys, for all layers of a forward.
 
-    row_BT: Tensor
-    head_rows_H: Tensor
-    blocks: tuple[_Block, ...]
-    num_queries: int
+    The last `counts_B` of `lengths_B` tokens of each document are queries, laid end to end. The key
+    of head h at position t of document b is row `row_T[starts_B[b] + t] + h * head_stride` of the
+    store. All int64, on the host but `row_T`, which lies where the store is.
+    """
+
+    counts_B: Tensor
+    lengths_B: Tensor
+    row_T: Tensor
+    starts_B: Tensor
+    num_kv_heads: int
+    head_stride: int
 
     @classmethod
     def of(
@@ -67,29 +80,62 @@ class TilePlan:
         num_kv_heads: int,
         head_stride: int,
     ) -> TilePlan:
-        """The last `counts_B` of `lengths_B` tokens of each document are queries, laid end to end.
-
-        The key of head h at position t of document b is row `row_BT[b, t] + h * head_stride` of
-        the store; beyond the document's length any valid row will do. All int64, counts above 0.
-        """
+        """With as many rows for each document as the longest one needs; beyond a document's length
+        any valid row will do. Counts are above 0."""
         assert bool((counts_B >= 1).all() and (counts_B <= lengths_B).all()), (counts_B, lengths_B)
         assert row_BT.shape[0] == len(lengths_B), (row_BT.shape, lengths_B.shape)
         assert row_BT.shape[1] >= int(lengths_B.max()), (row_BT.shape, lengths_B)
-        num_queries = int(counts_B.sum())
-        tiles = _query_tiles(counts_B, lengths_B, padding=num_queries)
-        parts = zip(*(x.split(BLOCK) for x in tiles), strict=True)
-        blocks = tuple(_block(*part, padding=num_queries) for part in parts)
-        at_T = torch.arange(-(-row_BT.shape[1] // KEY_TILE) * KEY_TILE)
-        row_BT = row_BT[:, at_T.clamp_(max=row_BT.shape[1] - 1)]
-        return cls(row_BT, torch.arange(num_kv_heads) * head_stride, blocks, num_queries)
+        starts_B = torch.arange(row_BT.shape[0]) * row_BT.shape[1]
+        return cls(counts_B, lengths_B, row_BT.flatten(), starts_B, num_kv_heads, head_stride)
 
     @classmethod
     def packed(cls, layout: PackedLayout, *, num_kv_heads: int) -> TilePlan:
         """Whole documents whose tokens are queries and keys at once."""
         lengths_B, offsets_B = torch.tensor(layout.lengths), torch.tensor(layout.offsets)
-        token_BT = offsets_B[:, None] + torch.arange(layout.max_length)
-        row_BT = token_BT.clamp_(max=layout.num_tokens - 1) * num_kv_heads
-        return cls.of(lengths_B, lengths_B, row_BT, num_kv_heads=num_kv_heads, head_stride=1)
+        row_T = torch.arange(layout.num_tokens, device=layout.cu_seqlens.device) * num_kv_heads
+        return cls(lengths_B, lengths_B, row_T, offsets_B, num_kv_heads, head_stride=1)
+
+    @cached_property
+    def num_queries(self) -> int:
+        return int(self.counts_B.sum())
+
+    @cached_property
+    def document_and_start_SS(self) -> tuple[Tensor, Tensor]:
+        """Of each query tile, by position: its document, and where in it the tile begins."""
+        first_B = self.lengths_B - self.counts_B
+        num_tiles_B = (self.lengths_B - 1) // QUERY_TILE - first_B // QUERY_TILE + 1
+        document_S = torch.arange(len(first_B)).repeat_interleave(num_tiles_B)
+        nth_S = torch.arange(len(document_S)) - _starts(num_tiles_B)[document_S]
+        start_S = (first_B[document_S] // QUERY_TILE + nth_S) * QUERY_TILE
+        order_S = start_S.argsort(stable=True)
+        return document_S[order_S], start_S[order_S]
+
+    @cached_property
+    def tiles_5S(self) -> Tensor:
+        """For the kernel, of each query tile: where it begins, its document's first query and
+        length, which query would stand at its beginning, and where its document's rows begin."""
+        document_S, start_S = self.document_and_start_SS
+        first_B = self.lengths_B - self.counts_B
+        nth_S = start_S + (_starts(self.counts_B) - first_B)[document_S]
+        columns = [x_B[document_S] for x_B in (first_B, self.lengths_B, self.starts_B)]
+        tiles_5S = torch.stack([start_S, *columns[:2], nth_S, columns[2]])
+        return to_device(tiles_5S, self.row_T.device)
+
+    @cached_property
+    def row_BT(self) -> Tensor:
+        """Up to a whole number of key tiles."""
+        at_T = torch.arange(-(-int(self.lengths_B.max()) // KEY_TILE) * KEY_TILE)
+        return self.row_T[(self.starts_B[:, None] + at_T).clamp_(max=len(self.row_T) - 1)]
+
+    @cached_property
+    def head_rows_H(self) -> Tensor:
+        return torch.arange(self.num_kv_heads) * self.head_stride
+
+    @cached_property
+    def blocks(self) -> tuple[_Block, ...]:
+        tiles = _query_tiles(self)
+        parts = zip(*(x.split(BLOCK) for x in tiles), strict=True)
+        return tuple(_block(*part, padding=self.num_queries) for part in parts)
 
 
 def tiled_attention(
@@ -98,6 +144,8 @@ def tiled_attention(
     """[N, H, d]. Not differentiable."""
     num_queries, num_heads, head_dim = q_NHd.shape
     assert num_queries == plan.num_queries, (q_NHd.shape, plan.num_queries)
+    if kernels.fused(q_NHd):
+        return _kernel_attention(q_NHd, k_Rd, v_Rd, plan, scale=scale)
     q_Rd = (q_NHd * scale).flatten(0, 1)
     # One token more than there are queries takes what comes out for those that are padding.
     out_Rd = q_NHd.new_empty((num_queries + 1) * num_heads, head_dim)
@@ -106,25 +154,46 @@ def tiled_attention(
     return out_Rd.view(-1, num_heads, head_dim)[:-1]
 
 
+def _kernel_attention(
+    q_NHd: Tensor, k_Rd: Tensor, v_Rd: Tensor, plan: TilePlan, *, scale: float
+) -> Tensor:
+    from homeostat.ops.kernels.attention import attend
+
+    return attend(
+        q_NHd,
+        k_Rd,
+        v_Rd,
+        tiles_5S=plan.tiles_5S,
+        row_T=plan.row_T,
+        num_kv_heads=plan.num_kv_heads,
+        head_stride=plan.head_stride,
+        queries=QUERY_TILE,
+        keys=KEY_TILE,
+        scale=scale,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TiledAttention:
-    """The context of training in invariant numerics: whole documents, nothing before them."""
+    """The context of training in invariant numerics: whole documents, nothing before them.
+    `kernel`: the one of ops/attention.py whose gradient is taken."""
 
     layout: PackedLayout
     plan: TilePlan
+    kernel: str = "sdpa"
 
     @classmethod
-    def of(cls, layout: PackedLayout, *, num_kv_heads: int) -> TiledAttention:
-        return cls(layout, TilePlan.packed(layout, num_kv_heads=num_kv_heads))
+    def of(cls, layout: PackedLayout, *, num_kv_heads: int, kernel: str = "sdpa") -> TiledAttention:
+        return cls(layout, TilePlan.packed(layout, num_kv_heads=num_kv_heads), kernel)
 
     def attend(
         self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
     ) -> Tensor:
-        return _TiledPacked.apply(q_NHd, k_NHd, v_NHd, self.layout, self.plan, scale)
+        return _TiledPacked.apply(q_NHd, k_NHd, v_NHd, self, scale)
 
 
 class _TiledPacked(torch.autograd.Function):
-    """The gradient is that of SDPA, computed anew: it agrees to rounding."""
+    """The gradient is that of a plain kernel, computed anew: it agrees to rounding."""
 
     @staticmethod
     def forward(
@@ -132,43 +201,36 @@ class _TiledPacked(torch.autograd.Function):
         q_NHd: Tensor,
         k_NHd: Tensor,
         v_NHd: Tensor,
-        layout: PackedLayout,
-        plan: TilePlan,
+        context: TiledAttention,
         scale: float,
     ) -> Tensor:
         ctx.save_for_backward(q_NHd, k_NHd, v_NHd)
-        ctx.layout, ctx.scale = layout, scale
+        ctx.context, ctx.scale = context, scale
         k_Rd, v_Rd = k_NHd.flatten(0, 1), v_NHd.flatten(0, 1)
-        return tiled_attention(q_NHd, k_Rd, v_Rd, plan, scale=scale)
+        return tiled_attention(q_NHd, k_Rd, v_Rd, context.plan, scale=scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        layout, kernel = ctx.context.layout, ctx.context.kernel
         with torch.enable_grad():
-            out_NHd = packed_attention(*leaves, ctx.layout, scale=ctx.scale, kernel="sdpa")
-        return *torch.autograd.grad(out_NHd, leaves, grads[0]), None, None, None
+            out_NHd = packed_attention(*leaves, layout, scale=ctx.scale, kernel=kernel)
+        return *torch.autograd.grad(out_NHd, leaves, grads[0]), None, None
 
 
-def _query_tiles(
-    counts_B: Tensor, lengths_B: Tensor, *, padding: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _query_tiles(plan: TilePlan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(document, its length, positions, queries) of each tile, by position.
 
-    A tile has positions before and after its document's queries, too: theirs is query `padding`.
+    A tile has positions before and after its document's queries, too: theirs is query N.
     """
-    first_B = lengths_B - counts_B
-    num_tiles_B = (lengths_B - 1) // QUERY_TILE - first_B // QUERY_TILE + 1
-    document_S = torch.arange(len(counts_B)).repeat_interleave(num_tiles_B)
-    nth_S = torch.arange(len(document_S)) - _starts(num_tiles_B)[document_S]
-    start_S = (first_B[document_S] // QUERY_TILE + nth_S) * QUERY_TILE
-    order_S = start_S.argsort(stable=True)
-    document_S = document_S[order_S]
-    first_S, length_S = first_B[document_S, None], lengths_B[document_S, None]
-    position_SQ = start_S[order_S, None] + torch.arange(QUERY_TILE)
-    query_SQ = position_SQ - first_S + _starts(counts_B)[document_S, None]
-    is_query_SQ = (position_SQ >= first_S) & (position_SQ < length_S)
-    return document_S, length_S, position_SQ, query_SQ.where(is_query_SQ, padding)
+    document_S, start_S = plan.document_and_start_SS
+    length_S1 = plan.lengths_B[document_S, None]
+    first_S1 = length_S1 - plan.counts_B[document_S, None]
+    position_SQ = start_S[:, None] + torch.arange(QUERY_TILE)
+    query_SQ = position_SQ - first_S1 + _starts(plan.counts_B)[document_S, None]
+    is_query_SQ = (position_SQ >= first_S1) & (position_SQ < length_S1)
+    return document_S, length_S1, position_SQ, query_SQ.where(is_query_SQ, plan.num_queries)
 
 
 def _starts(counts_B: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -49,6 +50,12 @@ def resolve_device(config: RunConfig) -> torch.device:
     if name == "cuda" and config.num_ranks > torch.cuda.device_count():
         why = f"each rank has a GPU of its own, and there are {torch.cuda.device_count()}."
         raise ConfigError([Problem("cluster.processes", why, "Lower it.")])
+    if name == "cuda" and config.model.numerics == "invariant" and find_spec("triton") is None:
+        why = (
+            "on a GPU invariant arithmetic is done by Triton kernels, and Triton is not installed."
+        )
+        way = "Install triton, or set model.numerics=fast or trainer.device=cpu."
+        raise ConfigError([Problem("model.numerics", why, way)])
     return torch.device(name, 0) if name == "cuda" else torch.device("cpu")
 
 

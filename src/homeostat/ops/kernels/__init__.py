@@ -2,7 +2,8 @@
 
 Invariant: a kernel computes what the plain torch code beside its caller computes, in fp32 inside
 and rounded once; the plain code is the reference, and what runs on a CPU. Forward kernels work row
-by row: a row's bits do not depend on the others.
+by row: a row's bits do not depend on the others. Where that is a sum over threads, the number of
+rows is nothing that Triton may compile for: one kernel serves them all.
 
 Kernels run on CUDA tensors, and on CPU tensors where TRITON_INTERPRET is set before Triton is first
 imported. Triton takes its time to import, so that a kernel's module is imported where it is used.
@@ -77,6 +78,13 @@ def _chosen(choice: _Choice) -> Iterator[None]:
         yield
     finally:
         _SWITCH.now = before
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Contiguous, from a multiple of 16 bytes on: Triton compiles a kernel for what it can assume
+    of an address, and what is to have the same bits must come from one compiled kernel."""
+    x = x.contiguous()
+    return x.clone() if not x.is_meta and x.data_ptr() % 16 else x
 
 
 def block_of(size: int) -> int:

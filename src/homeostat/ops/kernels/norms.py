@@ -104,7 +104,7 @@ def _tile(size: int) -> tuple[int, int]:
     return max(1, _TILE // block), block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _forward(
     x_ptr, y_ptr, weight_ptr, total_ptr, normed_ptr, rstd_ptr,
     num_rows, size, eps,

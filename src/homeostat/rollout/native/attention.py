@@ -148,7 +148,7 @@ class InvariantAttention:
         self.plan = TilePlan.of(
             torch.from_numpy(counts_B),
             torch.from_numpy(lengths_B),
-            torch.from_numpy(blocks_BK[:, at_T] * stride + offsets_T),
+            to_device(blocks_BK[:, at_T] * stride + offsets_T, cache.device),
             num_kv_heads=cache.num_heads,
             head_stride=cache.block_tokens,
         )

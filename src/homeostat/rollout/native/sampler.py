@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from homeostat.models.decoder import Decoder
-from homeostat.ops.linear import linear
+from homeostat.ops.linear import tiled_product
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.native.memory import to_device
 from homeostat.rollout.native.sequence import Sequence
@@ -71,10 +72,12 @@ def draw(
 def _scaled_logits(model: Decoder, hidden_BD: Tensor, temperature_B: np.ndarray) -> Tensor:
     """fp32 [B, V], summed in fp32 as the trainer's are."""
     weight_VD = model.output_weight()
-    if hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
+    if model.numerics == "invariant":
+        z_BV = tiled_product(hidden_BD, weight_VD, out_dtype=torch.float32)
+    elif hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
         z_BV = torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
     else:
-        z_BV = linear(hidden_BD.float(), weight_VD.float(), numerics=model.numerics)
+        z_BV = functional.linear(hidden_BD.float(), weight_VD.float())
     if (temperature_B != 1.0).any():
         z_BV *= to_device((1.0 / temperature_B).astype(np.float32), z_BV.device)[:, None]
     return z_BV

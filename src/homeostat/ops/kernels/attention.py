@@ -1,0 +1,102 @@
+"""Causal attention in fixed tiles: the kernel of ops/tiled_attention.py, which is its reference.
+
+A program takes one query tile and one key head: `QUERIES` neighbouring positions of a document,
+each with the query heads that share the key head, over the keys from 0 in tiles of `KEYS`. Shapes
+are constant, and a query stands in the same row of its tile, however many there are: its bits are
+the same alone and among others. What a query cannot see adds exactly 0 to it.
+
+Suffixes: `_N` queries, `_S` query tiles, `_R` rows of the key store, `_T` places in the list of
+rows, `_H` heads, `_d` head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from homeostat.ops.kernels import aligned, block_of, launches
+
+# tl.dot wants at least so many rows and columns.
+_MIN_ROWS = 16
+
+
+def attend(
+    q_NHd: Tensor,
+    k_Rd: Tensor,
+    v_Rd: Tensor,
+    *,
+    tiles_5S: Tensor,
+    row_T: Tensor,
+    num_kv_heads: int,
+    head_stride: int,
+    queries: int,
+    keys: int,
+    scale: float,
+) -> Tensor:
+    """[N, H, d]. Not differentiable. `tiles_5S`: TilePlan.tiles_5S of ops/tiled_attention.py."""
+    num_heads, head_dim = q_NHd.shape[1:]
+    out_NHd = q_NHd.new_empty(q_NHd.shape)
+    group, dim = num_heads // num_kv_heads, max(_MIN_ROWS, block_of(head_dim))
+    rows = max(_MIN_ROWS, queries * block_of(group))
+    is_single = q_NHd.dtype == torch.float32
+    if launches(out_NHd):
+        num_tiles = tiles_5S.shape[1]
+        _attend[(num_tiles, num_kv_heads)](
+            aligned(q_NHd), aligned(k_Rd), aligned(v_Rd), row_T, tiles_5S, out_NHd,
+            num_tiles, head_stride, scale,
+            NUM_HEADS=num_heads, GROUP=group, MEMBERS=block_of(group), QUERIES=queries, ROWS=rows,
+            KEYS=keys, WIDTH=head_dim, DIM=dim, PRECISION="ieee" if is_single else "tf32",
+            num_warps=8 if rows > 64 else 4,
+            # Two tiles of wide fp32 heads at a time are more than the shared memory holds.
+            num_stages=1 if is_single and dim > 64 else 2,
+        )  # fmt: skip
+    return out_NHd
+
+
+@triton.jit(do_not_specialize=["num_tiles", "head_stride"])
+def _attend(
+    q_ptr, keys_ptr, values_ptr, row_ptr, tiles_ptr, out_ptr, num_tiles, head_stride, scale,
+    NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr, QUERIES: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    # Those with the most keys come last in the plan, and begin first.
+    tile, head = num_tiles - 1 - tl.program_id(0), tl.program_id(1)
+    start = tl.load(tiles_ptr + tile).to(tl.int32)
+    first_query = tl.load(tiles_ptr + num_tiles + tile).to(tl.int32)
+    length = tl.load(tiles_ptr + 2 * num_tiles + tile).to(tl.int32)
+    nth_of_start = tl.load(tiles_ptr + 3 * num_tiles + tile)
+    document_ptr = row_ptr + tl.load(tiles_ptr + 4 * num_tiles + tile)
+
+    row, at_d = tl.arange(0, ROWS), tl.arange(0, DIM)
+    nth, member = row // MEMBERS, row % MEMBERS
+    position = start + nth
+    is_query = (nth < QUERIES) & (position >= first_query) & (position < length)
+    inside = (is_query & (member < GROUP))[:, None] & (at_d < WIDTH)[None, :]
+    at_q = ((nth_of_start + nth) * NUM_HEADS + head * GROUP + member)[:, None] * WIDTH
+    q = tl.load(q_ptr + at_q + at_d[None, :], mask=inside, other=0.0)
+
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    summed = tl.zeros((ROWS, DIM), tl.float32)
+    for first_key in range(0, tl.minimum(start + QUERIES, length), KEYS):
+        key = first_key + tl.arange(0, KEYS)
+        is_key = key < length
+        slot = tl.load(document_ptr + key, mask=is_key, other=0) + head * head_stride
+        at_k = slot[:, None] * WIDTH + at_d[None, :]
+        is_there = is_key[:, None] & (at_d < WIDTH)[None, :]
+        k = tl.load(keys_ptr + at_k, mask=is_there, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+        top = tl.maximum(highest, tl.max(scores, 1))
+        weights = tl.exp(scores - top[:, None])
+        shrink = tl.exp(highest - top)
+        total = total * shrink + tl.sum(weights, 1)
+        values = tl.load(values_ptr + at_k, mask=is_there, other=0.0)
+        found = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        summed = summed * shrink[:, None] + found
+        highest = top
+    out = (summed / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at_q + at_d[None, :], out, mask=inside)
