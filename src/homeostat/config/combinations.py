@@ -36,7 +36,7 @@ def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Proble
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
     """`device` is 'cpu' or 'cuda': what trainer.device came out as."""
-    problems = list(_on_cpu(config)) if device == "cpu" else []
+    problems = list(_on_cpu(config) if device == "cpu" else _on_gpu(config))
     return problems + list(find_transport_conflicts(config, device=device))
 
 
