@@ -246,7 +246,7 @@ def engine(made: Decoder, how: str, *, max_concurrency: int = 6) -> NativeEngine
 
 
 Group = tuple[int, float, int]
-GROUPS: tuple[Group, ...] = ((3, 1.0, 13), (20, 0.0, 3), (58, 0.7, 9))
+GROUPS: tuple[Group, ...] = ((3, 1.0, 11), (20, 0.0, 3), (58, 0.7, 4))
 
 
 def requests(*groups: Group, samples: int = 2, stops: tuple[int, ...] = (5, 12)) -> list[Request]:
@@ -275,12 +275,10 @@ def same(found: list[Completion], wanted: list[Completion]) -> None:
         np.testing.assert_allclose(one.engine_logp_T, other.engine_logp_T, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "beside"), [("qwen3", True), ("qwen2", False)])
-def test_bursts_sample_what_the_plain_engine_samples(kind: str, beside: bool) -> None:
+def test_bursts_sample_what_the_plain_engine_samples() -> None:
     """Wide at first; the last ones go through the narrow maps."""
-    made = model(kind)
-    if beside:
-        lay_side_by_side(made)
+    made = model("qwen3")
+    lay_side_by_side(made)
     wanted = generate(engine(made, "plain"), requests(*GROUPS), timeout_s=100)
     assert {StopReason.STOP, StopReason.LENGTH} == {found.stop_reason for found in wanted}
     fused = engine(made, "fused")
@@ -294,11 +292,13 @@ def test_what_is_interrupted_goes_on_to_the_same_tokens() -> None:
     long = requests((3, 1.0, 22), samples=1, stops=())
     wanted = generate(engine(made, "plain"), long, timeout_s=100)
     fused = engine(made, "fused")
+    assert fused.bursts is not None
+    # The wide maps are fewer programs to interpret.
+    fused.bursts.steps.forward.can_be_narrow = False
     for request in long:
         fused.submit(request)
     for _ in range(3):
         assert not fused.poll(timeout_s=0.0)
-    assert fused.bursts is not None
     assert fused.bursts.is_flying
     fused.begin_update(Quiesce.RETRACT)
     assert not fused.bursts.is_flying
@@ -319,6 +319,8 @@ def test_a_cache_that_grows_and_runs_full() -> None:
     two = requests((58, 0.7, 7))
     wanted = generate(engine(made, "plain"), two, timeout_s=100)
     fused = engine(made, "fused", max_concurrency=2)
+    assert fused.bursts is not None
+    fused.bursts.steps.forward.can_be_narrow = False
     fused.room.max_tokens = 80
     fused.room.config = NativeEngineConfig(max_concurrency=1)
     same(generate(fused, two, timeout_s=300), wanted)
