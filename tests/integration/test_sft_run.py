@@ -267,6 +267,16 @@ def test_not_finite_is_skipped_traced_to_rows_and_module(tmp_path: Path) -> None
     assert not math.isfinite(metrics[-1]["train/loss"])
 
 
+def test_single_rows_at_fault_are_borne_ten_times_as_long(tmp_path: Path) -> None:
+    model = {"path": str(poisoned_model(tmp_path)), "init": "pretrained"}
+    sizes = {"max_steps": 12, "batch_rows": 40, "threads": 1, "max_nonfinite_steps": 1}
+    config = tiny.config(tmp_path, model=model, trainer=sizes)
+    with pytest.raises(TrainingHaltedError, match="10 steps in a row were skipped"):
+        runs.train(config)
+    steps = [event["step"] for event in runs.events(config, "step_skipped")]
+    assert steps == list(range(1, 11))
+
+
 def test_halting_on_not_finite_leaves_the_reason(tmp_path: Path) -> None:
     model = {"path": str(poisoned_model(tmp_path)), "init": "pretrained"}
     config = tiny.config(

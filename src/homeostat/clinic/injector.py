@@ -60,6 +60,8 @@ class Injector(Hooks):
     vital_share: ClassVar[float] = 0.7
     # The fault itself goes on and its finding with it; cured is a run that lives with it.
     stays: ClassVar[bool] = False
+    # The remedy is at work in the ill run, too: the vital metric gets better from its beginning.
+    learns: ClassVar[bool] = False
     # The run is meant to die, or to be ended by its deadline.
     is_fatal: ClassVar[bool] = False
     # Times that `train` is called on the run directory.

@@ -155,10 +155,17 @@ def judge_cure(
 
 def _vital(healed: Ended, ill: Ended, fault: type[Injector], dose: Dose) -> str:
     """Why the vital metric did not come back: to what it was before the onset or, for a run that
-    was ill from the start, away from where the ill run ended."""
+    was ill from the start, away from where the ill run ended; where a fault `learns`, from its own
+    beginning."""
     values = _series(healed.job.run_dir, fault.vital)
     if len(values) < 2 * NUM_VITAL:
         return f"{fault.vital} has {len(values)} records"
+    if fault.learns:
+        # What was skipped has no loss.
+        sound = [value for value in values.values() if math.isfinite(value)]
+        first, now = _mean(sound[:NUM_VITAL]), _mean(sound[-NUM_VITAL:])
+        good = now < fault.vital_share * first if fault.vital_is_loss() else now > first
+        return "" if good else f"{fault.vital} is {now:.3g}, began at {first:.3g}"
     now = _mean(list(values.values())[-NUM_VITAL:])
     before = [value for step, value in values.items() if step < dose.onset][-NUM_VITAL:]
     if before:

@@ -198,7 +198,11 @@ class TrainerConfig(Settings):
         help="A loss or gradient that is not finite is never applied. Then: skip the step or halt.",
     )
     max_nonfinite_steps: int = key(
-        3, ge=1, resume="free", help="Skipped steps in a row after which the run halts."
+        3,
+        ge=1,
+        resume="free",
+        help="Skipped steps in a row after which the run halts. Ten times as many where single "
+        "rows are at fault while the others are sound.",
     )
     on_oom: Literal["halve", "halt"] = key(
         "halve",

@@ -19,6 +19,9 @@ from homeostat.train.run_state import RunState
 from homeostat.train.trainer import Origin, Trainer
 from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
 
+# Skipped steps in a row count that many times less where single rows are at fault.
+PATIENCE_WITH_ROWS = 10
+
 
 class GuardedStep:
     """Runs StepPlans on a trainer, and notes in the run's state what it had to do."""
@@ -81,7 +84,7 @@ class GuardedStep:
             rows=[row.row_id for row in bad],
             rows_file=place,
         )
-        why = self._why_halt(origin)
+        why = self._why_halt(origin, is_isolated=0 < len(bad) < len(rows))
         if why is not None:
             raise NonFiniteHaltError(
                 f"step {plan.step}: loss {report.loss}, gradient norm {report.grad_norm}. It first "
@@ -89,14 +92,15 @@ class GuardedStep:
                 f"{self.run_dir.path}: {place}. {why}"
             )
 
-    def _why_halt(self, origin: Origin) -> str | None:
-        """Why the run cannot go on, and what to do; None when it can."""
+    def _why_halt(self, origin: Origin, *, is_isolated: bool) -> str | None:
+        """Why the run cannot go on, and what to do; None when it can. Where some rows are at fault
+        (`is_isolated`), weights and other rows are sound: it may go on for longer."""
         if origin.direction == STORED_WEIGHTS:
             return (
                 "Halted at once because no other rows can mend that: check the files of "
                 "model.path, or go back to an earlier checkpoint with checkpoint.load_step."
             )
-        limit = self.config.max_nonfinite_steps
+        limit = self.config.max_nonfinite_steps * (PATIENCE_WITH_ROWS if is_isolated else 1)
         halting = self.config.on_nonfinite == "halt"
         if not halting and self.state.skipped_in_a_row < limit:
             return None

@@ -44,7 +44,8 @@ class InfiniteRow(Injector):
     name, family = "infinite_row", Family.NUMERICS
     expects = ("nonfinite-isolated", "bad-batch", "steps-skipped", "nan-loss")
     body, onset, strength = SORT_SFT, FROM_START, (10.0, 25.0)
-    cure, vital, stays = Cure.SAFE, "train/loss", True
+    # The trainer skips such steps whatever health.heal is.
+    cure, vital, stays, learns = Cure.SAFE, "train/loss", True, True
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         file = folder / "train.jsonl"
