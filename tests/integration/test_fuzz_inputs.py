@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-NUM_CASES = 80
+NUM_CASES = 40
 SEED = 20
 
 

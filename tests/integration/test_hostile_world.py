@@ -67,6 +67,7 @@ def run_child(tmp_path: Path, prelude: str, **sections: object) -> tuple[int, st
     return process.returncode, output, tiny.build_config(raw, [], file=None)
 
 
+@pytest.mark.slow
 def test_a_run_begun_anew_has_one_record_of_its_start(tmp_path: Path) -> None:
     kill = before("homeostat.run.saving", "Saver.save", sends("SIGKILL"))
     code, _, config = run_child(tmp_path, kill, **EVALUATED)
@@ -76,6 +77,7 @@ def test_a_run_begun_anew_has_one_record_of_its_start(tmp_path: Path) -> None:
     assert [r["step"] for r in read_metrics(config.run_dir / "metrics.jsonl")] == list(range(7))
 
 
+@pytest.mark.slow
 def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path) -> None:
     prelude = before("homeostat.train.build", "load_model", sends("SIGTERM"))
     code, output, config = run_child(tmp_path, prelude)
@@ -94,6 +96,7 @@ def test_a_signal_during_a_save_ends_with_that_save(tmp_path: Path) -> None:
     assert store_of(config).steps() == [2]
 
 
+@pytest.mark.slow
 def test_a_second_signal_during_a_save_ends_at_once_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
@@ -142,8 +145,14 @@ def test_a_disk_that_fills_up_costs_nothing_saved(tmp_path: Path) -> None:
     ("place", "name", "told"),
     [
         ("homeostat.run.session", "RunDir", "cannot use the run directory"),
-        ("homeostat.run.session", "find_resume_point", "cannot be written"),
-        ("homeostat.run.setup", "prepare_rows", "tokenised rows cannot be written"),
+        pytest.param(
+            *("homeostat.run.session", "find_resume_point", "cannot be written"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("homeostat.run.setup", "prepare_rows", "tokenised rows cannot be written"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_full_disk_at_the_start_is_told(tmp_path: Path, place: str, name: str, told: str) -> None:
@@ -153,7 +162,7 @@ def test_a_full_disk_at_the_start_is_told(tmp_path: Path, place: str, name: str,
     assert runs.train(config).step == 6
 
 
-@pytest.mark.parametrize("where", ["pipe", "/dev/full"])
+@pytest.mark.parametrize("where", ["pipe", pytest.param("/dev/full", marks=pytest.mark.slow)])
 def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path, where: str) -> None:
     action = "r, w = os.pipe(); os.close(r); os.dup2(w, 1)"
     if where != "pipe":
@@ -276,6 +285,7 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best() -> None:
     assert state.evals_without_better == 0
 
 
+@pytest.mark.slow
 def test_best_is_set_right_when_a_run_goes_on(tmp_path: Path) -> None:
     sections = {**EVALUATED, "checkpoint": {"keep_last": 9}}
     config = tiny.config(tmp_path, "trainer.max_steps=4", **sections)

@@ -107,7 +107,15 @@ setattr(Part, name, dying)
 """
 
 
-@pytest.mark.parametrize("moment", CRASHES)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "between updates",
+        "while sampling",
+        pytest.param("while scoring", marks=pytest.mark.slow),
+        pytest.param("while the journal is written", marks=pytest.mark.slow),
+    ],
+)
 def test_a_crash_costs_nothing_and_changes_nothing(tmp_path: Path, moment: str) -> None:
     raw = tiny_rl.recipe(tmp_path)
     whole = tiny_rl.config(tmp_path, "name=whole")
@@ -139,6 +147,7 @@ def test_sigterm_finishes_the_step_and_the_run_goes_on(tmp_path: Path) -> None:
     assert runs.final_tensors(config) == runs.final_tensors(whole)
 
 
+@pytest.mark.slow
 def test_rollouts_of_other_settings_are_not_replayed(tmp_path: Path) -> None:
     """What was sampled after the checkpoint is of weights that no longer come to be."""
     raw = tiny_rl.recipe(tmp_path)

@@ -189,6 +189,7 @@ def test_an_engine_that_is_killed_is_started_anew_and_changes_nothing(
     assert versions(config) == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_dead_engine_ends_the_run_with_its_name_and_nothing_is_lost(
     folder: Path, shared: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def test_the_export_is_the_trained_model(tmp_path: Path) -> None:
     assert tokenizer.chat_template
 
 
-@pytest.mark.parametrize("log_interval", [1, 3])
+@pytest.mark.parametrize("log_interval", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_stop_and_resume_is_an_uninterrupted_run_to_the_bit(
     tmp_path: Path, log_interval: int
 ) -> None:
@@ -351,6 +351,7 @@ sft.evaluate = evaluate
 """
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_an_evaluation_is_retried_smaller_too(tmp_path: Path) -> None:
     raw = big_recipe(tmp_path, "starved")
     raw["data"]["validation_share"] = 0.5
@@ -368,6 +369,7 @@ def test_out_of_memory_in_an_evaluation_is_retried_smaller_too(tmp_path: Path) -
     assert found == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_one_row_that_does_not_fit_stops_with_the_ladder(tmp_path: Path) -> None:
     raw = big_recipe(tmp_path, "starved", width=768)
     process = runs.start(raw, tmp_path, prelude=STARVED.format(room=-20 * 2**20))

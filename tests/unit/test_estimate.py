@@ -95,7 +95,7 @@ def test_on_a_gpu_the_gates_activation_is_not_kept(tmp_path: Path) -> None:
     """Kernels keep gate and up alone; fp32, so that no GPU is asked what it can do."""
     write_model(tmp_path)
     config = tiny.config(tmp_path, model={"attention": "sdpa"})
-    here = resolve_runtime(config, threads=1)
+    here = resolve_runtime(config)
     batch = TrainBatch.of(rows(count=6, length=96))
     on_cpu = estimate_update(config, here, batch)
     on_gpu = estimate_update(config, replace(here, device=torch.device("cuda")), batch)

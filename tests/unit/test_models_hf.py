@@ -237,6 +237,7 @@ def _load_and_sum(folder):
     return _total(load(folder).module)
 
 
+@pytest.mark.slow
 def test_many_processes_may_read_one_folder_that_none_can_write_to(tmp_path):
     folder, module = write(tmp_path / "model", shard_bytes=10_000)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())

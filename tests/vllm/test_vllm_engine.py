@@ -72,7 +72,14 @@ def reference_logp(model: Model, tokens_T: np.ndarray) -> np.ndarray:
     return logp_TV.gather(1, torch.from_numpy(tokens_T[1:])[:, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_tied", "llama_bias", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama_tied",
+        "qwen3",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "llama_bias", "qwen2")),
+    ],
+)
 def test_weights_that_came_by_update_are_served(family: str) -> None:
     VLLM(shared_model(family))
     other = load(family, seed=7)
@@ -86,7 +93,10 @@ def test_weights_that_came_by_update_are_served(family: str) -> None:
     assert_close(scored_T, reference_logp(other, tokens_T))
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 1 << 14, 1 << 24])
+@pytest.mark.parametrize(
+    "bucket_bytes",
+    [1 << 14, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 1 << 24))],
+)
 @pytest.mark.parametrize("way", ["shared_memory", "disk"])
 def test_every_way_brings_the_same_weights(tmp_path: Path, way: str, bucket_bytes: int) -> None:
     model = load("qwen3")
