@@ -47,7 +47,7 @@ test-slow: setup
 
 # Runs and checks over several trainer ranks: each start is some processes that import torch.
 test-ranks: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks --numprocesses 2 --dist loadfile tests/parity/test_fsdp.py tests/integration/test_fsdp_run.py tests/integration/test_every_key.py tests/contract/test_trainer_contract.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'ranks and not slow' --numprocesses 2 --dist loadfile tests/parity/test_fsdp.py tests/integration/test_fsdp_run.py tests/integration/test_every_key.py tests/contract/test_trainer_contract.py
 
 # vLLM pins what it needs, so its tests have an environment of their own, with its CPU build. The
 # torchvision and its kin that it asks for do not fit the CPU build of torch, and nothing here uses

@@ -101,8 +101,14 @@ def on_bench(kind: str, folder: Path, *overrides: str, **sections: dict) -> Iter
 
 
 def kinds(*names: str) -> list[Any]:
-    """Those over ranks start processes, and are tested with the others that do."""
-    return [pytest.param(n, marks=[pytest.mark.ranks] if "ranks" in n else []) for n in names]
+    """Those over ranks start processes, and are tested with the others that do; two ranks stand
+    for one and for four."""
+    marks = {
+        "1 ranks": [pytest.mark.ranks, pytest.mark.slow],
+        "2 ranks": [pytest.mark.ranks],
+        "4 ranks": [pytest.mark.ranks, pytest.mark.slow],
+    }
+    return [pytest.param(name, marks=marks.get(name, [])) for name in names]
 
 
 @pytest.fixture(scope="module", params=kinds(*TRAINERS))

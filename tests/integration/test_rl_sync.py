@@ -103,6 +103,7 @@ def test_it_learns_as_with_the_shared_engine(
     assert not list(config.run_dir.glob("collective-*"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_weights_that_the_engine_had(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

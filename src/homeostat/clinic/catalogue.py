@@ -36,5 +36,5 @@ HEALTHY: dict[str, Body] = {
     ),
 }
 
-# A few of each, for a look within a minute.
-SHORT = ("sft_pairs", "frozen_layers", "reward_raises")
+# One of each, for a look within a minute.
+SHORT = ("sft_pairs", "frozen_layers")
