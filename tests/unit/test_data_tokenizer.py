@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from homeostat.config.model import ModelConfig
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.data.tokenizer_class import tokenizer_class
 from homeostat.errors import ModelError
 
 ASSETS = Path(__file__).parents[2] / "recipes" / "assets"
@@ -54,6 +55,21 @@ def test_the_asset_is_what_its_script_writes(tmp_path):
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=60)
     for file in TINY.iterdir():
         assert (tmp_path / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_the_plain_class_is_what_transformers_would_choose(folder):
+    from transformers import AutoTokenizer
+
+    chosen = tokenizer_class(folder, is_gguf=False)
+    assert chosen is not AutoTokenizer
+    plain, auto = (kind.from_pretrained(str(folder)) for kind in (chosen, AutoTokenizer))
+    assert type(plain) is type(auto)
+    assert plain("turn around abc").input_ids == auto("turn around abc").input_ids
+    assert plain.special_tokens_map == auto.special_tokens_map
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen2"}))
+    assert tokenizer_class(folder, is_gguf=False) is AutoTokenizer
+    assert tokenizer_class(folder / "none", is_gguf=False) is AutoTokenizer
 
 
 def test_the_asset_loads_in_transformers(tokenizer):
@@ -160,6 +176,6 @@ def test_a_stop_that_is_no_token_number_is_named_by_its_file(folder, value):
 
 
 def test_a_config_that_transformers_refuses_is_a_message(folder):
-    change(folder / "config.json", hidden_size="wide")
+    change(folder / "config.json", hidden_size="wide", model_type="qwen2")
     with pytest.raises(ModelError, match=r"model\.path.*hidden_size"):
         load_tokenizer(ModelConfig(path=str(folder)))

@@ -28,7 +28,9 @@ Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Runs at one time. Default: one per core.", show_default=False),
 ]
-Short = Annotated[bool, typer.Option("--short", help="One fault and one healthy run, without remedies.")]
+Short = Annotated[
+    bool, typer.Option("--short", help="One fault and one healthy run, without remedies.")
+]
 Out = Annotated[
     Path,
     typer.Option(metavar="FOLDER", help="Where the runs, their base policies and report.json go."),

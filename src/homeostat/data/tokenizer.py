@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from homeostat.config.model import ModelConfig
 from homeostat.data.sources import BadRowError
 from homeostat.data.templates import TEMPLATE_ERRORS, check_options, check_template, render
+from homeostat.data.tokenizer_class import tokenizer_class
 from homeostat.errors import HomeostatError, MissingDependencyError, ModelError
 from homeostat.types import IntArray
 
@@ -207,9 +208,9 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
         elif not (path / "tokenizer.json").is_file():
             _refuse_without_file(path, setting)
 
-        from transformers import AutoTokenizer
-
-        original = AutoTokenizer.from_pretrained(str(path), **options)
+        original = tokenizer_class(path, is_gguf="gguf_file" in options).from_pretrained(
+            str(path), **options
+        )
         if "gguf_file" in options:
             _take_gguf_special_tokens(original, path / options["gguf_file"])
         return original

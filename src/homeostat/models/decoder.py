@@ -47,6 +47,14 @@ class _Context:
     is_selective: bool
 
 
+class Embedding(nn.Embedding):
+    """Without data nothing is drawn: torch would import its compiler for that, for seconds."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -140,7 +148,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: DecoderConfig, *, numerics: Numerics) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             Layer(config, layer=layer, numerics=numerics) for layer in range(config.num_layers)
         )

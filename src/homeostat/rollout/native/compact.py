@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from homeostat.models.decoder import MLP, Attention, Decoder, Layer, RMSNorm, Trunk
+from homeostat.models.decoder import MLP, Attention, Decoder, Embedding, Layer, RMSNorm, Trunk
 from homeostat.ops.attention import AttentionContext
 from homeostat.ops.linear import Linear
 from homeostat.ops.norms import unit_rms
 from homeostat.ops.rope import rope_tables, rotate
 
 _PLAIN = frozenset(
-    (Decoder, Trunk, Layer, Attention, MLP, RMSNorm, Linear, nn.Embedding, nn.ModuleList)
+    (Decoder, Trunk, Layer, Attention, MLP, RMSNorm, Linear, Embedding, nn.ModuleList)
 )
 
 

@@ -1,0 +1,44 @@
+"""Which class of transformers loads a tokenizer: what AutoTokenizer would choose.
+
+Where that is known to be the plain class AutoTokenizer is not asked: it imports all models, torch's
+compiler and more, which takes seconds of every start.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+# Families whose tokenizer's class is taken at its word.
+_TRUSTED_FAMILIES = ("llama",)
+
+
+def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:
+    if not is_gguf and _is_plain(folder):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _is_plain(folder: Path) -> bool:
+    """It names the plain class in so many words, and has no code of its own."""
+    tokenizer, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
+    return (
+        tokenizer.get("tokenizer_class") in _PLAIN_CLASSES
+        and model.get("model_type") in _TRUSTED_FAMILIES
+        and "auto_map" not in tokenizer
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Empty where it is missing or broken: transformers says what is wrong with it."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
