@@ -88,6 +88,7 @@ def test_before_the_first_step_a_signal_ends_at_once(tmp_path: Path) -> None:
     assert runs.train(config).step == 6
 
 
+@pytest.mark.slow
 def test_a_signal_during_a_save_ends_with_that_save(tmp_path: Path) -> None:
     prelude = before("homeostat.train.checkpoint", "_write_manifest", sends("SIGTERM"))
     code, output, config = run_child(tmp_path, prelude)
@@ -162,7 +163,8 @@ def test_a_full_disk_at_the_start_is_told(tmp_path: Path, place: str, name: str,
     assert runs.train(config).step == 6
 
 
-@pytest.mark.parametrize("where", ["pipe", pytest.param("/dev/full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["pipe", "/dev/full"])
 def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path, where: str) -> None:
     action = "r, w = os.pipe(); os.close(r); os.dup2(w, 1)"
     if where != "pipe":

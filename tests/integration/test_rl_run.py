@@ -111,7 +111,7 @@ setattr(Part, name, dying)
     "moment",
     [
         "between updates",
-        "while sampling",
+        pytest.param("while sampling", marks=pytest.mark.slow),
         pytest.param("while scoring", marks=pytest.mark.slow),
         pytest.param("while the journal is written", marks=pytest.mark.slow),
     ],
