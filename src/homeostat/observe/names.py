@@ -162,6 +162,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("engine/max_running", "requests", _MAX, "Most requests sampled at one time."),
     MetricInfo("engine/preemptions", "requests", _LAST, "Requests put back for lack of cache."),
     MetricInfo("engine/cache_bytes", "bytes", _LAST, "Memory of cached keys and values."),
+    MetricInfo("engine/warmup_s", "seconds", _LAST, "Time spent on CUDA graphs, in all."),
     MetricInfo("train/row_loss_max", "nats/token", _MAX, "Largest mean loss of one row."),
     MetricInfo("train/skipped_steps", "steps", _LAST, "Updates not applied so far (not finite)."),
     MetricInfo("eval/loss", "nats/token", _LAST, "Loss on the held-out rows.", own_step=True),

@@ -101,6 +101,8 @@ class EngineStats:
     preemptions: int = 0
     max_running: int = 0
     cache_bytes: int = 0
+    # Seconds spent on making steps ready: kernels compiled, graphs captured.
+    warmup_s: float = 0.0
 
 
 class Engine(Protocol):

@@ -188,6 +188,7 @@ def _resource_metrics(parts: RlParts) -> dict[str, float]:
             "engine/max_running": stats.max_running,
             "engine/preemptions": stats.preemptions,
             "engine/cache_bytes": stats.cache_bytes,
+            "engine/warmup_s": stats.warmup_s,
         }
     return metrics | parts.gpus.sample()
 

@@ -69,7 +69,8 @@ class NativeEngine:
         self.device = device
         self.decode = decode
         self.chunk_bytes = chunk_bytes
-        self.bursts = make_bursts(model, config, device=device, max_tokens=max_tokens)
+        way = decoding_way(model.config, config, numerics=model.numerics, device=device)
+        self.bursts = make_bursts(model, config, way, device=device, max_tokens=max_tokens)
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
         self.capabilities = Capabilities(
@@ -80,7 +81,6 @@ class NativeEngine:
             max_tokens=max_tokens,
         )
         self._serving = Serving(model)
-        way = decoding_way(model.config, config, numerics=model.numerics, device=device)
         self.runner = Runner(model, in_rows=self.in_rows, may_copy=way == "compact")
         self.scheduler = Scheduler(
             max_running=config.max_concurrency,
@@ -238,6 +238,7 @@ class NativeEngine:
             preemptions=self.scheduler.num_preempted,
             max_running=self.scheduler.most_running,
             cache_bytes=0 if cache is None else cache.num_bytes,
+            warmup_s=self.bursts.steps.warmup_s if self.bursts else 0.0,
         )
 
     def close(self) -> None:

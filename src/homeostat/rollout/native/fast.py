@@ -45,10 +45,14 @@ def decoding_way(
 
 
 def make_bursts(
-    model: Decoder, config: NativeEngineConfig, *, device: torch.device, max_tokens: int
+    model: Decoder,
+    config: NativeEngineConfig,
+    way: str,
+    *,
+    device: torch.device,
+    max_tokens: int,
 ) -> Bursts | None:
     """None where decoding goes one step at a time."""
-    way = decoding_way(model.config, config, numerics=model.numerics, device=device)
     if way in ("plain", "compact"):
         return None
     # Its kernels need Triton to be imported at all.
