@@ -123,8 +123,8 @@ def test_a_longer_request_joins_shorter_ones_in_flight() -> None:
     crowd = engine(made)
     for request in wanted[:-1]:
         crowd.submit(request)
-    for _ in range(6):
-        crowd.poll(timeout_s=0.0)
+    ended = crowd.poll(timeout_s=0.0)
+    assert not ended
     crowd.submit(wanted[-1])
     found = {}
     while len(found) < len(wanted):

@@ -61,8 +61,9 @@ class NativeEngineConfig(Settings):
         le=64,
         resume="warn",
         help="Processes that sample at one time on a CPU: the trainer's own, and helpers with a "
-        "copy of its weights. Default: as many as trainer.lanes, and 1 for small models, whose "
-        "steps are shorter than sending weights takes.",
+        "copy of its weights. Default: 1 where decoding is compiled, whose threads use all cores; "
+        "else as many as trainer.lanes, and 1 for small models, whose steps are shorter than "
+        "sending weights takes.",
     )
     max_concurrency: int = key(
         256, ge=1, resume="warn", help="Completions that are sampled at one time."
@@ -77,13 +78,15 @@ class NativeEngineConfig(Settings):
     prefill_tokens: int = key(
         8192, ge=1, resume="warn", help="Prompt tokens computed in one forward pass, at most."
     )
-    decode: Literal["auto", "graphs", "fused", "compact", "plain"] = key(
+    decode: Literal["auto", "graphs", "fused", "compiled", "compact", "plain"] = key(
         "auto",
         resume="warn",
         help="How tokens are decoded. graphs: several steps at a time by fused kernels in CUDA "
-        "graphs. fused: the same kernels without graphs. compact: over copies of the weights that "
-        "are laid out for it, on a CPU. plain: through the model's own forward, the reference. "
-        "auto takes graphs on a GPU and compact on a CPU where they can run, and plain elsewhere.",
+        "graphs. fused: the same kernels without graphs. compiled: several steps at a time on a "
+        "CPU, by C code that the machine's compiler builds once. compact: by torch over copies of "
+        "the weights that are laid out for it, on a CPU. plain: through the model's own forward, "
+        "the reference. auto takes graphs on a GPU, and on a CPU compiled, or compact without a "
+        "compiler; plain where none of them can run.",
     )
     stall_s: float = key(
         1800.0,

@@ -20,7 +20,6 @@ import itertools
 import logging
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from typing import Any
 
 import torch
 
+from homeostat.ops.compile_folder import compile_root, require_private
 from homeostat.run.cache_damage import Damage, find_damage
 
 log = logging.getLogger(__name__)
@@ -97,15 +97,9 @@ def kernel_digest(package: Path | None = None) -> str:
     return digest.hexdigest()
 
 
-def cache_root() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME")
-    base = Path(given) if given and os.path.isabs(given) else Path.home() / ".cache"
-    return base / "homeostat" / "compile"
-
-
 def view_caches(device: torch.device) -> CacheView:
     """The caches that a run started now would use. Changes nothing."""
-    place = cache_root() / cache_key(device)
+    place = compile_root() / cache_key(device)
     slot = next(folder for folder in _slots(place) if not _is_held(folder))
     users = _users_own()
     folders = {name: users.get(name, slot / name) for name in VARIABLES}
@@ -122,7 +116,7 @@ def own_compile_cache(device: torch.device, *, emit: Emit) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with caches_in(cache_root() / cache_key(device), emit=emit):
+    with caches_in(compile_root() / cache_key(device), emit=emit):
         yield
 
 
@@ -201,7 +195,7 @@ def _held_slot(place: Path) -> Iterator[Path]:
 
 def _take_slot(place: Path) -> tuple[Path, int] | None:
     try:
-        _require_private(place)
+        require_private(place)
         _drop_unused(besides=place)
         for slot in _slots(place):
             slot.mkdir(mode=0o700, exist_ok=True)
@@ -217,19 +211,6 @@ def _take_slot(place: Path) -> tuple[Path, int] | None:
             error.strerror or error,
         )
     return None
-
-
-def _require_private(place: Path) -> None:
-    """Nobody else may write where we load code from."""
-    compiled, ours = place.parent, place.parent.parent
-    ours.parent.mkdir(parents=True, exist_ok=True)
-    for folder in (ours, compiled, place):
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.stat()
-        if status.st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to another user (id {status.st_uid})")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(f"{folder} can be written by others")
 
 
 def _drop_unused(*, besides: Path) -> None:

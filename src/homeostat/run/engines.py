@@ -43,7 +43,10 @@ def open_engine(
     if config.engine.shares_weights:
         own = _shared(config, trainer, tokenizer, version=version)
         count = sampling_processes(
-            config, lanes=trainer.runtime.lanes, num_params=trainer.sheet.num_params
+            config,
+            lanes=trainer.runtime.lanes,
+            num_params=trainer.sheet.num_params,
+            has_threads=own.bursts is not None,
         )
         kwargs = _native_kwargs(config, trainer)
         helpers = [
@@ -59,11 +62,13 @@ def open_engine(
     return _remote(config, trainer, session, factory=factory, kwargs=kwargs, name="engine")
 
 
-def sampling_processes(config: RunConfig, *, lanes: int, num_params: int) -> int:
-    """Those that sample at one time beside a trainer of so many lanes: see engine.processes."""
+def sampling_processes(config: RunConfig, *, lanes: int, num_params: int, has_threads: bool) -> int:
+    """Those that sample at one time beside a trainer of so many lanes: see engine.processes.
+    `has_threads`: one process can use all cores."""
     if not isinstance(config.engine, NativeEngineConfig) or not config.engine.shares_weights:
         return 1
-    return config.engine.processes or (lanes if num_params >= MIN_PARAMS_TO_SPLIT else 1)
+    pays = not has_threads and num_params >= MIN_PARAMS_TO_SPLIT
+    return config.engine.processes or (lanes if pays else 1)
 
 
 def _remote(
@@ -112,6 +117,7 @@ def _shared(
         decode=tokenizer.decode,
         chunk_bytes=config.trainer.logits_bytes(trainer.runtime.device.type),
         policy_version=version,
+        threads=trainer.runtime.lanes * trainer.runtime.threads,
     )
 
 

@@ -19,7 +19,7 @@ from homeostat.errors import ConfigError, DataError, ModelError, Problem
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.rewards.trial import try_rewards
-from homeostat.rollout.native.fast import decoding_way
+from homeostat.rollout.native.fast import decoding_way, obstacle
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.vllm.options import check_options, require_installed
 from homeostat.run.check_item import Item
@@ -111,7 +111,8 @@ def reward_items(config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer
 
 _WAYS = {
     "plain": "the model's own forward",
-    "compact": "a compact copy of the weights",
+    "compact": "torch over a compact copy of the weights",
+    "compiled": "compiled code over a copy of the weights",
     "fused": "fused kernels",
     "graphs": "fused kernels in CUDA graphs",
 }
@@ -129,16 +130,20 @@ def engine_items(
         require_installed()
         check_options(engine.options)
     else:
-        processes = sampling_processes(config, lanes=lanes, num_params=preview.num_params)
+        assert preview.decoder is not None, "combinations asks for the native decoder"
+        place = {"numerics": config.model.numerics, "device": device}
+        way = decoding_way(preview.decoder, engine, **place)
+        processes = sampling_processes(
+            config, lanes=lanes, num_params=preview.num_params, has_threads=way == "compiled"
+        )
         facts["processes"] = processes
         text += f", in {processes} processes" if processes > 1 else ""
         most = _cache_bytes(config, preview, prompts, running=running)
-        assert preview.decoder is not None, "combinations asks for the native decoder"
-        numerics = config.model.numerics
-        way = decoding_way(preview.decoder, engine, numerics=numerics, device=device)
         text += (
             f", at most {fmt.byte_size(most)} of cached keys and values, decoded by {_WAYS[way]}"
         )
+        if way == "compact" and engine.decode == "auto":
+            text += f" (not by compiled code: {obstacle('compiled', preview.decoder, **place)})"
         facts |= {"cache_bytes_at_most": most, "decode": way}
     yield Item("engine", "ok", text, facts)
     yield _way_of_weights(config)

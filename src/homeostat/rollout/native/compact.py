@@ -33,16 +33,23 @@ _PLAIN = frozenset(
 )
 
 
+def can_be_copied(model: Decoder) -> bool:
+    """Whether copies of its weights can stand for the model: fp32 on a CPU, and nothing else."""
+    weight = model.output_weight()
+    return (
+        model.numerics == "fast"
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and all(
+            type(module) in _PLAIN and not (module._forward_hooks or module._forward_pre_hooks)
+            for module in model.modules()
+        )
+    )
+
+
 def compact_of(model: Decoder) -> CompactDecoder | None:
     """None where copies would not compute what the model does."""
-    weight = model.output_weight()
-    if model.numerics != "fast" or weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return None
-    for module in model.modules():
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        if type(module) not in _PLAIN or hooked:
-            return None
-    return CompactDecoder(model)
+    return CompactDecoder(model) if can_be_copied(model) else None
 
 
 @dataclass(frozen=True, slots=True)

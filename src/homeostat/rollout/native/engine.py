@@ -39,7 +39,7 @@ from homeostat.rollout.native.serving import Serving
 from homeostat.types import Completion, FloatArray, StopReason, TokenRow
 
 if TYPE_CHECKING:
-    from homeostat.rollout.native.cuda.bursts import Bursts
+    from homeostat.rollout.native.bursts import Bursts
     from homeostat.sync.parcel import Parcel, Transport
 
 
@@ -48,8 +48,8 @@ class NativeEngine:
 
     `max_tokens` is the most that a request may have in all; `decode` turns tokens into the text
     that stop strings are looked for in. `in_rows` is how the cache is laid out (cache.py): one row
-    per sequence on the CPU, small blocks elsewhere, where it is not said. With `bursts` the device
-    decodes several steps at a time on its own (cuda/bursts.py).
+    per sequence on the CPU, small blocks elsewhere, where it is not said. With `bursts` several
+    steps are decoded at a time (bursts.py), on a CPU by so many `threads`, or as torch has.
     """
 
     def __init__(
@@ -63,14 +63,22 @@ class NativeEngine:
         chunk_bytes: int,
         policy_version: int = 0,
         in_rows: bool | None = None,
+        threads: int | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.device = device
         self.decode = decode
         self.chunk_bytes = chunk_bytes
-        way = decoding_way(model.config, config, numerics=model.numerics, device=device)
-        self.bursts = make_bursts(model, config, way, device=device, max_tokens=max_tokens)
+        self.way = way = decoding_way(model.config, config, numerics=model.numerics, device=device)
+        self.bursts = make_bursts(
+            model,
+            config,
+            way,
+            device=device,
+            max_tokens=max_tokens,
+            threads=threads or torch.get_num_threads(),
+        )
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
         self.capabilities = Capabilities(
@@ -81,7 +89,7 @@ class NativeEngine:
             max_tokens=max_tokens,
         )
         self._serving = Serving(model)
-        self.runner = Runner(model, in_rows=self.in_rows, may_copy=way == "compact")
+        self.runner = Runner(model, in_rows=self.in_rows, may_copy=way in ("compact", "compiled"))
         self.scheduler = Scheduler(
             max_running=config.max_concurrency,
             prefill_tokens=config.prefill_tokens,
@@ -93,7 +101,7 @@ class NativeEngine:
             device=device,
             max_tokens=max_tokens,
             in_rows=self.in_rows,
-            spare_blocks=0 if self.bursts is None else 1,
+            spare_blocks=0 if self.bursts is None else self.bursts.spare_blocks,
         )
         self._version = policy_version
         self._flying: dict[str, Sequence] = {}
@@ -204,7 +212,7 @@ class NativeEngine:
                 f"commit() of version {version} after {self._version}: versions never go back."
             )
         self.scheduler.forget_prompts()
-        self.runner.rest()
+        self._rest()
         self._version = version
         self._is_updating = False
         self._trouble = None
@@ -212,7 +220,7 @@ class NativeEngine:
     def sleep(self) -> None:
         self._land()
         self._free_cache()
-        self.runner.rest()
+        self._rest()
         self._longest = max((s.max_length for s in self._flying.values()), default=0)
         self._is_asleep = True
 
@@ -238,7 +246,7 @@ class NativeEngine:
             preemptions=self.scheduler.num_preempted,
             max_running=self.scheduler.most_running,
             cache_bytes=0 if cache is None else cache.num_bytes,
-            warmup_s=self.bursts.steps.warmup_s if self.bursts else 0.0,
+            warmup_s=self.bursts.warmup_s if self.bursts else 0.0,
         )
 
     def close(self) -> None:
@@ -382,6 +390,12 @@ class NativeEngine:
         self._free_cache()
         pool, self.runner.cache = self.room.make(self._longest)
         self.scheduler.refit(pool, block_tokens=self.runner.cache.block_tokens)
+
+    def _rest(self) -> None:
+        """Copies of weights are given back."""
+        self.runner.rest()
+        if self.bursts is not None:
+            self.bursts.rest()
 
     def _free_cache(self) -> None:
         """What runs is retracted, and computed again when there is a cache."""

@@ -1,8 +1,10 @@
 """Which way decoding goes: the fast one, where the device and the model allow it, or the plain one.
 
-plain    one step at a time through the decoder's own forward: the reference
-fused    several steps at a time by kernels of fewer launches (cuda/)
-graphs   the same kernels, captured as CUDA graphs
+plain      one step at a time through the decoder's own forward: the reference
+compact    the same on a CPU over copies of the weights, by fewer calls (compact.py)
+compiled   several steps at a time on a CPU by compiled code (cpu/)
+fused      several steps at a time on a GPU by kernels of fewer launches (cuda/)
+graphs     the same kernels, captured as CUDA graphs
 """
 
 from __future__ import annotations
@@ -18,21 +20,26 @@ from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig
 from homeostat.ops.linear import Numerics
+from homeostat.rollout.native.compact import can_be_copied
+from homeostat.rollout.native.cpu.bursts import CpuBursts
+from homeostat.rollout.native.cpu.library import load_library
+from homeostat.rollout.native.room import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from homeostat.rollout.native.cuda.bursts import Bursts
+    from homeostat.rollout.native.bursts import Bursts
 
 HEAD_DIMS = (32, 64, 128, 256)
+AUTO = ("graphs", "compiled", "compact")
 
 
 def decoding_way(
     shape: DecoderConfig, config: NativeEngineConfig, *, numerics: Numerics, device: torch.device
 ) -> str:
-    """plain, compact, fused or graphs. An impossible choice is refused."""
+    """plain, compact, compiled, fused or graphs. An impossible choice is refused."""
     if config.decode == "plain":
         return "plain"
-    wanted = ("graphs", "compact") if config.decode == "auto" else (config.decode,)
-    obstacles = {way: _obstacle(way, shape, device, numerics=numerics) for way in wanted}
+    wanted = AUTO if config.decode == "auto" else (config.decode,)
+    obstacles = {way: obstacle(way, shape, numerics=numerics, device=device) for way in wanted}
     able = [way for way in wanted if not obstacles[way]]
     if not able and config.decode == "auto":
         return "plain"
@@ -51,16 +58,18 @@ def make_bursts(
     *,
     device: torch.device,
     max_tokens: int,
+    threads: int,
 ) -> Bursts | None:
     """None where decoding goes one step at a time."""
     if way in ("plain", "compact"):
         return None
+    if way == "compiled":
+        return _cpu_bursts(model, config, threads=threads)
     # Its kernels need Triton to be imported at all.
-    from homeostat.rollout.native.cuda.bursts import Bursts
+    from homeostat.rollout.native.cuda.bursts import CudaBursts
     from homeostat.rollout.native.cuda.forward import DecodeForward
     from homeostat.rollout.native.cuda.state import DecodeState
     from homeostat.rollout.native.cuda.steps import Steps
-    from homeostat.rollout.native.room import BLOCK_TOKENS
 
     max_rows = config.max_concurrency
     state = DecodeState(
@@ -71,21 +80,46 @@ def make_bursts(
         device=device,
     )
     forward = DecodeForward(model, state, block_tokens=BLOCK_TOKENS)
-    return Bursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
+    return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
 
 
-def _obstacle(way: str, shape: DecoderConfig, device: torch.device, *, numerics: Numerics) -> str:
+def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> Bursts | None:
+    """None where the model is more than its weights, and nobody insists."""
+    if can_be_copied(model):
+        return CpuBursts(model, load_library(), threads=threads)
+    if config.decode == "compiled":
+        raise EngineError(
+            "engine.decode is compiled, which computes with copies of the weights in fp32: a model "
+            "with an adapter, with hooks or in another precision it cannot copy. Set "
+            "engine.decode=auto."
+        )
+    return None
+
+
+def obstacle(way: str, shape: DecoderConfig, *, numerics: Numerics, device: torch.device) -> str:
     """Why decoding cannot go this way; empty where it can."""
     if numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
     if way == "compact":
         return "" if device.type == "cpu" else f"it is for a CPU, and this is {device.type}"
+    if way == "compiled":
+        return _obstacle_to_compiled(device)
     if device.type != "cuda" and not (way == "fused" and _is_interpreted()):
         return f"it needs a CUDA device, and this is {device.type}"
     if find_spec("triton") is None:
         return "Triton is not installed"
     if shape.head_dim not in HEAD_DIMS:
         return f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
+    return ""
+
+
+def _obstacle_to_compiled(device: torch.device) -> str:
+    if device.type != "cpu":
+        return f"it is for a CPU, and this is {device.type}"
+    try:
+        load_library()
+    except EngineError as error:
+        return str(error)
     return ""
 
 

@@ -50,7 +50,7 @@ def draw(
     if any(sequence.is_cut for sequence in sequences):
         weight_BV.masked_fill_(~_kept(weight_BV, sequences), 0.0)
         kept_cdf_BV = weight_BV.cumsum(1, dtype=torch.float64)
-    tokens_B1 = _inverse_cdf(kept_cdf_BV, to_device(_noise(sequences), z_BV.device))
+    tokens_B1 = _inverse_cdf(kept_cdf_BV, to_device(noise_of(sequences), z_BV.device))
     if (temperature_B == 0).any():
         greedy_B1 = to_device(temperature_B == 0, z_BV.device)[:, None]
         tokens_B1 = torch.where(greedy_B1, z_BV.argmax(1, keepdim=True), tokens_B1)
@@ -106,9 +106,10 @@ def _trainer_logp(
     return logp_B
 
 
-def _noise(sequences: list[Sequence]) -> np.ndarray:
+def noise_of(sequences: list[Sequence], *, ahead: int = 0) -> np.ndarray:
+    """float64 [B]: of each one's next token, or of the one so many after it."""
     keys_B = np.array([sequence.noise_key for sequence in sequences], dtype=np.uint64)
-    positions_B = np.array([sequence.num_new for sequence in sequences], dtype=np.uint64)
+    positions_B = np.array([sequence.num_new + ahead for sequence in sequences], dtype=np.uint64)
     # The largest number below 1 times a total may round up to the total, which no entry is above;
     # the one before it never does.
     return np.minimum(uniforms(keys_B, positions_B), 1.0 - 2.0**-52)

@@ -11,27 +11,13 @@ its blocks is computed later, on the same stream.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
+from homeostat.rollout.native.bursts import Reserve, Taken
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cuda.state import BURST_STEPS, DecodeState, Drawing
 from homeostat.rollout.native.cuda.steps import Steps
 from homeostat.rollout.native.sequence import Sequence
-
-# Makes room for so many tokens more of each sequence, or says that there is none.
-Reserve = Callable[[list[Sequence], int], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a burst drew for each of its sequences: [B, S]."""
-
-    sequences: list[Sequence]
-    tokens_BS: np.ndarray
-    logps_BS: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +26,10 @@ class _Burst:
     drawing: Drawing
 
 
-class Bursts:
+class CudaBursts:
+    # Rows that are padding write there (state.py).
+    spare_blocks = 1
+
     def __init__(self, state: DecodeState, steps: Steps) -> None:
         self.state = state
         self.steps = steps
@@ -52,6 +41,10 @@ class Bursts:
     @property
     def is_flying(self) -> bool:
         return bool(self._flying)
+
+    @property
+    def warmup_s(self) -> float:
+        return self.steps.warmup_s
 
     def start(self, sequences: list[Sequence], cache: KVCache, reserve: Reserve) -> None:
         """The first burst of these sequences, each with one token that is not cached."""
@@ -76,6 +69,9 @@ class Bursts:
     def drop(self) -> None:
         """What is on its way is drawn again, to the same tokens, by whoever goes on."""
         self._flying.clear()
+
+    def rest(self) -> None:
+        """Nothing to give back: it reads the model's own weights, which are written in place."""
 
     @property
     def _ahead(self) -> int:

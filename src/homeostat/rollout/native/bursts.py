@@ -1,0 +1,62 @@
+"""Decoding some steps at a time, without a word of the host in between.
+
+    start(sequences) -> [take() -> what the oldest burst drew] ... until nothing is on its way
+
+Who draws is `cuda.bursts` or `cpu.bursts`; the engine sees no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.sequence import Sequence
+
+# Makes room for so many tokens more of each sequence, or says that there is none.
+Reserve = Callable[[list[Sequence], int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a burst drew for each of its sequences: [B, S]."""
+
+    sequences: list[Sequence]
+    tokens_BS: np.ndarray
+    logps_BS: np.ndarray
+
+
+class Bursts(Protocol):
+    """`num_steps`: made so far. `sequences`: of the bursts that are on their way. `spare_blocks`:
+    how many blocks of the cache, from block 0 on, must be no sequence's."""
+
+    spare_blocks: int
+    num_steps: int
+    sequences: list[Sequence]
+
+    @property
+    def is_flying(self) -> bool: ...
+
+    @property
+    def warmup_s(self) -> float:
+        """Seconds spent on making steps ready: kernels compiled, graphs captured."""
+        ...
+
+    def start(self, sequences: list[Sequence], cache: KVCache, reserve: Reserve) -> None:
+        """The first burst of these sequences, each with one token that is not cached."""
+        ...
+
+    def take(self, cache: KVCache, reserve: Reserve, *, may_go_on: bool) -> Taken:
+        """What the oldest burst drew. `may_go_on`: another may be sent after it."""
+        ...
+
+    def drop(self) -> None:
+        """What is on its way is drawn again, to the same tokens, by whoever goes on."""
+        ...
+
+    def rest(self) -> None:
+        """Weights may change from now on: copies of them are given back."""
+        ...

@@ -1,0 +1,144 @@
+"""Decoding on a CPU in bursts: the compiled step (step/) makes several without a word of Python.
+
+    start(sequences) -> the burst is made -> take() -> what it drew
+
+A burst ends with the step in which a sequence ends, so that nothing is computed in vain, and takes
+a fraction of a second at most, so that limits of time are kept.
+
+Suffixes: `_B` sequences, `_K` blocks of a sequence, `_S` steps of a burst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from ctypes import c_int64, c_void_p
+
+import numpy as np
+
+from homeostat.errors import EngineError
+from homeostat.models.decoder import Decoder
+from homeostat.rollout.native.bursts import Reserve, Taken
+from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.cpu.weights import PackedWeights
+from homeostat.rollout.native.sampler import noise_of
+from homeostat.rollout.native.sequence import Sequence
+
+# The longest burst, in steps and in seconds as far as the last ones tell.
+MAX_STEPS = 32
+MAX_SECONDS = 0.1
+
+
+_COUNTS = ("rows", "steps", "table_width", "block_tokens", "num_stops", "threads")
+
+
+class BurstStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in _COUNTS),
+        *(
+            (name, c_void_p)
+            for name in (
+                "tokens", "positions", "tables", "greedy", "stops", "stores", "scale", "noise",
+                "drawn", "logps",
+            )
+        ),
+    ]  # fmt: skip
+
+
+class CpuBursts:
+    """Computes with copies of the model's weights, by so many threads."""
+
+    spare_blocks = 0
+    warmup_s = 0.0
+
+    def __init__(self, model: Decoder, library: ctypes.CDLL, *, threads: int) -> None:
+        self.model = model
+        self.library = library
+        self.threads = threads
+        self.num_steps = 0
+        self.sequences: list[Sequence] = []
+        self._weights: PackedWeights | None = None
+        self._taken: Taken | None = None
+        self._step_s = MAX_SECONDS
+
+    @property
+    def is_flying(self) -> bool:
+        return self._taken is not None
+
+    def start(self, sequences: list[Sequence], cache: KVCache, reserve: Reserve) -> None:
+        """Makes a burst of these sequences, each with one token that is not cached."""
+        assert self._taken is None, "the last burst was not taken"
+        self.sequences = sequences
+        wanted = self._wanted()
+        # Where there is no room for more, there is room for one: the scheduler saw to it.
+        num_steps = wanted if reserve(sequences, wanted) else 1
+        started = time.perf_counter()
+        self._taken = self._made(cache, num_steps)
+        made = self._taken.tokens_BS.shape[1]
+        self._step_s = (time.perf_counter() - started) / made
+        self.num_steps += made
+
+    def take(self, cache: KVCache, reserve: Reserve, *, may_go_on: bool) -> Taken:
+        """What the burst drew. The next one begins when the host has seen to who ended."""
+        del cache, reserve, may_go_on
+        assert self._taken is not None, "no burst was made"
+        taken, self._taken = self._taken, None
+        return taken
+
+    def drop(self) -> None:
+        """What was drawn is drawn again, to the same tokens, by whoever goes on."""
+        self._taken = None
+
+    def rest(self) -> None:
+        """Copies of weights are given back; the next burst makes them anew."""
+        self._weights = None
+
+    def _wanted(self) -> int:
+        if any(sequence.request.sampling.stop_strings for sequence in self.sequences):
+            return 1
+        left = min(sequence.max_length - len(sequence.tokens) for sequence in self.sequences)
+        return max(1, min(left, MAX_STEPS, int(MAX_SECONDS / self._step_s)))
+
+    def _made(self, cache: KVCache, num_steps: int) -> Taken:
+        arrays = _arrays(self.sequences, cache, num_steps)
+        burst = BurstStruct(
+            rows=len(self.sequences),
+            steps=num_steps,
+            table_width=arrays["tables"].shape[1],
+            block_tokens=cache.block_tokens,
+            num_stops=len(arrays["stops"]),
+            threads=self.threads,
+            **{name: array.ctypes.data for name, array in arrays.items()},
+        )
+        if self._weights is None or not self._weights.is_of(self.model):
+            self._weights = PackedWeights(self.model, panel=self.library.panel_width())
+        made = self.library.run_burst(ctypes.byref(self._weights.struct), ctypes.byref(burst))
+        if made < 0:
+            raise EngineError(
+                f"out of memory while {len(self.sequences)} completions were on their way. Lower "
+                "engine.max_concurrency."
+            )
+        return Taken(self.sequences, arrays["drawn"][:made].T, arrays["logps"][:made].T)
+
+
+def _arrays(sequences: list[Sequence], cache: KVCache, num_steps: int) -> dict[str, np.ndarray]:
+    """What the burst reads and writes."""
+    num_rows = len(sequences)
+    sampling = [sequence.request.sampling for sequence in sequences]
+    temperature_B = np.array([one.temperature for one in sampling])
+    tables_BK = np.zeros((num_rows, max(len(s.blocks) for s in sequences)), dtype=np.int32)
+    for row, sequence in enumerate(sequences):
+        tables_BK[row, : len(sequence.blocks)] = sequence.blocks
+    stops = frozenset().union(*(one.stop_ids for one in sampling))
+    return {
+        "tokens": np.array([sequence.tokens[-1] for sequence in sequences], dtype=np.int32),
+        "positions": np.array([sequence.cached for sequence in sequences], dtype=np.int32),
+        "tables": tables_BK,
+        "greedy": (temperature_B == 0).astype(np.int32),
+        "stops": np.array(sorted(stops), dtype=np.int32),
+        "stores": np.array(cache.addresses(), dtype=np.int64),
+        "scale": (1.0 / np.where(temperature_B > 0, temperature_B, 1.0)).astype(np.float32),
+        "noise": np.stack([noise_of(sequences, ahead=step) for step in range(num_steps)]),
+        "drawn": np.empty((num_steps, num_rows), dtype=np.int32),
+        "logps": np.empty((num_steps, num_rows), dtype=np.float32),
+    }

@@ -1,0 +1,70 @@
+/* Threads that help with a burst, and sleep between bursts. */
+
+#ifndef HELPERS_H
+#define HELPERS_H
+
+#include <pthread.h>
+
+#include "model.h"
+
+/* What every thread does. */
+static void work(Run *run);
+
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t begun = PTHREAD_COND_INITIALIZER;
+static long num_helpers, generation;
+static atomic_long num_entered, num_left;
+static _Atomic(Run *) open_run;
+
+static void *help(void *argument) {
+  long number = (long)argument, seen = 0;
+  for (;;) {
+    pthread_mutex_lock(&mutex);
+    while (generation == seen) pthread_cond_wait(&begun, &mutex);
+    seen = generation;
+    pthread_mutex_unlock(&mutex);
+    /* Who enters is waited for; a run that was closed before is not touched. */
+    atomic_fetch_add(&num_entered, 1);
+    Run *run = atomic_load(&open_run);
+    if (run && number < run->burst->threads) work(run);
+    atomic_fetch_add(&num_left, 1);
+  }
+  return NULL;
+}
+
+/* A forked child has none of its parent's threads. */
+static void forget_helpers(void) {
+  num_helpers = 0;
+  atomic_store(&num_entered, 0);
+  atomic_store(&num_left, 0);
+  atomic_store(&open_run, NULL);
+  pthread_mutex_init(&one_at_a_time, NULL);
+  pthread_mutex_init(&mutex, NULL);
+  pthread_cond_init(&begun, NULL);
+}
+
+static void want_helpers(long wanted) {
+  static int is_watching;
+  if (!is_watching) pthread_atfork(NULL, NULL, forget_helpers), is_watching = 1;
+  while (num_helpers < wanted) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, help, (void *)(num_helpers + 1)) != 0) return;
+    pthread_detach(thread);
+    num_helpers++;
+  }
+}
+
+static void run_with_helpers(Run *run) {
+  want_helpers(run->burst->threads - 1);
+  atomic_store(&open_run, run);
+  pthread_mutex_lock(&mutex);
+  generation++;
+  pthread_cond_broadcast(&begun);
+  pthread_mutex_unlock(&mutex);
+  work(run);
+  atomic_store(&open_run, NULL);
+  wait_until(&num_left, atomic_load(&num_entered));
+}
+
+#endif

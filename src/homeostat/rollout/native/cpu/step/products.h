@@ -1,0 +1,141 @@
+/* Linear maps of some rows, with what comes before and after them.
+
+   Weights come in panels: PANEL outputs side by side for each input, so that a product reads them
+   once, in the order in which they lie in memory, whatever the number of rows. A norm's weight is
+   multiplied in beforehand; what is left of the norm is one factor per row. */
+
+#ifndef PRODUCTS_H
+#define PRODUCTS_H
+
+#include <math.h>
+
+#include "stages.h"
+
+#define PANEL (2 * LANES)
+/* Rows at a time: twice as many sums, the weights and one input fill the registers. */
+#define ROWS (LANES == 8 ? 6 : 8)
+/* How far ahead of use weights are asked for, in floats: a product of few rows waits for memory. */
+#define AHEAD 1024
+/* What a task reads of the weights, in floats, where that leaves enough tasks: long stretches are
+   read faster than short ones. */
+#define STRETCH (1 << 16)
+
+/* `count` rows of x, all of whose inputs are multiplied by one panel. */
+INLINE void multiply(int count, const float *x, int64_t stride, const float *panel, int64_t inputs,
+                     vec found[ROWS][2]) {
+  vec sums[ROWS][2];
+  for (int r = 0; r < count; r++) sums[r][0] = sums[r][1] = all(0.0f);
+  for (int64_t k = 0; k < inputs; k++) {
+    __builtin_prefetch(panel + k * PANEL + AHEAD);
+    __builtin_prefetch(panel + k * PANEL + AHEAD + LANES);
+    vec left = load(panel + k * PANEL), right = load(panel + k * PANEL + LANES);
+#pragma GCC unroll 8
+    for (int r = 0; r < count; r++) {
+      vec input = all(x[r * stride + k]);
+      sums[r][0] += input * left;
+      sums[r][1] += input * right;
+    }
+  }
+  for (int r = 0; r < count; r++) found[r][0] = sums[r][0], found[r][1] = sums[r][1];
+}
+
+/* A constant number of rows keeps all sums in registers. */
+static int multiply_rows(int64_t left, const float *x, int64_t stride, const float *panel,
+                         int64_t inputs, vec sums[ROWS][2]) {
+  if (left >= ROWS) {
+    multiply(ROWS, x, stride, panel, inputs, sums);
+    return ROWS;
+  }
+  switch (left) {
+    case 7: multiply(7, x, stride, panel, inputs, sums); return 7;
+    case 6: multiply(6, x, stride, panel, inputs, sums); return 6;
+    case 5: multiply(5, x, stride, panel, inputs, sums); return 5;
+    case 4: multiply(4, x, stride, panel, inputs, sums); return 4;
+    case 3: multiply(3, x, stride, panel, inputs, sums); return 3;
+    case 2: multiply(2, x, stride, panel, inputs, sums); return 2;
+    default: multiply(1, x, stride, panel, inputs, sums); return 1;
+  }
+}
+
+/* out = (or +=) factor * (x @ panels) + bias, for all rows. A norm's factors are made by each
+   thread for itself: they cost less than waiting for them. */
+typedef struct {
+  const float *x, *panels, *bias;
+  float *out;
+  int64_t inputs, outputs;
+  int is_normed, is_added, is_gated;
+  float eps;
+} Product;
+
+static void norm_factors(const Product *p, int64_t rows, float *factors) {
+  for (int64_t b = 0; b < rows; b++) {
+    const float *x = p->x + b * p->inputs;
+    vec squares = all(0.0f);
+    int64_t k = 0;
+    for (; k + LANES <= p->inputs; k += LANES) squares += load(x + k) * load(x + k);
+    float total = sum_of(squares);
+    for (; k < p->inputs; k++) total += x[k] * x[k];
+    factors[b] = 1.0f / sqrtf(total / p->inputs + p->eps);
+  }
+}
+
+INLINE void put(float *to, vec value, int64_t room, int is_added) {
+  if (room >= LANES) {
+    store(to, is_added ? load(to) + value : value);
+    return;
+  }
+  for (int64_t i = 0; i < room; i++) to[i] = is_added ? to[i] + value[i] : value[i];
+}
+
+static void put_row(const Product *p, int64_t panel, int64_t row, vec left, vec right) {
+  if (p->bias) {
+    left += load(p->bias + panel * PANEL);
+    right += load(p->bias + panel * PANEL + LANES);
+  }
+  if (p->is_gated) {
+    int64_t at = panel * LANES;
+    vec gated = left / (1.0f + exp_of(-left)) * right;
+    put(p->out + row * p->outputs + at, gated, p->outputs - at, 0);
+    return;
+  }
+  float *to = p->out + row * p->outputs + panel * PANEL;
+  int64_t room = p->outputs - panel * PANEL;
+  put(to, left, room, p->is_added);
+  if (room > LANES) put(to + LANES, right, room - LANES, p->is_added);
+}
+
+/* Panels that make up a task. */
+static int64_t panels_of_task(int64_t panels, int64_t inputs, int64_t threads) {
+  int64_t wanted = STRETCH / (inputs * PANEL), most = panels / (2 * threads);
+  int64_t least = wanted < most ? wanted : most;
+  return least > 1 ? least : 1;
+}
+
+static void product_of_panel(const Product *p, int64_t panel, int64_t rows, const float *factors) {
+  const float *weights = p->panels + panel * p->inputs * PANEL;
+  vec sums[ROWS][2];
+  for (int64_t b = 0; b < rows;) {
+    int n = multiply_rows(rows - b, p->x + b * p->inputs, p->inputs, weights, p->inputs, sums);
+    for (int r = 0; r < n; r++) {
+      float factor = p->is_normed ? factors[b + r] : 1.0f;
+      put_row(p, panel, b + r, sums[r][0] * factor, sums[r][1] * factor);
+    }
+    b += n;
+  }
+}
+
+static void product(const Product *p, int64_t rows, int64_t threads, Stage *stage) {
+  int64_t width = p->is_gated ? LANES : PANEL, panels = (p->outputs + width - 1) / width;
+  int64_t each = panels_of_task(panels, p->inputs, threads), count = (panels + each - 1) / each;
+  float factors[rows];
+  int has_factors = 0;
+  FOR_TASKS(task, stage, count) {
+    if (p->is_normed && !has_factors) norm_factors(p, rows, factors), has_factors = 1;
+    int64_t end = (task + 1) * each < panels ? (task + 1) * each : panels;
+    for (int64_t panel = task * each; panel < end; panel++)
+      product_of_panel(p, panel, rows, factors);
+  }
+  wait_until(&stage->done, count);
+}
+
+#endif

@@ -1,0 +1,257 @@
+"""The compiled way of decoding draws what the plain one draws, whatever the batch or threads."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.test_native_compact import CASES, CPU, random_decoder
+
+from homeostat.config.model import LoraConfig
+from homeostat.config.rollout import NativeEngineConfig
+from homeostat.errors import EngineError, PolicyNotFiniteError
+from homeostat.models.decoder import Decoder
+from homeostat.models.families import decoder_config
+from homeostat.models.lora import apply_lora
+from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
+from homeostat.rollout.native.cpu.bursts import CpuBursts
+from homeostat.rollout.native.cpu.library import load_library
+from homeostat.rollout.native.engine import NativeEngine
+from homeostat.types import Completion, StopReason
+
+Drawn = tuple[list[int], np.ndarray]
+
+
+def engine_of(decoder: Decoder, way: str, **settings: Any) -> NativeEngine:
+    place = {"in_rows": settings.pop("in_rows", None), "threads": settings.pop("threads", 1)}
+    return NativeEngine(
+        decoder,
+        NativeEngineConfig(decode=way, **settings),
+        device=CPU,
+        max_tokens=200,
+        decode=lambda tokens: " ".join(map(str, tokens)),
+        chunk_bytes=1 << 16,
+        **place,
+    )
+
+
+def requests(decoder: Decoder, **sampling: Any) -> list[Request]:
+    """Of different lengths, so that rows of a batch are at different places."""
+    rng = np.random.default_rng(0)
+    sizes = (3, 18, 16, 41, 1, 15, 33, 7, 90)
+    return [
+        Request(
+            f"{number}",
+            rng.integers(decoder.config.vocab_size, size=size),
+            Sampling(**{"max_new_tokens": 30 + number, **sampling}),
+            seed=1,
+        )
+        for number, size in enumerate(sizes)
+    ]
+
+
+def drawn(engine: NativeEngine, wanted: list[Request]) -> list[Drawn]:
+    return [_drawn(one) for one in generate(engine, wanted, timeout_s=60)]
+
+
+def _drawn(completion: Completion) -> Drawn:
+    logps = [segment.engine_logp_T for segment in completion.segments]
+    return completion.tokens_T.tolist(), np.concatenate(logps)
+
+
+def wide_decoder() -> Decoder:
+    """Sizes that fill no vector: heads of 20, an inner width of 50, a vocabulary of 1,237 words."""
+    settings = {
+        "model_type": "qwen3",
+        "vocab_size": 1237,
+        "hidden_size": 60,
+        "intermediate_size": 50,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 20,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": True,
+    }
+    torch.manual_seed(0)
+    decoder = Decoder(decoder_config(settings), kernel="sdpa")
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return decoder.requires_grad_(False)
+
+
+def same(left: list[Drawn], right: list[Drawn]) -> None:
+    for (tokens, logps), (others, other_logps) in zip(left, right, strict=True):
+        assert tokens == others
+        np.testing.assert_allclose(logps, other_logps, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(("family", "rope"), CASES)
+def test_it_draws_what_the_plain_way_draws(family: str, rope: str | None) -> None:
+    torch.manual_seed(0)
+    decoder = random_decoder(family, rope)
+    wanted = requests(decoder)
+    same(drawn(engine_of(decoder, "compiled"), wanted), drawn(engine_of(decoder, "plain"), wanted))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 2.5])
+def test_sizes_that_fill_no_vector(temperature: float) -> None:
+    decoder = wide_decoder()
+    wanted = requests(decoder, temperature=temperature)
+    same(drawn(engine_of(decoder, "compiled"), wanted), drawn(engine_of(decoder, "plain"), wanted))
+
+
+def test_bits_depend_on_neither_threads_nor_neighbours_nor_blocks() -> None:
+    decoder = wide_decoder()
+    wanted = requests(decoder)
+    # Prompts are computed by torch, whose sums may depend on what else is in the batch: one token
+    # at a time has no company.
+    alone = {"prefill_tokens": 1}
+    first = drawn(engine_of(decoder, "compiled", **alone), wanted)
+    for settings in ({"threads": 3}, {"max_concurrency": 2}, {"in_rows": True}):
+        again = drawn(engine_of(decoder, "compiled", **alone, **settings), wanted)
+        for (tokens, logps), (others, other_logps) in zip(first, again, strict=True):
+            assert tokens == others, settings
+            np.testing.assert_array_equal(logps, other_logps)
+
+
+def test_a_burst_ends_with_the_first_sequence_that_ends() -> None:
+    decoder = random_decoder("llama")
+    engine = engine_of(decoder, "compiled")
+    assert isinstance(engine.bursts, CpuBursts)
+    wanted = [
+        Request("a", np.arange(4), Sampling(max_new_tokens=3), seed=0),
+        Request("b", np.arange(4), Sampling(max_new_tokens=60), seed=0),
+    ]
+    engine.bursts._step_s = 1e-9
+    lengths = [len(one.tokens_T) for one in generate(engine, wanted, timeout_s=60)]
+    assert lengths == [3, 60]
+    # The first token of each came with the prompts; none was computed in vain.
+    assert engine.bursts.num_steps == 59
+
+
+def test_stop_tokens_stop_strings_and_cuts() -> None:
+    decoder = random_decoder("qwen2")
+    free = drawn(engine_of(decoder, "plain"), requests(decoder))
+    stop = free[3][0][10]
+    for sampling in (
+        {"stop_ids": frozenset({stop})},
+        {"stop_strings": (f" {stop} ",)},
+        {"top_k": 5},
+        {"top_p": 0.7},
+    ):
+        wanted = requests(decoder, **sampling)
+        engines = [engine_of(decoder, way) for way in ("compiled", "plain")]
+        same(*(drawn(engine, wanted) for engine in engines))
+    wanted = requests(decoder, stop_ids=frozenset({stop}))
+    found = generate(engine_of(decoder, "compiled"), wanted, timeout_s=60)
+    assert found[3].stop_reason is StopReason.STOP
+
+
+def test_it_follows_every_write_to_a_weight() -> None:
+    decoder = random_decoder("qwen3")
+    engine, plain = (engine_of(decoder, way) for way in ("compiled", "plain"))
+    before = drawn(engine, requests(decoder))
+    decoder.model.layers[1].mlp.up_proj.weight.mul_(2)
+    same(drawn(engine, requests(decoder)), drawn(plain, requests(decoder)))
+    engine.begin_update(Quiesce.DRAIN)
+    weights = [weight.requires_grad_(True) for weight in decoder.parameters()]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    torch.optim.AdamW(weights, lr=0.1, fused=True).step()
+    engine.commit(1)
+    after = drawn(engine, requests(decoder))
+    same(after, drawn(plain, requests(decoder)))
+    assert [tokens for tokens, _ in after] != [tokens for tokens, _ in before]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(bad: float) -> None:
+    decoder = random_decoder("llama")
+    decoder.model.norm.weight[3] = bad
+    engine = engine_of(decoder, "compiled")
+    wanted = requests(decoder)
+    with pytest.raises(PolicyNotFiniteError):
+        generate(engine, wanted, timeout_s=60)
+
+
+def test_a_word_that_cannot_be_is_never_drawn() -> None:
+    """Weights of zero at the end of the vocabulary, where rounding could lead."""
+    decoder = random_decoder("llama")
+    decoder.lm_head.weight[5:] = 0
+    decoder.lm_head.weight[5:, 0] = -1e30
+    decoder.model.norm.weight.fill_(1.0)
+    decoder.model.embed_tokens.weight[:, 0] = 50.0
+    for tokens, _ in drawn(engine_of(decoder, "compiled"), requests(decoder)):
+        assert max(tokens) < 5
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    decoder = random_decoder("llama")
+    engine = engine_of(decoder, "compiled", threads=2)
+    expected = drawn(engine, requests(decoder)[:2])
+    child = os.fork()
+    if child == 0:
+        found = drawn(engine, requests(decoder)[:2])
+        os._exit(0 if [t for t, _ in found] == [t for t, _ in expected] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_copies_cannot_stand_for_is_refused_where_asked_for() -> None:
+    adapted = random_decoder("llama")
+    apply_lora(adapted, LoraConfig(rank=2), seed=0)
+    assert engine_of(adapted, "auto").bursts is None
+    with pytest.raises(EngineError, match="an adapter"):
+        engine_of(adapted, "compiled")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_library.cache_clear()
+    yield tmp_path / "homeostat" / "compile" / "cpu"
+    load_library.cache_clear()
+
+
+def test_it_is_built_once_and_again_where_damaged(own_cache: Path) -> None:
+    assert load_library().panel_width() > 0
+    (library,) = own_cache.iterdir()
+    written = library.stat().st_mtime_ns
+    load_library.cache_clear()
+    load_library()
+    assert library.stat().st_mtime_ns == written
+    library.unlink()
+    library.write_bytes(b"half of it")
+    load_library.cache_clear()
+    assert load_library().panel_width() > 0
+    assert len(list(own_cache.iterdir())) == 1
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(own_cache: Path) -> None:
+    own_cache.mkdir(parents=True)
+    own_cache.chmod(0o777)
+    assert load_library().panel_width() > 0
+    assert not list(own_cache.iterdir())
+
+
+def test_without_a_compiler_it_goes_another_way(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    decoder = random_decoder("llama")
+    assert engine_of(decoder, "auto").bursts is None
+    with pytest.raises(EngineError, match=r"engine\.decode.*no C compiler"):
+        engine_of(decoder, "compiled")
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'no such header' >&2\nexit 1\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    with pytest.raises(EngineError, match="no such header"):
+        engine_of(decoder, "compiled")
