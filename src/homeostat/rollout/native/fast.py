@@ -3,6 +3,8 @@
 plain    one step at a time through the decoder's own forward: the reference
 fused    several steps at a time by kernels of fewer launches (cuda/)
 graphs   the same kernels, captured as CUDA graphs
+
+In invariant numerics the kernels of the last two are those of the decoder's own forward.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ def make_bursts(
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import Bursts
     from homeostat.rollout.native.cuda.forward import DecodeForward
+    from homeostat.rollout.native.cuda.invariant import InvariantForward
     from homeostat.rollout.native.cuda.state import DecodeState
     from homeostat.rollout.native.cuda.steps import Steps
     from homeostat.rollout.native.room import BLOCK_TOKENS
@@ -70,13 +73,14 @@ def make_bursts(
         layers=model.config.num_layers,
         device=device,
     )
-    forward = DecodeForward(model, state, block_tokens=BLOCK_TOKENS)
+    forwards = {"fast": DecodeForward, "invariant": InvariantForward}
+    forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
     return Bursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
 
 
 def _obstacle(way: str, shape: DecoderConfig, device: torch.device, *, numerics: Numerics) -> str:
     """Why decoding cannot go this way; empty where it can."""
-    if numerics == "invariant":
+    if way == "compact" and numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
     if way == "compact":
         return "" if device.type == "cpu" else f"it is for a CPU, and this is {device.type}"
@@ -84,7 +88,7 @@ def _obstacle(way: str, shape: DecoderConfig, device: torch.device, *, numerics:
         return f"it needs a CUDA device, and this is {device.type}"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    if shape.head_dim not in HEAD_DIMS:
+    if numerics == "fast" and shape.head_dim not in HEAD_DIMS:
         return f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
     return ""
 
