@@ -4,11 +4,11 @@ A program computes `rows` x `outputs` entries and adds up all inputs in one orde
 is split over programs, and rows that are missing are computed and not stored. So an entry's bits
 follow from its row, its column and the number of inputs.
 
-A tile's shape is chosen by the number of rows, since few rows are bound by reading the weight and
-many by multiplying. That leaves the bits alone: a tensor core takes 16 inputs of an entry at a
-time, in order, whatever tile the entry is in and however many inputs are loaded at once, and a
-product has the same bits turned round (weight @ x.T). tests/gpu/test_gpu_invariant.py asks every
-tile for it.
+A tile's shape is chosen by rows and outputs, since few rows are bound by reading the weight and
+many by multiplying. That leaves the bits alone: Hopper's tensor cores take 16 inputs of an entry at
+a time, in order, whatever tile the entry is in and however many inputs are loaded at once, and a
+product has the same bits turned round (weight @ x.T). A device is asked for that once
+(`_tiles_agree`); where it is not so, there is one tile.
 
 Suffixes: `_M` rows, `_K` inputs, `_O` outputs.
 """
@@ -16,6 +16,7 @@ Suffixes: `_M` rows, `_K` inputs, `_O` outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -39,27 +40,58 @@ class Tile:
     stages: int
     is_turned: bool = False
 
+    def count(self, num_rows: int, num_outputs: int) -> int:
+        """Programs of a product."""
+        return triton.cdiv(num_rows, self.rows) * triton.cdiv(num_outputs, self.outputs)
 
-# By the most rows they are for.
-_FEW = {
-    16: Tile(rows=16, outputs=64, inputs=128, warps=4, stages=4, is_turned=True),
-    32: Tile(rows=32, outputs=64, inputs=128, warps=4, stages=4, is_turned=True),
-    64: Tile(rows=64, outputs=64, inputs=64, warps=4, stages=4, is_turned=True),
-}
-_HALF = Tile(rows=128, outputs=128, inputs=64, warps=8, stages=3)
+
+# The largest first.
+_HALF = (
+    Tile(rows=128, outputs=128, inputs=64, warps=8, stages=3),
+    Tile(rows=64, outputs=64, inputs=128, warps=4, stages=3, is_turned=True),
+    Tile(rows=32, outputs=64, inputs=128, warps=4, stages=4, is_turned=True),
+)
+_FEWEST = Tile(rows=16, outputs=64, inputs=128, warps=4, stages=4, is_turned=True)
+# Fewer programs leave most of a large GPU idle: then smaller tiles are faster.
+_BUSY = 100
 # Exact fp32 products do not go through the tensor cores: a smaller tile fits the registers.
 _SINGLE = Tile(rows=64, outputs=64, inputs=32, warps=8, stages=2)
 
 
-def tile_of(num_rows: int, dtype: torch.dtype) -> Tile:
+def half_tiles() -> tuple[Tile, ...]:
+    """Those of bf16 and fp16."""
+    return (*_HALF, _FEWEST)
+
+
+def tile_of(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
+    """The largest that has use for its rows and keeps the device busy."""
     if dtype == torch.float32:
         return _SINGLE
-    return next((tile for most, tile in _FEW.items() if num_rows <= most), _HALF)
+    if num_rows <= _FEWEST.rows:
+        return _FEWEST
+    fitting = (tile for tile in _HALF if 2 * num_rows > tile.rows)
+    busy = (tile for tile in fitting if tile.count(num_rows, num_outputs) >= _BUSY)
+    return next(busy, _HALF[-1])
 
 
-def half_tiles() -> list[Tile]:
-    """Those of bf16 and fp16, the one for many rows last."""
-    return [*_FEW.values(), _HALF]
+@cache
+def _tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether an entry has the same bits in all tiles. They differ where a tile's shape decides the
+    order of sums, as in the products of Triton's interpreter."""
+    if device.type != "cuda":
+        return False
+    generator = torch.Generator(device).manual_seed(0)
+    x_MK, weight_OK = torch.randn(2, 96, 1024, generator=generator, device=device).to(dtype)
+    found = [
+        product(x_MK, weight_OK, None, out_dtype=torch.float32, tile=tile) for tile in half_tiles()
+    ]
+    return all(torch.equal(found[0], other) for other in found[1:])
+
+
+def _chosen_tile(x_MK: Tensor, num_outputs: int) -> Tile:
+    if x_MK.dtype == torch.float32 or _tiles_agree(x_MK.device, x_MK.dtype):
+        return tile_of(len(x_MK), num_outputs, x_MK.dtype)
+    return _HALF[0]
 
 
 def product(
@@ -70,14 +102,13 @@ def product(
     out_dtype: torch.dtype,
     tile: Tile | None = None,
 ) -> Tensor:
-    """[M, O]. Not differentiable. Any `tile` for the dtype gives the same bits."""
+    """[M, O]. Not differentiable. `tile`: another than the one that would be chosen."""
     assert x_MK.dtype == weight_OK.dtype, (x_MK.dtype, weight_OK.dtype)
     (num_rows, num_inputs), num_outputs = x_MK.shape, weight_OK.shape[0]
     out_MO = x_MK.new_empty((num_rows, num_outputs), dtype=out_dtype)
-    tile = tile or tile_of(num_rows, x_MK.dtype)
     if launches(out_MO):
-        grid = (triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_outputs, tile.outputs),)
-        _product[grid](
+        tile = tile or _chosen_tile(x_MK, num_outputs)
+        _product[(tile.count(num_rows, num_outputs),)](
             aligned(x_MK), aligned(weight_OK), weight_OK if bias_O is None else bias_O, out_MO,
             num_rows, num_outputs, num_inputs,
             HAS_BIAS=bias_O is not None, IS_WHOLE=num_inputs % tile.inputs == 0,
