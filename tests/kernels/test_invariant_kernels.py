@@ -89,7 +89,7 @@ def test_tiles_are_as_high_as_the_rows_and_small_where_there_is_little_to_do() -
         128,
         128,
     ]
-    assert [height(rows, 896) for rows in (16, 32, 64, 256, 512, 9000)] == [16, 32, 32, 32, 64, 128]
+    assert [height(rows, 896) for rows in (16, 32, 64, 256, 512, 9000)] == [16, 32, 32, 32, 32, 128]
 
 
 @pytest.mark.parametrize("tile", HALF_TILES)

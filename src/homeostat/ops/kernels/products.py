@@ -52,8 +52,8 @@ _HALF = (
     Tile(rows=32, outputs=64, inputs=128, warps=4, stages=4, is_turned=True),
 )
 _FEWEST = Tile(rows=16, outputs=64, inputs=128, warps=4, stages=4, is_turned=True)
-# Fewer programs leave most of a large GPU idle: then smaller tiles are faster.
-_BUSY = 100
+# Programs that keep a large GPU busy; with fewer, smaller tiles are faster.
+_BUSY = 150
 # Exact fp32 products do not go through the tensor cores: a smaller tile fits the registers.
 _SINGLE = Tile(rows=64, outputs=64, inputs=32, warps=8, stages=2)
 
