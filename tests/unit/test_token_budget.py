@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tests.support import tiny, tiny_rl
+from tests.support import runs, tiny, tiny_rl
 
 from homeostat.config.trainer import DEFAULT_TOKENS
+from homeostat.observe.jsonl import read_metrics
 from homeostat.run.estimate import full_batch
 from homeostat.run.token_budget import (
     MOST_TOKENS,
@@ -17,6 +18,7 @@ from homeostat.run.token_budget import (
     most_that_fit,
     sized,
 )
+from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import resolve_runtime
@@ -56,3 +58,22 @@ def test_a_full_batch_has_rows_as_long_as_they_may_get(tmp_path: Path) -> None:
     # A row's first token has nothing that predicts it.
     assert int((batch.weights_N == 0).sum()) == 10
     assert "advantage" in batch.columns
+
+
+def test_a_run_writes_down_what_it_chose_and_goes_on_with_it(tmp_path: Path) -> None:
+    chooses = ("trainer.max_tokens_per_device=null", "trainer.max_steps=2")
+    config = tiny.config(tmp_path, *chooses)
+    runs.train(config)
+    stored = CheckpointStore(config.run_dir / "checkpoints").newest_valid()
+    assert stored is not None
+    fields = stored.section("run")
+    assert fields["chosen_tokens"] == DEFAULT_TOKENS
+    # All eight rows of an update in one micro-batch; of 256 tokens it takes more.
+    steps = list(read_metrics(config.run_dir / "metrics.jsonl"))
+    assert [step["data/micro_batches"] for step in steps] == [1, 1]
+
+
+def test_checkpoints_from_before_there_was_a_choice_are_read() -> None:
+    fields = RunState(step=3).as_json()
+    del fields["chosen_tokens"]
+    assert RunState.from_json(fields, place="x") == RunState(step=3)
