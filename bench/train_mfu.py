@@ -35,6 +35,7 @@ from typing import Any
 import common
 import numpy as np
 import torch
+from shapes import DTYPES, SHAPES, Shape
 
 from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
@@ -52,46 +53,6 @@ from homeostat.types import LossSpec, Role, TokenRow, TrainBatch
 # Steps 1 to 3 and 10 are measured by the trainer's own probes; those between are not.
 WARMUP_STEPS, TIMED_STEPS, PROBED_STEP = (1, 2), (4, 5, 6, 7, 8), 10
 ROW_TOKENS = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int = 151_936
-
-    @property
-    def layer_weights(self) -> int:
-        """Of all layers' matrices."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {
-            "model_type": "qwen2",
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "intermediate_size": self.intermediate,
-            "vocab_size": self.vocab,
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1e6,
-            "tie_word_embeddings": True,
-        }
-
-
-SHAPES = {
-    "0.5b": Shape(896, 24, 14, 2, 64, 4864),
-    "1.5b": Shape(1536, 28, 12, 2, 128, 8960),
-    "tiny": Shape(64, 2, 4, 2, 16, 96, vocab=9000),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +118,7 @@ def work_of(case: Case) -> Work:
         distinct = trained + sum(len(row) for row in rows[::8]) - trained // 8
     squares = sum(len(row) ** 2 for row in rows)
     attention = 6.0 * shape.layers * shape.heads * shape.head_dim * squares
-    matrices = 6.0 * (shape.layer_weights * distinct + shape.vocab * shape.hidden * trained)
+    matrices = 6.0 * (shape.body_params * distinct + shape.head_params * trained)
     return Work(batches, spec, matrices + attention)
 
 
@@ -182,8 +143,8 @@ def _grpo_rows(case: Case, shape: Shape, rng: np.random.Generator) -> Iterator[T
 
 
 def build_trainer(case: Case, device: torch.device, *, way: str) -> LocalTrainer:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    config = SHAPES[case.shape].config
+    dtype = DTYPES[device.type]
+    config = SHAPES[case.shape].hf_config(dtype)
     shape = decoder_config(config)
     kernel = resolve_kernel("auto", device_type=device.type, dtype=dtype, head_dim=shape.head_dim)
     torch.manual_seed(0)
@@ -335,7 +296,7 @@ def main() -> None:
         **facts,
         "gpu": gpu,
         "peak_tflop_per_s": round(peak / 1e12, 1),
-        "shapes": {name: asdict(shape) for name, shape in SHAPES.items() if name != "tiny"},
+        "shapes": {name: asdict(SHAPES[name]) for name in sorted({c.shape for c in CASES})},
         "cases": results,
     }
     if arguments.tiny or arguments.only or arguments.plain:

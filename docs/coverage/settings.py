@@ -171,7 +171,7 @@ LIGHTRFT: tuple[Row, ...] = (
 )
 CHATLEARN: tuple[Row, ...] = (
     ("models.policy_trainer.packing", "trainer.packing", "On by default."),
-    ("models.policy_trainer.max_token_in_packing", "trainer.max_tokens_per_device", "8192 by default; `homeostat estimate` says what fits."),
+    ("models.policy_trainer.max_token_in_packing", "trainer.max_tokens_per_device", "8192 by default, up to 32768 on a GPU; `homeostat estimate` says what fits."),
     ("models.policy_trainer.groupgemm", "pending: model.moe.grouped_kernel", "Comes with experts."),
     ("models.policy_trainer.meta_init", "model.meta_init", "On by default."),
     ("models.policy_trainer.ulysses_sequence_parallel_size", "pending: trainer.backend.context_parallel_size", "Long sequences over devices."),
@@ -198,7 +198,7 @@ SLIME: tuple[Row, ...] = (
     ("actor_num_gpus_per_node", "cluster.processes", "Ranks of the trainer."),
     ("rollout_num_gpus", "engine.tensor_parallel_size", "One engine. pending: `engine.data_parallel_size` brings replicas."),
     ("tensor parallelism of SGLang's servers", "engine.tensor_parallel_size", "vLLM; SGLang is pending."),
-    ("--max-tokens-per-gpu", "trainer.max_tokens_per_device", "8192 by default."),
+    ("--max-tokens-per-gpu", "trainer.max_tokens_per_device", "8192 by default, up to 32768 on a GPU."),
     ("--use-dynamic-batch-size", "trainer.packing", "Not a second switch: packing always goes by the budget."),
     ("--context-parallel-size, cp_size", "pending: trainer.backend.context_parallel_size", "Long sequences over devices."),
     ("rollout_max_response_len", "rollout.max_new_tokens", "512 by default."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ import torch
 from tests.support import runs, tiny_rl
 from torch import Tensor
 
+pytest.importorskip("triton")
+
 from homeostat.config.rollout import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.observe.jsonl import read_metrics
 from homeostat.ops.attention import PackedLayout
+from homeostat.ops.kernels.products import Tile, half_tiles, product
 from homeostat.ops.linear import tiled_product
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.ops.norms import add_rms_norm, rms_norm
@@ -76,7 +80,7 @@ def requests() -> list[Request]:
     ]
 
 
-def sampled(made: Decoder, **settings: int) -> tuple[NativeEngine, list[Completion]]:
+def sampled(made: Decoder, **settings: Any) -> tuple[NativeEngine, list[Completion]]:
     engine = NativeEngine(
         made,
         NativeEngineConfig(**settings),
@@ -122,11 +126,13 @@ def trained_logp(made: Decoder, rows: list[TokenRow], *, temperature: float) -> 
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_engine_scoring_and_training_agree_to_the_bit(kind: str, dtype: torch.dtype) -> None:
     made = model(kind, dtype)
-    engine, completions = sampled(made, max_concurrency=29, prefill_tokens=64)
-    _, few = sampled(made, max_concurrency=3)
-    for one, other in zip(completions, few, strict=True):
-        assert one.tokens_T.tolist() == other.tokens_T.tolist()
-        assert one.engine_logp_T.tolist() == other.engine_logp_T.tolist()
+    engine, completions = sampled(made, decode="graphs", max_concurrency=29, prefill_tokens=64)
+    ways = [("auto", 3), ("auto", 32), ("fused", 17), ("plain", 5)]
+    for how, concurrency in ways:
+        _, others = sampled(made, decode=how, max_concurrency=concurrency)
+        for one, other in zip(completions, others, strict=True):
+            assert one.tokens_T.tolist() == other.tokens_T.tolist(), how
+            assert one.engine_logp_T.tolist() == other.engine_logp_T.tolist(), how
     rows = rows_of(completions)
     for first, temperature in enumerate((1.0, 0.7)):
         chosen, told = rows[first::2], completions[first::2]
@@ -185,6 +191,16 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(inputs: int, outputs: 
         rows = order[:size]
         assert torch.equal(tiled_product(x[rows], weight, bias), whole[rows]), size
     assert torch.equal(tiled_product(x[7:], weight, bias), whole[7:])
+
+
+@pytest.mark.parametrize("tile", half_tiles())
+@pytest.mark.parametrize(("inputs", "outputs"), [(896, 4864), (4864, 896), (90, 33)])
+def test_every_tile_gives_the_same_bits(tile: Tile, inputs: int, outputs: int) -> None:
+    x, weight = drawn(200, inputs, seed=3), drawn(outputs, inputs, seed=4)
+    wanted = product(x, weight, None, out_dtype=torch.float32, tile=half_tiles()[0])
+    assert torch.equal(product(x, weight, None, out_dtype=torch.float32, tile=tile), wanted)
+    exact = x.double() @ weight.double().T
+    assert float((wanted - exact).norm() / exact.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("size", [64, 90, 128, 896, 1536, 4096])

@@ -17,6 +17,8 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.models.build import load_model
 from homeostat.observe.jsonl import read_metrics
+from homeostat.run.token_budget import MOST_TOKENS
+from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import Runtime
 from homeostat.types import Role, TrainBatch
@@ -144,3 +146,11 @@ def test_lora_and_transformers_run_in_bf16(tmp_path: Path) -> None:
         runs.train(config)
         found = runs.losses(config)
         assert found[-1] < found[0]
+
+
+def test_a_run_that_does_not_say_takes_as_many_tokens_as_help(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path, "trainer.device=cuda", "trainer.max_tokens_per_device=null")
+    runs.train(config)
+    stored = CheckpointStore(config.run_dir / "checkpoints").newest_valid()
+    assert stored is not None
+    assert stored.section("run")["chosen_tokens"] == MOST_TOKENS

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 from tests.parity.tiny_models import FAMILIES, SIZES
 from torch import Tensor
 from torch.nn import functional
 
+pytest.importorskip("triton")
+
+from homeostat.config.rollout import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, packed_attention
+from homeostat.ops.kernels.products import Tile, half_tiles, product, tile_of
 from homeostat.ops.linear import linear, tiled_product
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.tiled_attention import TiledAttention, TilePlan, tiled_attention
+from homeostat.rollout.engine import Request, Sampling, generate
+from homeostat.rollout.native.cuda.invariant import InvariantForward
+from homeostat.rollout.native.engine import NativeEngine
+from homeostat.types import Completion, TokenRow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(
@@ -31,6 +40,8 @@ pytestmark = pytest.mark.skipif(
 # The interpreter takes the bits of bf16 operands of a product for integers.
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 NEAR = {torch.float32: 1e-5, HALF: 2**-8 if DEVICE.type == "cuda" else 2**-10}
+
+HALF_TILES = half_tiles()
 
 
 def drawn(*sizes: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -64,6 +75,30 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: torch.dtype) ->
         assert torch.equal(tiled_product(x[rows], weight), whole[rows]), rows
     # A view that begins at no multiple of 16 bytes.
     assert torch.equal(tiled_product(x[3:], weight), whole[3:])
+
+
+def test_tiles_are_as_high_as_the_rows_and_small_where_there_is_little_to_do() -> None:
+    def height(num_rows: int, num_outputs: int) -> int:
+        return tile_of(num_rows, num_outputs, HALF).rows
+
+    assert [height(rows, 150_000) for rows in (1, 16, 17, 33, 65, 9000)] == [
+        16,
+        16,
+        32,
+        64,
+        128,
+        128,
+    ]
+    assert [height(rows, 896) for rows in (16, 32, 64, 256, 512, 9000)] == [16, 32, 32, 32, 32, 128]
+
+
+@pytest.mark.parametrize("tile", HALF_TILES)
+def test_every_tile_is_the_same_product(tile: Tile) -> None:
+    """With rows, outputs and inputs that fill no tile."""
+    x, weight = drawn(tile.rows + 3, 150, seed=0, dtype=HALF), drawn(70, 150, seed=1, dtype=HALF)
+    bias = drawn(70, seed=2, dtype=HALF)
+    found = product(x, weight, bias, out_dtype=torch.float32, tile=tile)
+    assert_near(found, functional.linear(x.double(), weight.double(), bias.double()), 1e-5)
 
 
 def test_a_linear_map_and_its_gradients_are_those_of_the_plain_one() -> None:
@@ -187,3 +222,48 @@ def test_a_decoder_learns_the_same_with_kernels_and_without(family: str) -> None
             wanted = learned()
         for ours, plain in zip(found, wanted, strict=True):
             assert_near(ours, plain, 3e-5)
+
+
+def decoder() -> Decoder:
+    torch.manual_seed(0)
+    config = decoder_config({**SIZES, **FAMILIES["qwen3"], "num_hidden_layers": 1})
+    return Decoder(config, kernel="sdpa", numerics="invariant").to(DEVICE)
+
+
+def sampled(
+    made: Decoder, how: str, *, max_concurrency: int
+) -> tuple[NativeEngine, list[Completion]]:
+    config = NativeEngineConfig(decode=how, max_concurrency=max_concurrency)
+    place = {"device": DEVICE, "max_tokens": 100, "decode": None, "chunk_bytes": 1 << 20}
+    engine = NativeEngine(made, config, **place)
+    return engine, generate(engine, requests(made.config.vocab_size), timeout_s=300)
+
+
+def requests(vocabulary: int) -> list[Request]:
+    """Prompts that begin a tile of keys, end one, and go over its end."""
+    rng = np.random.default_rng(0)
+    groups = ((3, 1.0, 5), (60, 0.7, 6), (63, 0.0, 2))
+    return [
+        Request(
+            id=str(number),
+            tokens_T=rng.integers(0, vocabulary, length),
+            sampling=Sampling(max_new_tokens=new, temperature=temperature),
+            seed=0,
+        )
+        for number, (length, temperature, new) in enumerate(groups)
+    ]
+
+
+def test_bursts_have_the_bits_of_the_plain_engine_and_of_scoring() -> None:
+    made = decoder()
+    engine, found = sampled(made, "fused", max_concurrency=3)
+    assert isinstance(engine.bursts.steps.forward, InvariantForward)
+    _, wanted = sampled(made, "plain", max_concurrency=2)
+    for request, one, other in zip(requests(made.config.vocab_size), found, wanted, strict=True):
+        assert one.tokens_T.tolist() == other.tokens_T.tolist()
+        assert one.engine_logp_T.tolist() == other.engine_logp_T.tolist()
+        whole_T = np.concatenate([request.tokens_T, one.tokens_T])
+        is_new_T = (np.arange(len(whole_T)) >= len(request.tokens_T)).astype(np.float32)
+        temperature = request.sampling.temperature or 1.0
+        scored = engine.score([TokenRow(0, whole_T, is_new_T)], temperature=temperature)
+        assert scored[0].tolist() == one.engine_logp_T.tolist()

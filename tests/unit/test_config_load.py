@@ -95,7 +95,10 @@ def test_a_key_in_the_wrong_place_is_pointed_to_the_right_one() -> None:
             ["trainer.packing=false", "trainer.max_tokens_per_device=4096"],
             "trainer.max_tokens_per_device",
         ),
-        (["data.max_length=9000"], "trainer.max_tokens_per_device"),
+        (
+            ["data.max_length=9000", "trainer.max_tokens_per_device=8192"],
+            "trainer.max_tokens_per_device",
+        ),
         (
             ["trainer.packing=false", "trainer.batch_rows=2", "trainer.micro_batch_rows=3"],
             "trainer.micro_batch_rows",
@@ -191,7 +194,7 @@ def test_presets_fill_in_and_give_way() -> None:
         "low_memory",
     )
     longer = build("preset=low_memory", "data.max_length=4096")
-    assert longer.trainer.max_tokens_per_device == 8192
+    assert longer.trainer.max_tokens_per_device is None
     unpacked = build("preset=low_memory", "trainer.packing=false")
     assert "max_tokens_per_device" not in unpacked.trainer.model_fields_set
     assert "Did you mean low_memory?" in problems("preset=low_memry")["preset"]

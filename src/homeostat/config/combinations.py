@@ -71,12 +71,12 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
             "it sizes packed micro-batches, and packing is off.",
             "Set trainer.packing=true, or size with trainer.micro_batch_rows.",
         )
-    too_small = trainer.max_tokens_per_device < config.data.max_length
+    tokens = trainer.max_tokens_per_device
+    too_small = tokens is not None and tokens < config.data.max_length
     if trainer.packing and too_small and not config.is_rl:
         yield Problem(
             "trainer.max_tokens_per_device",
-            f"{trainer.max_tokens_per_device} tokens cannot hold one row of "
-            f"data.max_length={config.data.max_length}.",
+            f"{tokens} tokens cannot hold one row of data.max_length={config.data.max_length}.",
             "Raise it, or lower data.max_length.",
         )
     rows = trainer.micro_batch_rows

@@ -104,10 +104,11 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
             "Lower it.",
         )
     longest = config.data.max_length + rollout.max_new_tokens
-    if trainer.packing and trainer.max_tokens_per_device < longest:
+    tokens = trainer.max_tokens_per_device
+    if trainer.packing and tokens is not None and tokens < longest:
         yield Problem(
             "trainer.max_tokens_per_device",
-            f"{trainer.max_tokens_per_device} tokens cannot hold one row of data.max_length="
+            f"{tokens} tokens cannot hold one row of data.max_length="
             f"{config.data.max_length} + rollout.max_new_tokens={rollout.max_new_tokens}.",
             "Raise it, or lower one of those.",
         )

@@ -109,6 +109,10 @@ AnySchedule = Annotated[
 ]
 
 
+# Of a micro-batch, where neither the recipe nor the run (run/token_budget.py) says.
+DEFAULT_TOKENS = 8192
+
+
 class TrainerConfig(Settings):
     backend: AnyBackend = key(
         LocalBackend(), resume="free", help="How the model lies on the ranks of `cluster`."
@@ -146,11 +150,13 @@ class TrainerConfig(Settings):
     packing: bool = key(
         True, help="Choose the rows of a micro-batch so that max_tokens_per_device is filled."
     )
-    max_tokens_per_device: int = key(
-        8192,
+    max_tokens_per_device: int | None = key(
+        None,
         ge=2,
         resume="warn",
-        help="Tokens of a micro-batch, of which each rank has its own (packing on).",
+        help="Tokens of a micro-batch, of which each rank has its own (packing on). Default: 8192; "
+        "on a GPU up to 32768, as the memory allows, chosen at start and kept by a resumed run. A "
+        "longer row is a micro-batch by itself.",
     )
     micro_batch_rows: int | None = key(
         None, ge=1, resume="warn", help="Rows of a micro-batch (packing off; default 1)."
@@ -225,6 +231,10 @@ class TrainerConfig(Settings):
 
     def logits_bytes(self, device_type: str) -> int:
         return self.logits_chunk_bytes or (512 if device_type == "cuda" else 64) * 2**20
+
+    @property
+    def tokens_per_micro_batch(self) -> int:
+        return self.max_tokens_per_device or DEFAULT_TOKENS
 
     def rows_per_micro_batch(self) -> int:
         return self.micro_batch_rows or 1

@@ -240,7 +240,7 @@ def length_bins(lengths: IntArray) -> tuple[LengthBin, ...]:
 def _first_updates(
     config: RunConfig, store: RowStore, train_ids: IntArray
 ) -> tuple[InspectedUpdate, ...]:
-    budget = config.trainer.max_tokens_per_device if config.trainer.packing else None
+    budget = config.trainer.tokens_per_micro_batch if config.trainer.packing else None
     found = []
     with PlanLoader(
         store,

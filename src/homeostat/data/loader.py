@@ -169,7 +169,7 @@ def micro_batches(
 
 def _split(lengths: list[int], trainer: TrainerConfig, num_ranks: int) -> Bins:
     if trainer.packing:
-        return pack(lengths, trainer.max_tokens_per_device, multiple_of=num_ranks)
+        return pack(lengths, trainer.tokens_per_micro_batch, multiple_of=num_ranks)
     return group(lengths, trainer.rows_per_micro_batch(), multiple_of=num_ranks)
 
 

@@ -1,10 +1,10 @@
 """`token_logprobs` where kernels can run: a tile of logits is read once after its product.
 
 The tiles, their bounds and the sums are those of ops/logprobs.py, which is the reference. Forward
-carries the state of each token from chunk to chunk; backward turns a tile, computed again, into the
+keeps what each chunk of the vocabulary adds up to; backward turns a tile, computed again, into the
 operand of the next two products. Both kinds of tile together stay within `chunk_bytes`.
 
-A row's sums are those of one program over one chunk of the vocabulary after the other. So all that
+A chunk's sums of a row are those of one program, and chunks are summed up in order. So all that
 `invariant` numerics need besides is a product whose rows do not depend on each other.
 
 Suffixes: as in ops/logprobs.py.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from homeostat.ops.kernels.logits import Running, logit_gradients
+from homeostat.ops.kernels.logits import Chunks, logit_gradients
 from homeostat.ops.linear import Numerics, tiled_product
 from homeostat.ops.logit_tiles import Entropy, product, tile_height, token_tiles, vocab_chunks
 
@@ -43,7 +43,8 @@ class FusedTokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         num_tokens = targets_M.shape[0]
         targets_M = targets_M.contiguous()
-        running = Running.empty(num_tokens, hidden_MD.device)
+        scale_M = hidden_MD.new_full((num_tokens,), scale, dtype=torch.float32)
+        chunks = Chunks.of(weight_VD.shape[0], scale_M)
         for first, weight_vD in vocab_chunks(weight_VD):
             for rows in _tiles(num_tokens, chunk_bytes, row_bytes=4 * weight_vD.shape[0]):
                 hidden_mD = hidden_MD[rows].to(weight_vD.dtype)
@@ -51,15 +52,16 @@ class FusedTokenLogprobs(torch.autograd.Function):
                     tile_mv = tiled_product(hidden_mD, weight_vD, out_dtype=torch.float32)
                 else:
                     tile_mv = product(hidden_mD, weight_vD.t())
-                running.add(tile_mv, targets_M, rows, first=first, scale=scale)
-        lse_M = running.lse()
-        entropy_M = None if entropy is Entropy.NONE else running.entropy()
+                chunks.add(tile_mv, targets_M, rows, first=first)
+        totals = chunks.totals()
+        lse_M = totals.lse()
+        entropy_M = None if entropy is Entropy.NONE else totals.entropy()
         ctx.scale, ctx.chunk_bytes = scale, chunk_bytes
         if entropy is Entropy.VALUE:
             ctx.mark_non_differentiable(entropy_M)
         kept_M = entropy_M if entropy is Entropy.GRAD else None
         ctx.save_for_backward(hidden_MD, weight_VD, targets_M, lse_M, kept_M)
-        return running.target_M - lse_M, entropy_M
+        return chunks.target_M - lse_M, entropy_M
 
     @staticmethod
     @once_differentiable

@@ -131,18 +131,27 @@ def largest_rl_batch(config: RunConfig, prompts: PromptSet) -> TrainBatch:
         prompt_T = prompts[int(order[number % len(order)])].tokens_T
         tokens_T = np.concatenate([prompt_T, np.zeros(trained, dtype=np.int64)])
         weights_T = (np.arange(len(tokens_T)) >= len(prompt_T)).astype(np.float32)
-        columns = {name: np.zeros(len(tokens_T), np.float32) for name in _columns(config)}
         for _ in range(rollout.samples_per_prompt):
-            rows.append(TokenRow(len(rows), tokens_T, weights_T, columns))
+            rows.append(TokenRow(len(rows), tokens_T, weights_T, _columns(config, len(tokens_T))))
     rows = rows[:rows_per_update]
     batches = micro_batches(rows, config.trainer, num_ranks=config.num_ranks)
     return max(batches, key=lambda batch: batch.num_tokens)
 
 
-def _columns(config: RunConfig) -> list[str]:
+def full_batch(config: RunConfig, tokens: int) -> TrainBatch:
+    """So many tokens in rows as long as they may get, all of them trained."""
+    length = min(config.longest_row, tokens)
+    tokens_T, weights_T = np.zeros(length, dtype=np.int64), np.ones(length, dtype=np.float32)
+    columns = _columns(config, length) if config.is_rl else {}
+    numbers = range(tokens // length)
+    return TrainBatch.of([TokenRow(number, tokens_T, weights_T, columns) for number in numbers])
+
+
+def _columns(config: RunConfig, length: int) -> dict[str, np.ndarray]:
     names = ["advantage", "engine_logp"]
     names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
-    return names + (["ref_logp"] if config.algorithm.kl is not None else [])
+    names += ["ref_logp"] if config.algorithm.kl is not None else []
+    return {name: np.zeros(length, dtype=np.float32) for name in names}
 
 
 def ladder(
@@ -172,7 +181,7 @@ def ladder(
 def _rungs(config: RunConfig) -> Iterator[str]:
     """Same result first; then what trades speed; then what changes the run."""
     trainer = config.trainer
-    tokens = trainer.max_tokens_per_device
+    tokens = trainer.tokens_per_micro_batch
     while trainer.packing and tokens // 2 >= config.longest_row:
         tokens //= 2
         yield f"trainer.max_tokens_per_device={tokens}"

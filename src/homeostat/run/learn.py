@@ -135,7 +135,7 @@ class Learner:
             [learned.advantages_S[index] for index in chosen],
             rows.trained_S[chosen],
             config=self.config,
-            sizes=current_sizes(self.config.trainer, self.state.token_budget),
+            sizes=current_sizes(self.config.trainer, self.state),
             kl_coefficient=self.rl_state.kl_coefficient if kl and kl.place == "loss" else None,
             step=step,
             epoch=epoch,
@@ -262,7 +262,7 @@ class Learner:
 
         found = None
         while found is None:
-            sizes = current_sizes(self.config.trainer, self.state.token_budget)
+            sizes = current_sizes(self.config.trainer, self.state)
             batches = micro_batches(numbered, sizes, num_ranks=self.trainer.num_ranks)
             found = self.memory.attempt(lambda batches=batches: work(batches), step=step)
             if found is None:

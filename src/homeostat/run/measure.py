@@ -12,8 +12,10 @@ from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import eval_batches
 from homeostat.observe.devices import host_rss
 from homeostat.run.probes import plan_probes
+from homeostat.run.token_budget import sized
 from homeostat.train.forward import predicted_positions
 from homeostat.train.oom import MemoryGuard
+from homeostat.train.run_state import RunState
 from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def step_metrics(
         "memory/host_rss": host_rss(),
     }
     if parts.config.trainer.packing:
-        budget = current_sizes(parts.config.trainer, parts.state.token_budget).max_tokens_per_device
+        budget = current_sizes(parts.config.trainer, parts.state).tokens_per_micro_batch
         metrics["data/packing_fill"] = plan.num_tokens / (report.num_micro_batches * budget)
     return metrics | plan_probes(plan, report) | parts.gpus.sample()
 
@@ -67,7 +69,7 @@ def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
 
     step, loss = parts.state.step, None
     while loss is None:
-        sizes = current_sizes(parts.config.trainer, parts.state.token_budget)
+        sizes = current_sizes(parts.config.trainer, parts.state)
         ranks = parts.trainer.num_ranks
         batches = list(eval_batches(rows.store, rows.ids, trainer=sizes, num_ranks=ranks))
         loss = memory.attempt(lambda batches=batches: total(batches), step=step)
@@ -76,8 +78,9 @@ def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
     return loss
 
 
-def current_sizes(trainer: TrainerConfig, budget: int | None) -> TrainerConfig:
+def current_sizes(trainer: TrainerConfig, state: RunState) -> TrainerConfig:
     """How rows are split into micro-batches now: memory may have run out since the start."""
-    if budget is None or (trainer.packing and budget >= trainer.max_tokens_per_device):
+    trainer, budget = sized(trainer, state), state.token_budget
+    if budget is None or (trainer.packing and budget >= trainer.tokens_per_micro_batch):
         return trainer
     return trainer.model_copy(update={"packing": True, "max_tokens_per_device": budget})

@@ -42,6 +42,7 @@ from homeostat.run.rl_preflight import (
     reward_items,
     size_items,
 )
+from homeostat.run.token_budget import as_chosen, choose_tokens, tokens_line
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN, slowdown_of_bf16
 from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
@@ -231,7 +232,7 @@ class Preflight:
             return
         config, trainer = self.config, self.config.trainer
         ids = self._row_ids()
-        shown, total = self._plans(config)
+        shown, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
         tokens = sum(plan.num_tokens for plan in shown) / len(shown)
         batches = sum(len(plan.micro_batches) for plan in shown) / len(shown)
         largest = max(batch.num_tokens for plan in shown for batch in plan.micro_batches)
@@ -266,9 +267,10 @@ class Preflight:
             yield Item("memory", "ok", text)
             return
         plan = self.memory_plan(self.config)
+        chosen = choose_tokens(self.config, resolve_runtime(self.config, kept=PLAIN))
         text = (
             f"about {fmt.byte_size(plan.peak)} at most on {plan.device}, "
-            f"{fmt.byte_size(plan.capacity)} can be had"
+            f"{fmt.byte_size(plan.capacity)} can be had{tokens_line(chosen)}"
         )
         if not plan.fits:
             # The run would still try: an estimate is no proof.
@@ -279,6 +281,7 @@ class Preflight:
         """For this recipe, or one that differs in settings of memory alone."""
         assert self.preview is not None, "run() comes first"
         runtime = resolve_runtime(config, kept=PLAIN)
+        config = as_chosen(config, runtime)
         if config.is_rl:
             assert self.prompts is not None
             batch = largest_rl_batch(config, self.prompts)

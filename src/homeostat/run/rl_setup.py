@@ -34,6 +34,7 @@ from homeostat.run.publish import Feed, open_feed
 from homeostat.run.reward_troubles import TroubleLog
 from homeostat.run.session import Session
 from homeostat.run.setup import describe_model, open_trainer, require_vocabulary, restored_state
+from homeostat.run.token_budget import choose_tokens, tokens_line
 from homeostat.run.waiting import progress_of
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
@@ -112,7 +113,8 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     state = restored_state(found) if found is not None else RunState()
     runtime = resolve_runtime(config, kept=state.way)
     state.way = runtime.way
-    log.info("training on %s", runtime.describe())
+    state.chosen_tokens = choose_tokens(config, runtime, kept=state.chosen_tokens)
+    log.info("training on %s%s", runtime.describe(), tokens_line(state.chosen_tokens))
     tokenizer = load_tokenizer(config.model)
     prompts = open_prompts(config, tokenizer, session)
     total_steps = _total_steps(config, prompts)

@@ -23,6 +23,7 @@ from homeostat.models.build import ModelSheet
 from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuSampler
 from homeostat.run.session import Session
+from homeostat.run.token_budget import choose_tokens, sized, tokens_line
 from homeostat.run.waiting import progress_of
 from homeostat.train.build import local_trainer
 from homeostat.train.checkpoint import Found
@@ -71,7 +72,7 @@ class Parts:
         return PlanLoader(
             self.train_rows.store,
             row_ids=self.train_rows.ids,
-            trainer=self.config.trainer,
+            trainer=sized(self.config.trainer, self.state),
             data=self.config.data,
             algorithm=self.config.algorithm,
             seed=self.config.seed,
@@ -87,7 +88,8 @@ def set_up(config: RunConfig, session: Session) -> Iterator[Parts]:
     state = restored_state(found) if found is not None else RunState()
     runtime = resolve_runtime(config, kept=state.way)
     state.way = runtime.way
-    log.info("training on %s", runtime.describe())
+    state.chosen_tokens = choose_tokens(config, runtime, kept=state.chosen_tokens)
+    log.info("training on %s%s", runtime.describe(), tokens_line(state.chosen_tokens))
     tokenizer = load_tokenizer(config.model)
     train_rows, eval_rows = open_rows(config, tokenizer, session)
     total_steps = config.trainer.total_steps(len(train_rows.ids))

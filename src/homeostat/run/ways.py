@@ -23,6 +23,7 @@ from homeostat.run.publish import SentWeights
 from homeostat.run.rl_setup import RlParts
 from homeostat.run.session import Session
 from homeostat.run.setup import Parts
+from homeostat.run.token_budget import sized
 from homeostat.run.verify_logprobs import LogprobVerifier
 from homeostat.run.watch import settings_of
 
@@ -69,7 +70,7 @@ class SftWays:
         if state.token_budget is None and not sizes.packing:
             return None
         old = state.token_budget
-        now = old or sizes.max_tokens_per_device
+        now = old or sized(sizes, state).tokens_per_micro_batch
         new = max(config.longest_row, now // 2)
         if new >= now:
             return None

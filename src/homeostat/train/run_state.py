@@ -9,6 +9,8 @@ from typing import Any, get_type_hints
 from homeostat.errors import CheckpointError
 from homeostat.train.cores import Way
 
+# Older checkpoints have none of it.
+_LATER = {"chosen_tokens"}
 # As trainer.threads and trainer.lanes.
 _LARGEST = {"threads": 1024, "lanes": 64}
 
@@ -29,6 +31,8 @@ class RunState:
     # Kept over a resume: sums depend on them in their last bits.
     threads: int | None = None
     lanes: int | None = None
+    # Tokens of a micro-batch that the run chose for itself; None where the recipe says.
+    chosen_tokens: int | None = None
 
     def judge(self, value: float, *, min_delta: float, higher_is_better: bool = False) -> bool:
         """Take in an evaluation; True when it is the best so far. One not finite never is."""
@@ -83,7 +87,7 @@ class RlState:
 
 def _checked(cls: type, fields: dict[str, Any], place: str) -> dict[str, Any]:
     kinds = get_type_hints(cls)
-    for name in sorted(kinds.keys() ^ fields.keys()):
+    for name in sorted((kinds.keys() ^ fields.keys()) - _LATER):
         raise CheckpointError(f"{place}.{name} is missing or not known.")
     for name, value in fields.items():
         if not _fits(name, value, kinds[name]):
@@ -94,5 +98,5 @@ def _checked(cls: type, fields: dict[str, Any], place: str) -> dict[str, Any]:
 def _fits(name: str, value: Any, kind: Any) -> bool:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         return False
-    smallest = 1 if name in ("threads", "lanes", "token_budget") else 0
+    smallest = 1 if name in ("threads", "lanes", "token_budget", "chosen_tokens") else 0
     return not isinstance(value, int) or smallest <= value <= _LARGEST.get(name, 2**62)

@@ -3,13 +3,17 @@
 A program takes one query tile and one key head: `QUERIES` neighbouring positions of a document,
 each with the query heads that share the key head, over the keys from 0 in tiles of `KEYS`. Shapes
 are constant, and a query stands in the same row of its tile, however many there are: its bits are
-the same alone and among others. What a query cannot see adds exactly 0 to it.
+the same alone and among others. What a query cannot see adds exactly 0 to it. Where keys are found
+is up to the caller of `over_keys`: a list of rows here, a table of blocks in decoding
+(rollout/native/cuda/invariant.py).
 
 Suffixes: `_N` queries, `_S` query tiles, `_R` rows of the key store, `_T` places in the list of
 rows, `_H` heads, `_d` head dim.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -36,23 +40,37 @@ def attend(
     scale: float,
 ) -> Tensor:
     """[N, H, d]. Not differentiable. `tiles_5S`: TilePlan.tiles_5S of ops/tiled_attention.py."""
-    num_heads, head_dim = q_NHd.shape[1:]
     out_NHd = q_NHd.new_empty(q_NHd.shape)
-    group, dim = num_heads // num_kv_heads, max(_MIN_ROWS, block_of(head_dim))
-    rows = max(_MIN_ROWS, queries * block_of(group))
-    is_single = q_NHd.dtype == torch.float32
     if launches(out_NHd):
         num_tiles = tiles_5S.shape[1]
         _attend[(num_tiles, num_kv_heads)](
             aligned(q_NHd), aligned(k_Rd), aligned(v_Rd), row_T, tiles_5S, out_NHd,
             num_tiles, head_stride, scale,
-            NUM_HEADS=num_heads, GROUP=group, MEMBERS=block_of(group), QUERIES=queries, ROWS=rows,
-            KEYS=keys, WIDTH=head_dim, DIM=dim, PRECISION="ieee" if is_single else "tf32",
-            num_warps=8 if rows > 64 else 4,
-            # Two tiles of wide fp32 heads at a time are more than the shared memory holds.
-            num_stages=1 if is_single and dim > 64 else 2,
+            **tile_options(q_NHd, num_kv_heads=num_kv_heads, queries=queries, keys=keys),
         )  # fmt: skip
     return out_NHd
+
+
+def tile_options(q_NHd: Tensor, *, num_kv_heads: int, queries: int, keys: int) -> dict[str, Any]:
+    """What a kernel around `over_keys` is compiled for: with the same, bits are the same."""
+    num_heads, head_dim = q_NHd.shape[1:]
+    group, dim = num_heads // num_kv_heads, max(_MIN_ROWS, block_of(head_dim))
+    rows = max(_MIN_ROWS, queries * block_of(group))
+    is_single = q_NHd.dtype == torch.float32
+    return {
+        "NUM_HEADS": num_heads,
+        "GROUP": group,
+        "MEMBERS": block_of(group),
+        "QUERIES": queries,
+        "ROWS": rows,
+        "KEYS": keys,
+        "WIDTH": head_dim,
+        "DIM": dim,
+        "PRECISION": "ieee" if is_single else "tf32",
+        "num_warps": 8 if rows > 64 else 4,
+        # Two tiles of wide fp32 heads at a time are more than the shared memory holds.
+        "num_stages": 1 if is_single and dim > 64 else 2,
+    }
 
 
 @triton.jit(do_not_specialize=["num_tiles", "head_stride"])
@@ -78,13 +96,32 @@ def _attend(
     at_q = ((nth_of_start + nth) * NUM_HEADS + head * GROUP + member)[:, None] * WIDTH
     q = tl.load(q_ptr + at_q + at_d[None, :], mask=inside, other=0.0)
 
+    last = tl.minimum(start + QUERIES, length)
+    out = over_keys(
+        q, keys_ptr, values_ptr, document_ptr, position, last, length, head * head_stride, scale,
+        BLOCK_TOKENS=1, BLOCK_STRIDE=1,
+        ROWS=ROWS, KEYS=KEYS, WIDTH=WIDTH, DIM=DIM, PRECISION=PRECISION,
+    )  # fmt: skip
+    tl.store(out_ptr + at_q + at_d[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def over_keys(
+    q, keys_ptr, values_ptr, table_ptr, position, last, length, offset, scale,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_STRIDE: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The online softmax of a tile of queries over keys 0 to `last`: fp32 [ROWS, DIM]. Key t is row
+    `table[t // BLOCK_TOKENS] * BLOCK_STRIDE + t % BLOCK_TOKENS + offset` of the store."""
+    at_d = tl.arange(0, DIM)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     summed = tl.zeros((ROWS, DIM), tl.float32)
-    for first_key in range(0, tl.minimum(start + QUERIES, length), KEYS):
+    for first_key in range(0, last, KEYS):
         key = first_key + tl.arange(0, KEYS)
         is_key = key < length
-        slot = tl.load(document_ptr + key, mask=is_key, other=0) + head * head_stride
+        block = tl.load(table_ptr + key // BLOCK_TOKENS, mask=is_key, other=0).to(tl.int64)
+        slot = block * BLOCK_STRIDE + key % BLOCK_TOKENS + offset
         at_k = slot[:, None] * WIDTH + at_d[None, :]
         is_there = is_key[:, None] & (at_d < WIDTH)[None, :]
         k = tl.load(keys_ptr + at_k, mask=is_there, other=0.0)
@@ -98,5 +135,4 @@ def _attend(
         found = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
         summed = summed * shrink[:, None] + found
         highest = top
-    out = (summed / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + at_q + at_d[None, :], out, mask=inside)
+    return summed / total[:, None]

@@ -1,11 +1,12 @@
 """A tile of logits in one pass: what a log-prob needs of it, and its gradient.
 
-Tiles come from a matrix product and go chunk by chunk over the vocabulary. A row's state is carried
-from chunk to chunk, relative to the largest logit so far:
+Tiles come from a matrix product, in chunks of the vocabulary. What a chunk adds up to is relative
+to its own largest logit:
 
-    max_M,  sum_M = sum exp(z - max),  dot_M = sum exp(z - max) (z - max),  target_M = z[target]
+    max,  sum = sum exp(z - max),  dot = sum exp(z - max) (z - max),  and z[target], where it lies
 
-so that logsumexp = max + log sum, and entropy = log sum - dot / sum. The gradient by z, in the
+Chunks are then summed up in order, so that logsumexp = max + log sum, and entropy = log sum - dot /
+sum. Whether they came in one tile or in many is the same to the bit. The gradient by z, in the
 dtype that the next matrix products take, is
 
     g (1[target] - p) - e p (log p + entropy),        p = exp(z - logsumexp)
@@ -13,7 +14,7 @@ dtype that the next matrix products take, is
 for upstream gradients g of the log-prob and e of the entropy. Where there is no e, the tile holds
 1[target] - p alone, and g goes to the narrow side of the products.
 
-Suffixes: `_M` tokens; a tile is named for its own rows and columns, `_mv`.
+Suffixes: `_M` tokens, `_C` chunks; a tile is named for its own rows and columns, `_mv`.
 """
 
 from __future__ import annotations
@@ -24,27 +25,25 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from homeostat.ops.kernels import block_of, launches, warps_of
+from homeostat.ops.logit_tiles import VOCAB_CHUNK
 
 # exp is 0 in fp32 below -104: clamping here changes no probability, and 0 * inf does not arise.
 _LOG_ZERO = tl.constexpr(-110.0)
+# Rows that begin at multiples of it are read in the same way whatever the tile.
+_ALIGNED = 16
+_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """The state of rows, over the chunks seen so far."""
+class Totals:
+    """Over the whole vocabulary."""
 
     max_M: Tensor
     sum_M: Tensor
     dot_M: Tensor
-    target_M: Tensor
-
-    @classmethod
-    def empty(cls, num_tokens: int, device: torch.device) -> Running:
-        # The first chunk sets all but the target's logit, which one chunk adds.
-        state = torch.zeros(4, num_tokens, dtype=torch.float32, device=device)
-        return cls(*state.unbind())
 
     def lse(self) -> Tensor:
         return self.max_M + self.sum_M.log()
@@ -52,19 +51,48 @@ class Running:
     def entropy(self) -> Tensor:
         return self.sum_M.log() - self.dot_M / self.sum_M
 
-    def add(
-        self, tile_mv: Tensor, targets_M: Tensor, rows: slice, *, first: int, scale: float
-    ) -> None:
-        """The tile of some rows whose first column is entry `first` of the vocabulary."""
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """What each chunk adds up to, and the logits of the targets. `scale_M`: 1 / temperature."""
+
+    vocabulary: int
+    scale_M: Tensor
+    max_CM: Tensor
+    sum_CM: Tensor
+    dot_CM: Tensor
+    target_M: Tensor
+
+    @classmethod
+    def of(cls, vocabulary: int, scale_M: Tensor) -> Chunks:
+        num_chunks, num_tokens = -(-vocabulary // VOCAB_CHUNK), len(scale_M)
+        parts_3CM = scale_M.new_empty(3, num_chunks, num_tokens)
+        return cls(vocabulary, scale_M, *parts_3CM.unbind(), torch.zeros_like(scale_M))
+
+    def add(self, tile_mv: Tensor, targets_M: Tensor, rows: slice, *, first: int) -> None:
+        """The tile of some rows, of one chunk or several: entry `first` of the vocabulary on."""
         if not launches(tile_mv):
             return
         height, width = tile_mv.shape
-        block = block_of(width)
-        _reduce[(height,)](
-            tile_mv, targets_M, self.max_M, self.sum_M, self.dot_M, self.target_M,
-            rows.start, first, width, scale,
-            IS_FIRST=first == 0, BLOCK=block, num_warps=warps_of(block),
+        if width % _ALIGNED:
+            tile_mv = functional.pad(tile_mv, (0, -width % _ALIGNED))
+        block = block_of(min(VOCAB_CHUNK, self.vocabulary))
+        _reduce[(height, triton.cdiv(width, VOCAB_CHUNK))](
+            tile_mv, targets_M, self.scale_M, self.max_CM, self.sum_CM, self.dot_CM, self.target_M,
+            rows.start, first, self.vocabulary, tile_mv.stride(0), len(targets_M),
+            CHUNK=VOCAB_CHUNK, IS_ALIGNED=self.vocabulary % _ALIGNED == 0,
+            BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
+
+    def totals(self) -> Totals:
+        num_chunks, num_tokens = self.max_CM.shape
+        totals_3M = self.scale_M.new_empty(3, num_tokens)
+        if launches(totals_3M):
+            _sum_up[(triton.cdiv(num_tokens, _TOKENS),)](
+                self.max_CM, self.sum_CM, self.dot_CM, totals_3M, num_tokens,
+                CHUNKS=num_chunks, TOKENS=_TOKENS,
+            )  # fmt: skip
+        return Totals(*totals_3M.unbind())
 
 
 def logit_gradients(
@@ -91,38 +119,59 @@ def logit_gradients(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start", "num_tokens"])
 def _reduce(
-    tile_ptr, targets_ptr, max_ptr, sum_ptr, dot_ptr, target_ptr,
-    start, first, width, scale,
-    IS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
+    tile_ptr, targets_ptr, scale_ptr, max_ptr, sum_ptr, dot_ptr, target_ptr,
+    start, first, vocabulary, stride, num_tokens,
+    CHUNK: tl.constexpr, IS_ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, nth = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first += nth * CHUNK
+    width = tl.minimum(vocabulary - first, CHUNK)
+    if IS_ALIGNED:
+        width = tl.multiple_of(width, 16)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    z = tl.load(tile_ptr + row * width + column, mask=inside, other=float("-inf")) * scale
+    token = start + row
+    scale = tl.load(scale_ptr + token)
+    at_row = tile_ptr + row * stride + nth * CHUNK
+    z = tl.load(at_row + column, mask=inside, other=float("-inf")) * scale
     top = tl.max(z, 0)
     shifted = z - top
     share = tl.exp(shifted)
-    total = tl.sum(share, 0)
-    dot = tl.sum(share * tl.maximum(shifted, _LOG_ZERO), 0)
-    token = start + row
     column_of_target = tl.load(targets_ptr + token) - first
     if (column_of_target >= 0) & (column_of_target < width):
-        logit = tl.load(tile_ptr + row * width + column_of_target) * scale
-        tl.store(target_ptr + token, logit)
-    if not IS_FIRST:
-        old_top = tl.load(max_ptr + token)
-        new_top = tl.maximum(old_top, top)
-        old_total = tl.load(sum_ptr + token)
-        old_factor, factor = tl.exp(old_top - new_top), tl.exp(top - new_top)
-        old_dot = tl.load(dot_ptr + token) + old_total * (old_top - new_top)
-        dot = old_dot * old_factor + (dot + total * (top - new_top)) * factor
-        total = old_total * old_factor + total * factor
+        tl.store(target_ptr + token, tl.load(at_row + column_of_target) * scale)
+    at = (first // CHUNK).to(tl.int64) * num_tokens + token
+    tl.store(max_ptr + at, top)
+    tl.store(sum_ptr + at, tl.sum(share, 0))
+    tl.store(dot_ptr + at, tl.sum(share * tl.maximum(shifted, _LOG_ZERO), 0))
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _sum_up(
+    max_ptr, sum_ptr, dot_ptr, totals_ptr, num_tokens, CHUNKS: tl.constexpr, TOKENS: tl.constexpr
+):
+    """Chunk after chunk, each token by itself."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < num_tokens
+    top = tl.load(max_ptr + token, mask=inside, other=0.0)
+    total = tl.load(sum_ptr + token, mask=inside, other=1.0)
+    dot = tl.load(dot_ptr + token, mask=inside, other=0.0)
+    for chunk in range(1, CHUNKS):
+        at = chunk * num_tokens.to(tl.int64) + token
+        its_top = tl.load(max_ptr + at, mask=inside, other=0.0)
+        its_total = tl.load(sum_ptr + at, mask=inside, other=1.0)
+        its_dot = tl.load(dot_ptr + at, mask=inside, other=0.0)
+        new_top = tl.maximum(top, its_top)
+        factor, its_factor = tl.exp(top - new_top), tl.exp(its_top - new_top)
+        dot = (dot + total * (top - new_top)) * factor
+        dot += (its_dot + its_total * (its_top - new_top)) * its_factor
+        total = total * factor + its_total * its_factor
         top = new_top
-    tl.store(max_ptr + token, top)
-    tl.store(sum_ptr + token, total)
-    tl.store(dot_ptr + token, dot)
+    tl.store(totals_ptr + token, top, mask=inside)
+    tl.store(totals_ptr + num_tokens + token, total, mask=inside)
+    tl.store(totals_ptr + 2 * num_tokens + token, dot, mask=inside)
 
 
 @triton.jit

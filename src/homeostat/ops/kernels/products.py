@@ -1,9 +1,14 @@
-"""The matrix product of the invariant numerics: x @ weight.T + bias by tiles of one shape.
+"""The matrix product of the invariant numerics: x @ weight.T + bias by tiles.
 
-A program computes `rows` x `outputs` entries and adds up all inputs in one order, `inputs` at a
-time, in fp32. Nothing is split over programs, and the tile is the same for one row and for many:
-rows that are missing are computed and not stored. So an entry's bits follow from its row, its
-column and the number of inputs.
+A program computes `rows` x `outputs` entries and adds up all inputs in one order, in fp32. Nothing
+is split over programs, and rows that are missing are computed and not stored. So an entry's bits
+follow from its row, its column and the number of inputs.
+
+A tile's shape is chosen by rows and outputs, since few rows are bound by reading the weight and
+many by multiplying. That leaves the bits alone: Hopper's tensor cores take 16 inputs of an entry at
+a time, in order, whatever tile the entry is in and however many inputs are loaded at once, and a
+product has the same bits turned round (weight @ x.T). A device is asked for that once
+(`_tiles_agree`); where it is not so, there is one tile.
 
 Suffixes: `_M` rows, `_K` inputs, `_O` outputs.
 """
@@ -11,6 +16,7 @@ Suffixes: `_M` rows, `_K` inputs, `_O` outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -24,36 +30,90 @@ _NEIGHBOURS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
+class Tile:
+    """`is_turned`: the weight's rows are the tile's rows, for the tensor cores want 64 of them."""
+
     rows: int
     outputs: int
     inputs: int
     warps: int
     stages: int
+    is_turned: bool = False
+
+    def count(self, num_rows: int, num_outputs: int) -> int:
+        """Programs of a product."""
+        return triton.cdiv(num_rows, self.rows) * triton.cdiv(num_outputs, self.outputs)
 
 
-_HALF = _Tile(rows=128, outputs=128, inputs=64, warps=8, stages=3)
+# The largest first.
+_HALF = (
+    Tile(rows=128, outputs=128, inputs=64, warps=8, stages=3),
+    Tile(rows=64, outputs=64, inputs=128, warps=4, stages=3, is_turned=True),
+    Tile(rows=32, outputs=64, inputs=128, warps=4, stages=4, is_turned=True),
+)
+_FEWEST = Tile(rows=16, outputs=64, inputs=128, warps=4, stages=4, is_turned=True)
+# Programs that keep a large GPU busy; with fewer, smaller tiles are faster.
+_BUSY = 150
 # Exact fp32 products do not go through the tensor cores: a smaller tile fits the registers.
-_SINGLE = _Tile(rows=64, outputs=64, inputs=32, warps=8, stages=2)
+_SINGLE = Tile(rows=64, outputs=64, inputs=32, warps=8, stages=2)
+
+
+def half_tiles() -> tuple[Tile, ...]:
+    """Those of bf16 and fp16."""
+    return (*_HALF, _FEWEST)
+
+
+def tile_of(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
+    """The largest that has use for its rows and keeps the device busy."""
+    if dtype == torch.float32:
+        return _SINGLE
+    if num_rows <= _FEWEST.rows:
+        return _FEWEST
+    fitting = (tile for tile in _HALF if 2 * num_rows > tile.rows)
+    busy = (tile for tile in fitting if tile.count(num_rows, num_outputs) >= _BUSY)
+    return next(busy, _HALF[-1])
+
+
+@cache
+def _tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether an entry has the same bits in all tiles. They differ where a tile's shape decides the
+    order of sums, as in the products of Triton's interpreter."""
+    if device.type != "cuda":
+        return False
+    generator = torch.Generator(device).manual_seed(0)
+    x_MK, weight_OK = torch.randn(2, 96, 1024, generator=generator, device=device).to(dtype)
+    found = [
+        product(x_MK, weight_OK, None, out_dtype=torch.float32, tile=tile) for tile in half_tiles()
+    ]
+    return all(torch.equal(found[0], other) for other in found[1:])
+
+
+def _chosen_tile(x_MK: Tensor, num_outputs: int) -> Tile:
+    if x_MK.dtype == torch.float32 or _tiles_agree(x_MK.device, x_MK.dtype):
+        return tile_of(len(x_MK), num_outputs, x_MK.dtype)
+    return _HALF[0]
 
 
 def product(
-    x_MK: Tensor, weight_OK: Tensor, bias_O: Tensor | None, *, out_dtype: torch.dtype
+    x_MK: Tensor,
+    weight_OK: Tensor,
+    bias_O: Tensor | None,
+    *,
+    out_dtype: torch.dtype,
+    tile: Tile | None = None,
 ) -> Tensor:
-    """[M, O]. Not differentiable."""
+    """[M, O]. Not differentiable. `tile`: another than the one that would be chosen."""
     assert x_MK.dtype == weight_OK.dtype, (x_MK.dtype, weight_OK.dtype)
     (num_rows, num_inputs), num_outputs = x_MK.shape, weight_OK.shape[0]
     out_MO = x_MK.new_empty((num_rows, num_outputs), dtype=out_dtype)
-    is_single = x_MK.dtype == torch.float32
-    tile = _SINGLE if is_single else _HALF
     if launches(out_MO):
-        grid = (triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_outputs, tile.outputs),)
-        _product[grid](
+        tile = tile or _chosen_tile(x_MK, num_outputs)
+        _product[(tile.count(num_rows, num_outputs),)](
             aligned(x_MK), aligned(weight_OK), weight_OK if bias_O is None else bias_O, out_MO,
             num_rows, num_outputs, num_inputs,
             HAS_BIAS=bias_O is not None, IS_WHOLE=num_inputs % tile.inputs == 0,
-            PRECISION="ieee" if is_single else "tf32", NEIGHBOURS=_NEIGHBOURS,
-            ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
+            PRECISION="ieee" if x_MK.dtype == torch.float32 else "tf32", NEIGHBOURS=_NEIGHBOURS,
+            ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, IS_TURNED=tile.is_turned,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out_MO
@@ -72,35 +132,43 @@ def _place(
     return (band * NEIGHBOURS + in_band % height) * ROWS, in_band // height * OUTPUTS
 
 
+@triton.jit
+def _along(at, IS_DOWN: tl.constexpr):
+    """A vector as the rows of a tile, or as its columns."""
+    return at[:, None] if IS_DOWN else at[None, :]
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
     x_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, num_outputs, num_inputs,
     HAS_BIAS: tl.constexpr, IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     NEIGHBOURS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    IS_TURNED: tl.constexpr,
 ):  # fmt: skip
     first_row, first_output = _place(num_rows, num_outputs, NEIGHBOURS, ROWS, OUTPUTS)
-    row, output = first_row + tl.arange(0, ROWS), first_output + tl.arange(0, OUTPUTS)
-    at_k = tl.arange(0, INPUTS)
+    row = _along(first_row + tl.arange(0, ROWS), not IS_TURNED)
+    output = _along(first_output + tl.arange(0, OUTPUTS), IS_TURNED)
+    at_kx = _along(tl.arange(0, INPUTS), IS_TURNED)
+    at_kw = _along(tl.arange(0, INPUTS), not IS_TURNED)
     # Beyond the last one the first is read: what comes of it is not stored.
-    x_row = tl.where(row < num_rows, row, 0).to(tl.int64)
-    weight_row = tl.where(output < num_outputs, output, 0).to(tl.int64)
-    at_x = x_ptr + x_row[:, None] * num_inputs + at_k[None, :]
-    at_weight = weight_ptr + weight_row[None, :] * num_inputs + at_k[:, None]
-    total = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+    at_x = x_ptr + tl.where(row < num_rows, row, 0).to(tl.int64) * num_inputs + at_kx
+    at_weight = weight_ptr + tl.where(output < num_outputs, output, 0).to(tl.int64) * num_inputs
+    at_weight += at_kw
+    total = tl.zeros((OUTPUTS, ROWS) if IS_TURNED else (ROWS, OUTPUTS), dtype=tl.float32)
     for first in range(0, num_inputs, INPUTS):
         if IS_WHOLE:
             x, weight = tl.load(at_x), tl.load(at_weight)
         else:
-            inside = at_k < num_inputs - first
-            x = tl.load(at_x, mask=inside[None, :], other=0.0)
-            weight = tl.load(at_weight, mask=inside[:, None], other=0.0)
-        total = tl.dot(x, weight, total, input_precision=PRECISION)
+            x = tl.load(at_x, mask=at_kx < num_inputs - first, other=0.0)
+            weight = tl.load(at_weight, mask=at_kw < num_inputs - first, other=0.0)
+        if IS_TURNED:
+            total = tl.dot(weight, x, total, input_precision=PRECISION)
+        else:
+            total = tl.dot(x, weight, total, input_precision=PRECISION)
         at_x += INPUTS
         at_weight += INPUTS
     is_output = output < num_outputs
     if HAS_BIAS:
-        bias = tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)
-        total += bias[None, :]
-    at = out_ptr + row[:, None].to(tl.int64) * num_outputs + output[None, :]
-    inside = (row[:, None] < num_rows) & is_output[None, :]
-    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
+        total += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)
+    at = out_ptr + row.to(tl.int64) * num_outputs + output
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=(row < num_rows) & is_output)

@@ -1,10 +1,8 @@
 """Which way decoding goes: the fast one, where the device and the model allow it, or the plain one.
 
-plain      one step at a time through the decoder's own forward: the reference
-compact    the same on a CPU over copies of the weights, by fewer calls (compact.py)
-compiled   several steps at a time on a CPU by compiled code (cpu/)
-fused      several steps at a time on a GPU by kernels of fewer launches (cuda/)
-graphs     the same kernels, captured as CUDA graphs
+    forwards = {"fast": DecodeForward, "invariant": InvariantForward}
+    forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
+    return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
 """
 
 from __future__ import annotations
@@ -68,6 +66,7 @@ def make_bursts(
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
     from homeostat.rollout.native.cuda.forward import DecodeForward
+    from homeostat.rollout.native.cuda.invariant import InvariantForward
     from homeostat.rollout.native.cuda.state import DecodeState
     from homeostat.rollout.native.cuda.steps import Steps
 
@@ -79,8 +78,14 @@ def make_bursts(
         layers=model.config.num_layers,
         device=device,
     )
+<<<<<<< HEAD
     forward = DecodeForward(model, state, block_tokens=BLOCK_TOKENS)
     return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
+=======
+    forwards = {"fast": DecodeForward, "invariant": InvariantForward}
+    forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
+    return Bursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
+>>>>>>> wt_inv2
 
 
 def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> Bursts | None:
@@ -98,7 +103,7 @@ def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> 
 
 def obstacle(way: str, shape: DecoderConfig, *, numerics: Numerics, device: torch.device) -> str:
     """Why decoding cannot go this way; empty where it can."""
-    if numerics == "invariant":
+    if way in ("compact", "compiled") and numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
     if way == "compact":
         return "" if device.type == "cpu" else f"it is for a CPU, and this is {device.type}"
@@ -108,7 +113,7 @@ def obstacle(way: str, shape: DecoderConfig, *, numerics: Numerics, device: torc
         return f"it needs a CUDA device, and this is {device.type}"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    if shape.head_dim not in HEAD_DIMS:
+    if numerics == "fast" and shape.head_dim not in HEAD_DIMS:
         return f"heads are {shape.head_dim} wide, and it knows {HEAD_DIMS}"
     return ""
 

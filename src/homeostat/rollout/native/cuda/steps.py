@@ -1,6 +1,6 @@
 """Decoding steps as CUDA graphs: one per number of rows, captured when it is first wanted.
 
-A graph is the launches of `DecodeForward.step`, replayed in one go: the host would take longer to
+A graph is the launches of a forward's step, replayed in one go: the host would take longer to
 launch them than the device takes to run them. Rows are padded to the next of a few numbers, so
 that there are few graphs. They hold no address of the cache, and weights are written in place: a
 graph, once captured, serves until the engine is closed.
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from typing import Protocol
 
 import torch
 
-from homeostat.rollout.native.cuda.forward import DecodeForward
+from homeostat.rollout.native.cuda.state import DecodeState
 
 _SMALL = (1, 2, 4, 8, 16)
 _STRIDE = 32
@@ -25,10 +26,18 @@ def row_counts(max_rows: int) -> list[int]:
     return [count for count in counts if count < max_rows] + [max_rows]
 
 
+class Forward(Protocol):
+    """forward.py, and invariant.py for invariant numerics."""
+
+    state: DecodeState
+
+    def step(self, num_rows: int) -> None: ...
+
+
 class Steps:
     """Runs steps over up to `max_rows` rows. Without graphs the same launches are made anew."""
 
-    def __init__(self, forward: DecodeForward, *, max_rows: int, with_graphs: bool) -> None:
+    def __init__(self, forward: Forward, *, max_rows: int, with_graphs: bool) -> None:
         self.forward = forward
         self.counts = row_counts(max_rows)
         self.with_graphs = with_graphs

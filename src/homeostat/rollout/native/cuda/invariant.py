@@ -1,0 +1,126 @@
+"""A decoding step in invariant numerics over the device's state: the decoder's own forward.
+
+    tokens and positions -> Decoder.hidden_in -> logits -> draw -> log-prob of what was drawn
+
+Invariant: every operation is the one that training and scoring use, in the same numerics, so that
+the log-prob of a token has their bits. Only where keys lie is another matter: `CachedAttention`
+writes the new token's key and value into the cache and finds the others by the state's tables, in
+the same tiles and the same order. Nothing asks the host, so that a step can be captured as a graph.
+
+Suffixes: `_B` rows, `_H` heads, `_d` head dim, `_K` blocks of a sequence, `_V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from homeostat.models.decoder import Decoder
+from homeostat.ops.kernels import aligned
+from homeostat.ops.kernels.attention import over_keys, tile_options
+from homeostat.ops.kernels.logits import Chunks
+from homeostat.ops.linear import tiled_product
+from homeostat.ops.tiled_attention import KEY_TILE, QUERY_TILE
+from homeostat.rollout.native.cuda.sampling import draw_and_move
+from homeostat.rollout.native.cuda.state import DecodeState, Rows
+
+
+class InvariantForward:
+    """The counterpart of forward.py's `DecodeForward`."""
+
+    def __init__(self, model: Decoder, state: DecodeState, *, block_tokens: int) -> None:
+        self.model = model
+        self.state = state
+        self.block_tokens = block_tokens
+
+    def step(self, num_rows: int) -> None:
+        """Moves the first rows of the state on by one token."""
+        state = self.state.rows(num_rows)
+        attention = CachedAttention(state, self.state.stores_L2, self.block_tokens)
+        hidden_BD = self.model.hidden_in(state.tokens_B, state.positions_B, attention)
+        weight_VD = self.model.output_weight()
+        logits_BV = tiled_product(hidden_BD, weight_VD, out_dtype=torch.float32)
+        draw_and_move(logits_BV, state)
+        _note(_logp(logits_BV, state), state)
+
+
+def _logp(logits_BV: Tensor, state: Rows) -> Tensor:
+    """fp32 [B], of the tokens that were drawn: the sums of ops/fused_logprobs.py."""
+    num_rows, vocabulary = logits_BV.shape
+    chunks = Chunks.of(vocabulary, state.scale_B)
+    chunks.add(logits_BV, state.tokens_B.long(), slice(0, num_rows), first=0)
+    return chunks.target_M - chunks.totals().lse()
+
+
+def _note(logp_B: Tensor, state: Rows) -> None:
+    """Under the step that was made, in place of what drawing found to rounding."""
+    step_B = (state.positions_B - state.starts_B - state.moves_B).long()
+    state.logps_SB.scatter_(0, step_B[None], logp_B[None])
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAttention:
+    """One query a row, over its cached blocks and its own key."""
+
+    state: Rows
+    stores_L2: Tensor
+    block_tokens: int
+
+    def attend(
+        self, layer: int, q_BHd: Tensor, k_BHd: Tensor, v_BHd: Tensor, *, scale: float
+    ) -> Tensor:
+        num_kv_heads = k_BHd.shape[1]
+        out_BHd = q_BHd.new_empty(q_BHd.shape)
+        tables_BK = self.state.tables_BK
+        options = tile_options(q_BHd, num_kv_heads=num_kv_heads, queries=QUERY_TILE, keys=KEY_TILE)
+        _attend[(len(q_BHd), num_kv_heads)](
+            aligned(q_BHd), aligned(k_BHd), aligned(v_BHd), self.stores_L2[layer], tables_BK,
+            self.state.positions_B, out_BHd, tables_BK.stride(0), scale,
+            NUM_KV_HEADS=num_kv_heads, BLOCK_TOKENS=self.block_tokens, **options,
+        )  # fmt: skip
+        return out_BHd
+
+
+@triton.jit
+def _attend(
+    q_ptr, k_ptr, v_ptr, stores_ptr, tables_ptr, positions_ptr, out_ptr, table_stride, scale,
+    NUM_KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr, QUERIES: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    now = tl.load(positions_ptr + sequence)
+    table_ptr = tables_ptr + sequence * table_stride
+    # Addresses make no promise of alignment; the allocator does.
+    element = q_ptr.dtype.element_ty
+    keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(element)), 16)
+    values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(element)), 16)
+
+    at_d = tl.arange(0, DIM)
+    is_dim = at_d < WIDTH
+    block = tl.load(table_ptr + now // BLOCK_TOKENS).to(tl.int64)
+    slot = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + now % BLOCK_TOKENS
+    at_new = (sequence * NUM_KV_HEADS + head) * WIDTH + at_d
+    k, v = tl.load(k_ptr + at_new, mask=is_dim), tl.load(v_ptr + at_new, mask=is_dim)
+    tl.store(keys_ptr + slot * WIDTH + at_d, k, mask=is_dim)
+    tl.store(values_ptr + slot * WIDTH + at_d, v, mask=is_dim)
+    # The program's threads read below what others of them wrote.
+    tl.debug_barrier()
+
+    row = tl.arange(0, ROWS)
+    member = row % MEMBERS
+    position = now // QUERIES * QUERIES + row // MEMBERS
+    inside = ((position == now) & (member < GROUP))[:, None] & is_dim[None, :]
+    at_q = (sequence * NUM_HEADS + head * GROUP + member)[:, None] * WIDTH + at_d[None, :]
+    q = tl.load(q_ptr + at_q, mask=inside, other=0.0)
+    out = over_keys(
+        q, keys_ptr, values_ptr, table_ptr, position, now + 1, now + 1, head * BLOCK_TOKENS, scale,
+        BLOCK_TOKENS=BLOCK_TOKENS, BLOCK_STRIDE=NUM_KV_HEADS * BLOCK_TOKENS,
+        ROWS=ROWS, KEYS=KEYS, WIDTH=WIDTH, DIM=DIM, PRECISION=PRECISION,
+    )  # fmt: skip
+    tl.store(out_ptr + at_q, out.to(element), mask=inside)
