@@ -29,12 +29,12 @@ def wait_for_last(EARLY: tl.constexpr):
 
 
 @cache
-def _can_start_early(device: torch.device) -> bool:
+def can_start_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def early(device: torch.device) -> dict[str, Any]:
     """The flags of a launch."""
-    if _can_start_early(device):
+    if can_start_early(device):
         return {"EARLY": True, "launch_pdl": True}
     return {"EARLY": False}
