@@ -73,8 +73,8 @@ class DecodeForward:
     def _layers_for(self, num_rows: int) -> Layers:
         if self.can_be_narrow and num_rows <= narrow.MAX_ROWS:
             return self._narrow_layers
-        inner = self.model.config.intermediate_size
-        if self.can_be_tiled and products.are_better(num_rows, inner):
+        gate_ID = self.model.model.layers[0].mlp.gate_proj.weight
+        if self.can_be_tiled and products.are_better(num_rows, gate_ID):
             return self._tiled_layers
         return self._wide_layers
 

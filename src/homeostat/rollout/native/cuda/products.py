@@ -45,6 +45,8 @@ _BUSY, _FULL = 48, 264
 # Programs, where tiles are shared out.
 _SHARED = 128
 _MAX_TILE_ROWS = 128
+# Bytes of a row's inputs that are multiplied at a time.
+_INPUT_BYTES = 256
 # Shared memory of a program for tiles on their way.
 _STAGE_BYTES = 200_000
 
@@ -208,23 +210,24 @@ class Tiles:
         }
 
 
-def tiles_for(num_rows: int, num_outputs: int, num_inputs: int) -> Tiles:
+def tiles_for(num_rows: int, weight_OK: Tensor) -> Tiles:
     """As many rows as leave enough tiles to keep the device busy; of long sums, shares."""
+    num_outputs, num_inputs = weight_OK.shape
     is_long = num_inputs >= 2048
     tall, rows = triton.cdiv(num_outputs, OUTPUTS), _MAX_TILE_ROWS if is_long else 64
     while rows > 16 and (rows >= 2 * num_rows or tall * triton.cdiv(num_rows, rows) < _BUSY):
         rows //= 2
     tiles = tall * triton.cdiv(num_rows, rows)
     shares = min(max(_SHARED // tiles, 1), 4) if is_long else 1
-    inputs = 128
-    stages = min(_STAGE_BYTES // (2 * inputs * (OUTPUTS + rows)), 6)
-    return Tiles(rows, inputs, stages, shares)
+    stages = min(_STAGE_BYTES // (_INPUT_BYTES * (OUTPUTS + rows)), 6)
+    return Tiles(rows, _INPUT_BYTES // weight_OK.itemsize, stages, shares)
 
 
-def tiles_for_gated(num_rows: int) -> Tiles:
+def tiles_for_gated(num_rows: int, weight_OK: Tensor) -> Tiles:
     """Tiles are many: they hold as many rows as there are, and two fit where one is computed."""
     rows = min(max(triton.next_power_of_2(num_rows), 16), _MAX_TILE_ROWS)
-    return Tiles(rows, 64 if rows == _MAX_TILE_ROWS else 128, 3)
+    num_bytes = _INPUT_BYTES // 2 if rows == _MAX_TILE_ROWS else _INPUT_BYTES
+    return Tiles(rows, num_bytes // weight_OK.itemsize, stages=3)
 
 
 def can_multiply(weight_OK: Tensor | None) -> bool:
@@ -234,11 +237,11 @@ def can_multiply(weight_OK: Tensor | None) -> bool:
     return not weight_OK.is_cuda or (weight_OK.itemsize == 2 and can_start_early(weight_OK.device))
 
 
-def are_better(num_rows: int, inner: int) -> bool:
+def are_better(num_rows: int, gate_ID: Tensor) -> bool:
     """Than a library's products: for rows that are not many, while all tiles of the widest product
     can be computed at once."""
-    tiles = tiles_for_gated(num_rows)
-    return num_rows <= MAX_ROWS and math.prod(tiles.grid(num_rows, inner)) <= _FULL
+    grid = tiles_for_gated(num_rows, gate_ID).grid(num_rows, len(gate_ID))
+    return num_rows <= MAX_ROWS and math.prod(grid) <= _FULL
 
 
 class Scratch:
@@ -253,7 +256,7 @@ class Scratch:
 def into_heads(x: Scaled, weight_OD: Tensor, bias_O: Tensor | None, *, eps: float) -> Tensor:
     """[B, O]: q, k and v of the normed rows, one after the other."""
     (num_rows, width), num_outputs = x.rows_BD.shape, weight_OD.shape[0]
-    tiles = tiles_for(num_rows, num_outputs, width)
+    tiles = tiles_for(num_rows, weight_OD)
     out_BO = x.rows_BD.new_empty(num_rows, num_outputs)
     _into_heads[tiles.grid(num_rows, num_outputs)](
         *tiles.descriptors(x.rows_BD, weight_OD),
@@ -274,7 +277,7 @@ def into_heads(x: Scaled, weight_OD: Tensor, bias_O: Tensor | None, *, eps: floa
 def gated(x: Scaled, weight_OD: Tensor, *, eps: float) -> Tensor:
     """[B, I]. `weight_OD`: gate's rows, then up's."""
     (num_rows, width), num_outputs = x.rows_BD.shape, weight_OD.shape[0] // 2
-    tiles = tiles_for_gated(num_rows)
+    tiles = tiles_for_gated(num_rows, weight_OD)
     out_BI = x.rows_BD.new_empty(num_rows, num_outputs)
     _gated[tiles.grid(num_rows, num_outputs)](
         *tiles.descriptors(x.rows_BD, weight_OD),
@@ -296,7 +299,7 @@ def added(
     """x += inputs @ weight.T, in place; then what a product after the norm takes."""
     num_outputs, num_inputs = weight_OK.shape
     num_rows = x_BO.shape[0]
-    tiles = tiles_for(num_rows, num_outputs, num_inputs)
+    tiles = tiles_for(num_rows, weight_OK)
     grid = tiles.grid(num_rows, num_outputs)
     scaled_BO = torch.empty_like(x_BO)
     squares_BT = torch.empty(num_rows, grid[1], dtype=torch.float32, device=x_BO.device)
