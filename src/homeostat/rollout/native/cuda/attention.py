@@ -2,7 +2,7 @@
 in one kernel.
 
 A program serves one sequence, one key head and one share of the cached keys. The first share also
-rotates the new token's key, writes key and value to the cache, and begins its sums with them. With
+rotates the new token's key, writes key and value to the cache, and adds them to its sums. With
 several shares the last program to finish sums up what all of them found, in their order: the result
 does not depend on who that was. Only live keys are read.
 
@@ -64,20 +64,6 @@ def _cached(
 
 
 @triton.jit
-def _new(
-    at_k, at_v, at_new_k, at_new_v, q, norm_ptr, cos, sin, eps, scale, DIM: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-):  # fmt: skip
-    """The new token's key, rotated, and its value go to the cache. Its score and its value."""
-    one, at_d = tl.zeros((1,), tl.int32), tl.arange(0, DIM)
-    key = _turned(at_k + one[:, None], one == 0, norm_ptr, cos, sin, eps, DIM, HAS_NORM)
-    value = tl.load(at_v + at_d)
-    tl.store(at_new_k + at_d[None, :], key)
-    tl.store(at_new_v + at_d, value)
-    return tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale, value.to(tl.float32)
-
-
-@triton.jit
 def _more(highest, total, summed, q, keys, values, is_live, scale, PRECISION: tl.constexpr):
     """Online softmax: the largest score, the sum of weights and the weighted sum of values per row,
     with a tile of keys more."""
@@ -89,6 +75,35 @@ def _more(highest, total, summed, q, keys, values, is_live, scale, PRECISION: tl
     total = total * shrink + tl.sum(weights, 1)
     found = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
     return top, total, summed * shrink[:, None] + found
+
+
+@triton.jit
+def _softmax_over_keys(
+    q, keys, values, keys_ptr, values_ptr, table_ptr, head, first, last, scale,
+    NUM_KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr, SHARES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Over cached keys `first` to `last`. Of a share, the first tile is given."""
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    summed = tl.zeros((ROWS, DIM), tl.float32)
+    for start in range(first, last, TILE):
+        if SHARES == 1:
+            now_keys, now_values = _cached(
+                keys_ptr, values_ptr, table_ptr, head, start, last,
+                NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
+            )  # fmt: skip
+        else:
+            now_keys, now_values = keys, values
+            keys, values = _cached(
+                keys_ptr, values_ptr, table_ptr, head, start + TILE, last,
+                NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
+            )  # fmt: skip
+        is_live = start + tl.arange(0, TILE) < last
+        highest, total, summed = _more(
+            highest, total, summed, q, now_keys, now_values, is_live, scale, PRECISION
+        )
+    return highest, total, summed
 
 
 @triton.jit
@@ -151,63 +166,46 @@ def _attend(
     keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(element)), 16)
     values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(element)), 16)
     table_ptr = tables_ptr + sequence * table_stride
+    block = tl.load(table_ptr + position // BLOCK_TOKENS).to(tl.int64)
+    slot = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + position % BLOCK_TOKENS
+    keys, values = keys_ptr, values_ptr
     if SHARES > 1:
         # A share is seldom more than a tile: it is read while the last kernel ends.
         keys, values = _cached(
-            keys_ptr,
-            values_ptr,
-            table_ptr,
-            head,
-            first,
-            last,
-            NUM_KV_HEADS,
-            BLOCK_TOKENS,
-            TILE,
-            DIM,
-        )
+            keys_ptr, values_ptr, table_ptr, head, first, last,
+            NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
+        )  # fmt: skip
     wait_for_last(EARLY)
 
-    rows, at_d = tl.arange(0, ROWS), tl.arange(0, DIM)
+    rows, one, at_d = tl.arange(0, ROWS), tl.zeros((1,), tl.int32), tl.arange(0, DIM)
     is_row = rows < GROUP
     at_turn = sequence * (DIM // 2) + at_d % (DIM // 2)
     cos, sin = tl.load(cos_ptr + at_turn), tl.load(sin_ptr + at_turn)
     at_q = q_ptr + sequence * q_stride + (head * GROUP + rows[:, None]) * DIM
+    at_k = k_ptr + sequence * k_stride + head * DIM + one[:, None]
+    value = tl.load(v_ptr + sequence * v_stride + head * DIM + at_d)
     q = _turned(at_q, is_row, q_norm_ptr, cos, sin, eps, DIM, HAS_NORM)
-    highest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    summed = tl.zeros((ROWS, DIM), tl.float32)
+    key = _turned(at_k, one == 0, k_norm_ptr, cos, sin, eps, DIM, HAS_NORM)
+    highest, total, summed = _softmax_over_keys(
+        q, keys, values, keys_ptr, values_ptr, table_ptr, head, first, last, scale,
+        NUM_KV_HEADS, ROWS, DIM, BLOCK_TOKENS, TILE, SHARES, PRECISION,
+    )  # fmt: skip
     if share == 0:
-        block = tl.load(table_ptr + position // BLOCK_TOKENS).to(tl.int64)
-        slot = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + position % BLOCK_TOKENS
-        highest, value = _new(
-            k_ptr + sequence * k_stride + head * DIM, v_ptr + sequence * v_stride + head * DIM,
-            keys_ptr + slot * DIM, values_ptr + slot * DIM, q, k_norm_ptr, cos, sin, eps, scale,
-            DIM, HAS_NORM,
-        )  # fmt: skip
-        total += 1.0
-        summed += value[None, :]
-    for start in range(first, last, TILE):
-        if SHARES == 1:
-            keys, values = _cached(
-                keys_ptr, values_ptr, table_ptr, head, start, last,
-                NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
-            )  # fmt: skip
-        is_live = start + tl.arange(0, TILE) < last
-        highest, total, summed = _more(
-            highest, total, summed, q, keys, values, is_live, scale, PRECISION
-        )
-        if SHARES > 1:
-            keys, values = _cached(
-                keys_ptr, values_ptr, table_ptr, head, start + TILE, last,
-                NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
-            )  # fmt: skip
+        tl.store(keys_ptr + slot * DIM + at_d[None, :], key)
+        tl.store(values_ptr + slot * DIM + at_d, value)
+        score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
+        top = tl.maximum(highest, score)
+        shrink, weight = tl.exp(highest - top), tl.exp(score - top)
+        total = total * shrink + weight
+        summed = summed * shrink[:, None] + weight[:, None] * value.to(tl.float32)[None, :]
+        highest = top
     pair = sequence * NUM_KV_HEADS + head
     if SHARES > 1 and num_shares > 1:
         is_whole, total, summed = _sum_of_shares(
             highest, total, summed, sums_ptr, tops_ptr, arrived_ptr, pair, share, num_shares,
             ROWS, DIM, SHARES,
         )  # fmt: skip
-        is_row &= is_whole
+        is_row &= rows < tl.where(is_whole, ROWS, 0)
     at_out = out_ptr + (pair * GROUP + rows[:, None]) * DIM + at_d[None, :]
     tl.store(at_out, (summed / total[:, None]).to(element), mask=is_row[:, None])
 
@@ -286,11 +284,10 @@ def decode_attention(
         ROWS=shape.rows,
         DIM=shape.head_dim,
         BLOCK_TOKENS=shape.block_tokens,
-        TILE=8192 // shape.head_dim if scratch.shares == 1 else 64,
+        TILE=64,
         SHARES=scratch.shares,
         HAS_NORM=norms is not None,
         PRECISION="ieee" if q_BX.dtype == torch.float32 else "tf32",
-        num_warps=4 if scratch.shares == 1 else 2,
         **early(q_BX.device),
     )
     return out_BX

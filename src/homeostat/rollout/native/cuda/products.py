@@ -40,8 +40,9 @@ from homeostat.rollout.native.cuda.shares import is_last
 MAX_ROWS = 256
 # Outputs of a tile, which is what a tensor core takes.
 OUTPUTS = 64
-# Tiles that are enough to keep the device busy, and those that it can hold at once.
-_BUSY, _FULL = 48, 264
+# Tiles that are enough to keep the device busy, of short sums and of long ones; tiles that it can
+# hold at once.
+_BUSY, _BUSY_LONG, _FULL = 64, 48, 264
 # Programs, where tiles are shared out.
 _SHARED = 128
 _MAX_TILE_ROWS = 128
@@ -52,10 +53,14 @@ _STAGE_BYTES = 200_000
 
 
 @triton.jit
-def _rstd(squares_ptr, at_B, is_row, width, eps, TILES: tl.constexpr, PADDED_TILES: tl.constexpr):
+def _squares(squares_ptr, at_B, is_row, TILES: tl.constexpr, PADDED_TILES: tl.constexpr):
     at_T = tl.arange(0, PADDED_TILES)
     is_in = is_row[:, None] & (at_T < TILES)[None, :]
-    squares = tl.load(squares_ptr + at_B[:, None] * TILES + at_T[None, :], mask=is_in, other=0.0)
+    return tl.load(squares_ptr + at_B[:, None] * TILES + at_T[None, :], mask=is_in, other=0.0)
+
+
+@triton.jit
+def _rstd(squares, width, eps):
     return 1.0 / tl.sqrt(tl.sum(squares, 1) / width + eps)
 
 
@@ -68,18 +73,22 @@ def _into_heads(
 ):  # fmt: skip
     let_next_start(EARLY)
     row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
+    is_row, is_output = at_B < num_rows, at_O < num_outputs
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
+    # What is needed in the end is on its way while the sums are computed.
+    if TILES > 0:
+        squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(0, num_inputs, INPUTS):
         weight, x = weight_desc.load([output, start]), x_desc.load([row, start])
         sums = tl.dot(weight, tl.trans(x), sums, input_precision=PRECISION)
-    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
-    is_row, is_output = at_B < num_rows, at_O < num_outputs
     if TILES > 0:
-        rstd = _rstd(squares_ptr, at_B, is_row, num_inputs, eps, TILES, PADDED_TILES)
-        sums *= rstd[None, :]
+        sums *= _rstd(squares, num_inputs, eps)[None, :]
     if HAS_BIAS:
-        sums += tl.load(bias_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)[:, None]
+        sums += bias[:, None]
     at = out_ptr + at_B[:, None] * num_outputs + at_O[None, :]
     out = tl.trans(sums).to(out_ptr.dtype.element_ty)
     tl.store(at, out, mask=is_row[:, None] & is_output[None, :])
@@ -93,7 +102,10 @@ def _gated(
 ):  # fmt: skip
     let_next_start(EARLY)
     row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
+    is_row = at_B < num_rows
     wait_for_last(EARLY)
+    squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
     gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
     up = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(0, num_inputs, INPUTS):
@@ -102,9 +114,7 @@ def _gated(
         up_weight = weight_desc.load([num_outputs + output, start])
         gate = tl.dot(gate_weight, tl.trans(x), gate, input_precision=PRECISION)
         up = tl.dot(up_weight, tl.trans(x), up, input_precision=PRECISION)
-    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
-    is_row = at_B < num_rows
-    rstd = _rstd(squares_ptr, at_B, is_row, num_inputs, eps, TILES, PADDED_TILES)[None, :]
+    rstd = _rstd(squares, num_inputs, eps)[None, :]
     element = out_ptr.dtype.element_ty
     gate = (gate * rstd).to(element).to(tl.float32)
     up = (up * rstd).to(element).to(tl.float32)
@@ -143,7 +153,13 @@ def _added(
     row, output, share = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
     per_share = tl.cdiv(tl.cdiv(num_inputs, INPUTS), SHARES) * INPUTS
     first = share * per_share
+    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
+    is_row, is_output = at_B < num_rows, at_O < num_outputs
+    is_in = is_row[:, None] & is_output[None, :]
+    at = at_B[:, None] * num_outputs + at_O[None, :]
+    norm = tl.load(norm_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
+    x = tl.load(x_ptr + at, mask=is_in, other=0.0)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in range(first, tl.minimum(first + per_share, num_inputs), INPUTS):
         weight, inputs = weight_desc.load([output, start]), inputs_desc.load([row, start])
@@ -152,20 +168,15 @@ def _added(
     if SHARES > 1:
         is_whole, sums = _sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
     if is_whole:
-        at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
-        is_row, is_output = at_B < num_rows, at_O < num_outputs
-        is_in = is_row[:, None] & is_output[None, :]
-        at = at_B[:, None] * num_outputs + at_O[None, :]
         element = x_ptr.dtype.element_ty
-        x = tl.load(x_ptr + at, mask=is_in, other=0.0).to(tl.float32)
-        x = (x + tl.trans(sums).to(element).to(tl.float32)).to(element)
-        tl.store(x_ptr + at, x, mask=is_in)
-        x = x.to(tl.float32)
-        norm = tl.load(norm_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
-        tl.store(scaled_ptr + at, (x * norm[None, :]).to(element), mask=is_in)
-        squares = tl.sum(tl.where(is_in, x * x, 0.0), 1)
-        at = at_B * tl.num_programs(1) + tl.program_id(1)
-        tl.store(squares_ptr + at, squares, mask=is_row)
+        added = tl.trans(sums).to(element).to(tl.float32)
+        rounded = (x.to(tl.float32) + added).to(element)
+        tl.store(x_ptr + at, rounded, mask=is_in)
+        whole = rounded.to(tl.float32)
+        tl.store(scaled_ptr + at, (whole * norm[None, :]).to(element), mask=is_in)
+        squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 1)
+        at_tile = at_B * tl.num_programs(1) + tl.program_id(1)
+        tl.store(squares_ptr + at_tile, squares, mask=is_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +225,9 @@ def tiles_for(num_rows: int, weight_OK: Tensor) -> Tiles:
     """As many rows as leave enough tiles to keep the device busy; of long sums, shares."""
     num_outputs, num_inputs = weight_OK.shape
     is_long = num_inputs >= 2048
-    tall, rows = triton.cdiv(num_outputs, OUTPUTS), _MAX_TILE_ROWS if is_long else 64
-    while rows > 16 and (rows >= 2 * num_rows or tall * triton.cdiv(num_rows, rows) < _BUSY):
+    rows, wanted = (_MAX_TILE_ROWS, _BUSY_LONG) if is_long else (64, _BUSY)
+    tall = triton.cdiv(num_outputs, OUTPUTS)
+    while rows > 16 and (rows >= 2 * num_rows or tall * triton.cdiv(num_rows, rows) < wanted):
         rows //= 2
     tiles = tall * triton.cdiv(num_rows, rows)
     shares = min(max(_SHARED // tiles, 1), 4) if is_long else 1
