@@ -117,7 +117,7 @@ def test_graphs_fused_and_plain(kind: str, dtype: torch.dtype, max_concurrency: 
 
 
 def test_many_rows() -> None:
-    """Tall tiles, long sums in shares, and no logits in memory."""
+    """Tall tiles, and long sums in shares."""
     made = model("qwen2", torch.bfloat16, intermediate_size=2600)
     graphs = sampled(made, "graphs", max_concurrency=100, count=128)
     assert equal_bits(graphs, sampled(made, "fused", max_concurrency=100, count=128))

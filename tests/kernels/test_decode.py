@@ -27,7 +27,7 @@ from homeostat.rollout.native.cuda.attention import (
     AttentionShape,
     decode_attention,
 )
-from homeostat.rollout.native.cuda.sampling import draw_and_move, draw_from_hidden
+from homeostat.rollout.native.cuda.sampling import draw_and_move
 from homeostat.rollout.native.cuda.state import DecodeState
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import Completion, StopReason
@@ -231,13 +231,10 @@ def test_attention_over_blocks(
 # ---- sampling ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_stored", [True, False])
-def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row(is_stored: bool) -> None:
-    """From logits, or without ever storing them."""
-    count, vocabulary = 6, 5000 if is_stored else 300
-    hidden_BD, weight_VD = drawn(count, 36) / 2, drawn(vocabulary, 36, seed=1)
+def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row() -> None:
+    count, vocabulary = 6, 5000
     state = DecodeState(max_rows=count, max_tokens=40, block_tokens=16, layers=1, device=DEVICE)
-    logits_BV = hidden_BD @ weight_VD.T
+    logits_BV = 3 * drawn(count, vocabulary)
     temperatures = (1.0, 0.5, 2.0, 1.0, 1.0, 1.0)
     noise_B = torch.tensor([0.0, 0.3, 0.5, 0.9, 1.0 - 2.0**-52, 0.7], dtype=torch.float64)
     state.scale_B.copy_(torch.tensor([1 / t for t in temperatures]))
@@ -246,10 +243,7 @@ def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row(is_stored: boo
     state.positions_B.fill_(11)
     state.starts_B.fill_(9)
     state.noise_SB[2] = noise_B.to(DEVICE)
-    if is_stored:
-        draw_and_move(logits_BV, state.rows(count))
-    else:
-        draw_from_hidden(hidden_BD, weight_VD, state.rows(count))
+    draw_and_move(logits_BV, state.rows(count))
     tokens_B, logps_B = state.drawn_SB[2].long().cpu(), state.logps_SB[2].cpu()
     for row in range(count):
         z_V = (logits_BV[row].cpu() * state.scale_B[row].cpu()).double()
@@ -265,12 +259,7 @@ def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row(is_stored: boo
 def test_logits_that_are_no_numbers_give_a_log_prob_that_is_none() -> None:
     state = DecodeState(max_rows=1, max_tokens=4, block_tokens=16, layers=1, device=DEVICE)
     state.scale_B.fill_(1.0)
-    nothing_BV = torch.full((1, 52), torch.nan, device=DEVICE)
-    draw_and_move(nothing_BV, state.rows(1))
-    assert torch.isnan(state.logps_SB[0, 0])
-    assert 0 <= int(state.drawn_SB[0, 0]) < 52
-    state.logps_SB.zero_()
-    draw_from_hidden(nothing_BV, torch.ones(50, 52, device=DEVICE), state.rows(1))
+    draw_and_move(torch.full((1, 50), torch.nan, device=DEVICE), state.rows(1))
     assert torch.isnan(state.logps_SB[0, 0])
     assert 0 <= int(state.drawn_SB[0, 0]) < 50
 

@@ -8,6 +8,7 @@ stop tokens, stop strings, limits and segments mean the same in all of them.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -40,8 +41,9 @@ class Flight:
         self.is_cut = sampling.temperature > 0 and (
             sampling.top_p < 1.0 or sampling.top_k is not None
         )
-        self._logps: list[float] = []
-        self._sampled_logps: list[float] = []
+        # Arrays: a list of numbers takes far longer to become a tensor when all end at once.
+        self._logps = array("f")
+        self._sampled_logps = array("f")
         self._versions: list[tuple[int, int]] = []
         self._stops = None
         if sampling.stop_strings:
@@ -71,7 +73,8 @@ class Flight:
         self._mark(version)
         self.tokens.append(token)
         self._logps.append(logp)
-        self._sampled_logps.append(sampled_logp)
+        if self.is_cut:
+            self._sampled_logps.append(sampled_logp)
         return self._end()
 
     def extend(
@@ -84,8 +87,9 @@ class Flight:
             self._mark(version)
             count = min(len(tokens), self.max_length - len(self.tokens))
             self.tokens += tokens[:count]
-            self._logps += logps[:count]
-            self._sampled_logps += logps[:count]
+            self._logps.extend(logps[:count])
+            if self.is_cut:
+                self._sampled_logps.extend(logps[:count])
             return self._end()
         for token, logp in zip(tokens, logps, strict=True):
             reason = self.append(token, logp, logp, version=version)

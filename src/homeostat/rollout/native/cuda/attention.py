@@ -78,6 +78,16 @@ def _more(highest, total, summed, q, keys, values, is_live, scale, PRECISION: tl
 
 
 @triton.jit
+def _with_new(highest, total, summed, q, key, value, scale):
+    """The same with the new token's own key and value more."""
+    score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
+    top = tl.maximum(highest, score)
+    shrink, weight = tl.exp(highest - top), tl.exp(score - top)
+    summed = summed * shrink[:, None] + weight[:, None] * value.to(tl.float32)[None, :]
+    return top, total * shrink + weight, summed
+
+
+@triton.jit
 def _softmax_over_keys(
     q, keys, values, keys_ptr, values_ptr, table_ptr, head, first, last, scale,
     NUM_KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
@@ -193,12 +203,7 @@ def _attend(
     if share == 0:
         tl.store(keys_ptr + slot * DIM + at_d[None, :], key)
         tl.store(values_ptr + slot * DIM + at_d, value)
-        score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
-        top = tl.maximum(highest, score)
-        shrink, weight = tl.exp(highest - top), tl.exp(score - top)
-        total = total * shrink + weight
-        summed = summed * shrink[:, None] + weight[:, None] * value.to(tl.float32)[None, :]
-        highest = top
+        highest, total, summed = _with_new(highest, total, summed, q, key, value, scale)
     pair = sequence * NUM_KV_HEADS + head
     if SHARES > 1 and num_shares > 1:
         is_whole, total, summed = _sum_of_shares(

@@ -23,12 +23,13 @@ from torch.nn import functional
 from homeostat.models.decoder import Decoder, Layer
 from homeostat.models.side_by_side import joined
 from homeostat.ops.linear import Linear
-from homeostat.rollout.native.cuda import narrow, products, rows, sampling
+from homeostat.rollout.native.cuda import narrow, products, rows
 from homeostat.rollout.native.cuda.attention import (
     AttentionScratch,
     AttentionShape,
     decode_attention,
 )
+from homeostat.rollout.native.cuda.sampling import draw_and_move
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
 # Programs that keep the whole device busy; with fewer sequences, keys are shared out.
@@ -67,11 +68,7 @@ class DecodeForward:
         )
         x_BD, added_BD = self._layers_for(num_rows)(x_BD, turns, state)
         hidden_BD = rows.add_norm(x_BD, added_BD, trunk.norm.weight, eps=eps)
-        weight_VD = self.model.output_weight()
-        if num_rows >= sampling.MIN_ROWS and products.can_multiply(weight_VD):
-            sampling.draw_from_hidden(hidden_BD, weight_VD, state)
-        else:
-            sampling.draw_and_move(_logits(hidden_BD, weight_VD), state)
+        draw_and_move(self._logits(hidden_BD), state)
 
     def _layers_for(self, num_rows: int) -> Layers:
         if self.can_be_narrow and num_rows <= narrow.MAX_ROWS:
@@ -168,12 +165,12 @@ class DecodeForward:
             )
         return self._scratch[num_rows]
 
-
-def _logits(hidden_BD: Tensor, weight_VD: Tensor) -> Tensor:
-    """fp32 [B, V], summed in fp32 as the trainer's are."""
-    if hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
-    return hidden_BD.float() @ weight_VD.float().t()
+    def _logits(self, hidden_BD: Tensor) -> Tensor:
+        """fp32 [B, V], summed in fp32 as the trainer's are."""
+        weight_VD = self.model.output_weight()
+        if hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
+            return torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
+        return hidden_BD.float() @ weight_VD.float().t()
 
 
 def _maps(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
@@ -209,18 +206,17 @@ def _is_plain(model: Decoder) -> bool:
 
 
 def _can_be_tiled(model: Decoder) -> bool:
-    """Weights lie side by side, and the device can copy tiles of them."""
-    return all(
-        products.can_multiply(weight)
-        for layer in model.model.layers
-        for attention, mlp in [(layer.self_attn, layer.mlp)]
-        for weight in (
-            _side_by_side((attention.q_proj, attention.k_proj, attention.v_proj))[0],
-            _side_by_side((mlp.gate_proj, mlp.up_proj))[0],
-            attention.o_proj.weight,
-            mlp.down_proj.weight,
-        )
-    )
+    """Weights and biases lie side by side, and the device can copy tiles of them."""
+    return all(_has_tiles(layer) for layer in model.model.layers)
+
+
+def _has_tiles(layer: Layer) -> bool:
+    attention, mlp = layer.self_attn, layer.mlp
+    heads_OD, bias_O = _side_by_side((attention.q_proj, attention.k_proj, attention.v_proj))
+    gates_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
+    weights = (heads_OD, gates_OD, attention.o_proj.weight, mlp.down_proj.weight)
+    has_bias = attention.q_proj.bias is not None
+    return all(map(products.can_multiply, weights)) and has_bias == (bias_O is not None)
 
 
 def _head_maps(layer: Layer) -> narrow.HeadMaps:

@@ -1,10 +1,9 @@
-"""Draws the next token of each sequence, on the device.
+"""Draws the next token of each sequence from its logits, on the device.
 
 The vocabulary is cut into tiles. A first pass finds each tile's largest logit and the sum of its
 weights; a second finds, per sequence, the tile in which the request's noise falls, and then the
 token in it: inverse CDF, as in `native.sampler`, whose definition this follows to rounding. The
-logits are given and read once; or, of many rows, they are never stored: the first pass multiplies,
-and the second computes those of its tile again.
+logits are read once.
 
 The second pass also moves the sequence on: the token is its next input, its position grows by one,
 and what was drawn is noted under the number of the step. A graph of it needs nothing of the host.
@@ -18,16 +17,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.state import Rows
 
 TILE = 2048
-# Where the first pass multiplies: words and rows of a tile, and bytes of the inputs at a time.
-WORDS, _ROWS, _INPUT_BYTES = 128, 128, 128
-# Rows from which on storing the logits costs more than multiplying by kernels of our own.
-MIN_ROWS = 65
 
 
 @triton.jit
@@ -58,52 +52,6 @@ def _tile_sums(
 
 
 @triton.jit
-def _word_sums(
-    hidden_desc, weight_desc, scale_ptr, tops_ptr, sums_ptr, num_rows, width, vocabulary,
-    NUM_TILES: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """What `_tile_sums` finds, of logits that nobody stored."""
-    let_next_start(EARLY)
-    wait_for_last(EARLY)
-    row, tile = tl.program_id(0) * ROWS, tl.program_id(1)
-    at_B, at_v = row + tl.arange(0, ROWS), tile * TILE + tl.arange(0, TILE)
-    is_row = at_B < num_rows
-    scale = tl.load(scale_ptr + at_B, mask=is_row, other=0.0)
-    z = tl.zeros((TILE, ROWS), tl.float32)
-    for start in range(0, width, INPUTS):
-        weight, hidden = weight_desc.load([tile * TILE, start]), hidden_desc.load([row, start])
-        z = tl.dot(weight, tl.trans(hidden), z, input_precision=PRECISION)
-    z = tl.where((at_v < vocabulary)[:, None], z * scale[None, :], float("-inf"))
-    top = tl.max(z, 0)
-    at = at_B * NUM_TILES + tile
-    tl.store(tops_ptr + at, top, mask=is_row)
-    tl.store(sums_ptr + at, tl.sum(tl.exp(z - top[None, :]), 0), mask=is_row)
-
-
-@triton.jit
-def _logits(
-    source_ptr, weight_ptr, row, at_v, vocabulary, width, TILE: tl.constexpr, INPUTS: tl.constexpr
-):
-    """A row's logits of some words: given, or computed from its hidden state."""
-    is_word = at_v < vocabulary
-    if INPUTS == 0:
-        at = source_ptr + row.to(tl.int64) * vocabulary + at_v
-        z = tl.load(at, mask=is_word, other=float("-inf"))
-    else:
-        z = tl.zeros((TILE,), tl.float32)
-        for start in range(0, width, INPUTS):
-            at_D = start + tl.arange(0, INPUTS)
-            is_in = at_D < width
-            hidden = tl.load(source_ptr + row * width + at_D, mask=is_in, other=0.0)
-            at = weight_ptr + at_v[:, None].to(tl.int64) * width + at_D[None, :]
-            weight = tl.load(at, mask=is_word[:, None] & is_in[None, :], other=0.0)
-            z += tl.sum(weight.to(tl.float32) * hidden.to(tl.float32)[None, :], 1)
-        z = tl.where(is_word, z, float("-inf"))
-    return z
-
-
-@triton.jit
 def _first_above(cdf, weights, wanted, at, is_in, none):
     """The first place with a weight whose sum so far is above what is wanted; where rounding leaves
     none, the last one with a weight."""
@@ -114,10 +62,9 @@ def _first_above(cdf, weights, wanted, at, is_in, none):
 
 @triton.jit
 def _draw(
-    source_ptr, weight_ptr, scale_ptr, greedy_ptr, tops_ptr, sums_ptr, noise_ptr, tokens_ptr,
-    positions_ptr, starts_ptr, moves_ptr, drawn_ptr, logps_ptr, vocabulary, width, step_stride,
-    NUM_TILES: tl.constexpr, PADDED_TILES: tl.constexpr, TILE: tl.constexpr, INPUTS: tl.constexpr,
-    EARLY: tl.constexpr,
+    logits_ptr, scale_ptr, greedy_ptr, tops_ptr, sums_ptr, noise_ptr, tokens_ptr, positions_ptr,
+    starts_ptr, moves_ptr, drawn_ptr, logps_ptr, vocabulary, step_stride,
+    NUM_TILES: tl.constexpr, PADDED_TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     wait_for_last(EARLY)
@@ -143,12 +90,12 @@ def _draw(
 
     at_v = tile * TILE + tl.arange(0, TILE)
     is_word = at_v < vocabulary
-    z = _logits(source_ptr, weight_ptr, row, at_v, vocabulary, width, TILE, INPUTS)
-    z *= tl.load(scale_ptr + row)
+    at = logits_ptr + row.to(tl.int64) * vocabulary + at_v
+    z = tl.load(at, mask=is_word, other=float("-inf")) * tl.load(scale_ptr + row)
     words = tl.exp(z - top)
     cdf = before + tl.cumsum(words.to(tl.float64), 0)
     by_noise = _first_above(cdf, words, wanted, at_v, is_word, vocabulary)
-    by_size = tl.min(tl.where(is_word & (z == tl.max(z, 0)), at_v, vocabulary), 0)
+    by_size = tl.min(tl.where(is_word & (z == top), at_v, vocabulary), 0)
     token = tl.minimum(tl.where(is_greedy, by_size, by_noise), vocabulary - 1)
     chosen = tl.max(tl.where(at_v == token, z, float("-inf")), 0)
     logp = (chosen - top).to(tl.float64) - tl.log(total)
@@ -174,50 +121,8 @@ def draw_and_move(logits_BV: Tensor, state: Rows) -> None:
         TILE=TILE,
         **early(logits_BV.device),
     )
-    _draw_of(logits_BV, None, tops_BT, sums_BT, state, tile=TILE)
-
-
-def draw_from_hidden(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
-    """As `draw_and_move` of their product."""
-    (num_rows, width), vocabulary = hidden_BD.shape, weight_VD.shape[0]
-    num_tiles = triton.cdiv(vocabulary, WORDS)
-    tops_BT = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=hidden_BD.device)
-    sums_BT = torch.empty_like(tops_BT)
-    rows, inputs = min(triton.next_power_of_2(num_rows), _ROWS), _INPUT_BYTES // weight_VD.itemsize
-    _word_sums[(triton.cdiv(num_rows, rows), num_tiles)](
-        TensorDescriptor.from_tensor(hidden_BD, [rows, inputs]),
-        TensorDescriptor.from_tensor(weight_VD, [WORDS, inputs]),
-        state.scale_B,
-        tops_BT,
-        sums_BT,
-        num_rows,
-        width,
-        vocabulary,
-        NUM_TILES=num_tiles,
-        TILE=WORDS,
-        ROWS=rows,
-        INPUTS=inputs,
-        PRECISION="ieee" if hidden_BD.dtype == torch.float32 else "tf32",
-        num_stages=3,
-        **early(hidden_BD.device),
-    )
-    _draw_of(hidden_BD, weight_VD, tops_BT, sums_BT, state, tile=WORDS)
-
-
-def _draw_of(
-    source: Tensor,
-    weight_VD: Tensor | None,
-    tops_BT: Tensor,
-    sums_BT: Tensor,
-    state: Rows,
-    *,
-    tile: int,
-) -> None:
-    """`source`: logits, or hidden states with the weight that makes logits of them."""
-    num_rows, num_tiles = tops_BT.shape
     _draw[(num_rows,)](
-        source,
-        source if weight_VD is None else weight_VD,
+        logits_BV,
         state.scale_B,
         state.greedy_B,
         tops_BT,
@@ -229,13 +134,11 @@ def _draw_of(
         state.moves_B,
         state.drawn_SB,
         state.logps_SB,
-        source.shape[1] if weight_VD is None else weight_VD.shape[0],
-        source.shape[1],
+        vocabulary,
         state.noise_SB.stride(0),
         NUM_TILES=num_tiles,
         PADDED_TILES=triton.next_power_of_2(num_tiles),
-        TILE=tile,
-        INPUTS=0 if weight_VD is None else 128,
+        TILE=TILE,
         num_warps=8,
-        **early(source.device),
+        **early(logits_BV.device),
     )
