@@ -21,12 +21,12 @@ pytestmark = [
 DEVICE = torch.device("cuda")
 
 
-def model(kind: str, dtype: torch.dtype) -> Decoder:
+def model(kind: str, dtype: torch.dtype, *, intermediate_size: int = 1000) -> Decoder:
     shape = {
         "model_type": kind,
         "vocab_size": 12_000,
         "hidden_size": 576,
-        "intermediate_size": 1000,
+        "intermediate_size": intermediate_size,
         "num_hidden_layers": 4,
         "num_attention_heads": 14,
         "num_key_value_heads": 2,
@@ -64,7 +64,7 @@ def requests(count: int) -> list[Request]:
     ]
 
 
-def sampled(made: Decoder, how: str, *, max_concurrency: int) -> list[Completion]:
+def sampled(made: Decoder, how: str, *, max_concurrency: int, count: int = 32) -> list[Completion]:
     engine = NativeEngine(
         made,
         NativeEngineConfig(decode=how, max_concurrency=max_concurrency),
@@ -73,10 +73,10 @@ def sampled(made: Decoder, how: str, *, max_concurrency: int) -> list[Completion
         decode=None,
         chunk_bytes=1 << 26,
     )
-    once = generate(engine, requests(32), timeout_s=100)
+    once = generate(engine, requests(count), timeout_s=100)
     # Graphs outlive the cache that they were captured with.
     engine.sleep()
-    again = generate(engine, requests(32), timeout_s=100)
+    again = generate(engine, requests(count), timeout_s=100)
     engine.close()
     assert equal_bits(once, again)
     return once
@@ -90,6 +90,16 @@ def equal_bits(first: list[Completion], second: list[Completion]) -> bool:
     )
 
 
+def are_near(graphs: list[Completion], plain: list[Completion], near: float) -> None:
+    for one, other in zip(graphs, plain, strict=True):
+        # Where rounding decides one token, the next ones follow another text.
+        length = min(len(one.tokens_T), len(other.tokens_T))
+        apart = np.flatnonzero(one.tokens_T[:length] != other.tokens_T[:length])
+        length = int(apart[0]) if len(apart) else length
+        gap_T = np.abs(one.engine_logp_T[:length] - other.engine_logp_T[:length])
+        assert gap_T.max(initial=0) < near
+
+
 @pytest.mark.parametrize("max_concurrency", [2, 29])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -99,16 +109,16 @@ def test_graphs_fused_and_plain(kind: str, dtype: torch.dtype, max_concurrency: 
     fused = sampled(made, "fused", max_concurrency=max_concurrency)
     plain = sampled(made, "plain", max_concurrency=max_concurrency)
     assert equal_bits(graphs, fused)
-    near = 1e-4 if dtype == torch.float32 else 0.05
-    for one, other in zip(graphs, plain, strict=True):
-        # Where rounding decides one token, the next ones follow another text.
-        length = min(len(one.tokens_T), len(other.tokens_T))
-        apart = np.flatnonzero(one.tokens_T[:length] != other.tokens_T[:length])
-        length = int(apart[0]) if len(apart) else length
-        assert (
-            np.abs(one.engine_logp_T[:length] - other.engine_logp_T[:length]).max(initial=0) < near
-        )
+    are_near(graphs, plain, 1e-4 if dtype == torch.float32 else 0.05)
     if dtype == torch.float32:
         pairs = zip(graphs, plain, strict=True)
         differ = sum(one.tokens_T.tolist() != other.tokens_T.tolist() for one, other in pairs)
         assert differ <= 2
+
+
+def test_many_rows() -> None:
+    """Tall tiles, and long sums in shares."""
+    made = model("qwen2", torch.bfloat16, intermediate_size=2600)
+    graphs = sampled(made, "graphs", max_concurrency=100, count=128)
+    assert equal_bits(graphs, sampled(made, "fused", max_concurrency=100, count=128))
+    are_near(graphs, sampled(made, "plain", max_concurrency=100, count=128), 0.05)

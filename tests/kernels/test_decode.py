@@ -21,7 +21,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.side_by_side import lay_side_by_side
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
-from homeostat.rollout.native.cuda import narrow, rows
+from homeostat.rollout.native.cuda import narrow, products, rows
 from homeostat.rollout.native.cuda.attention import (
     AttentionScratch,
     AttentionShape,
@@ -104,6 +104,62 @@ def test_narrow_gate_and_sum() -> None:
     wanted = sum_BD.double() + inputs_BK.double() @ weight_DK.double().T
     narrow.added(sum_BD, inputs_BK, weight_DK)
     torch.testing.assert_close(sum_BD.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+# ---- products ----------------------------------------------------------------------------------
+
+
+def scaled_rows(x_BD: Tensor, norm_D: Tensor) -> products.Scaled:
+    """Of squares, as many tiles as make padding."""
+    squares_BT = torch.stack([part.square().sum(1) for part in x_BD.split(10, dim=1)], 1)
+    return products.Scaled(x_BD * norm_D, squares_BT.contiguous())
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_heads_of_rows_that_fill_no_tile(has_bias: bool) -> None:
+    x_BD, norm_D, weight_OD = drawn(21, 28), drawn(28, seed=1), drawn(70, 28, seed=2)
+    bias_O = drawn(70, seed=3) if has_bias else None
+    wanted = normed(x_BD.double(), norm_D.double()) @ weight_OD.double().T
+    wanted = wanted if bias_O is None else wanted + bias_O.double()
+    near(products.into_heads(scaled_rows(x_BD, norm_D), weight_OD, bias_O, eps=EPS), wanted)
+    normed_already = products.Scaled(normed(x_BD, norm_D))
+    near(products.into_heads(normed_already, weight_OD, bias_O, eps=EPS), wanted)
+
+
+def test_gates_of_rows_that_fill_no_tile() -> None:
+    x_BD, norm_D, weight_OD = drawn(19, 28), drawn(28, seed=1), drawn(140, 28, seed=2)
+    gate_BI, up_BI = (normed(x_BD, norm_D).double() @ weight_OD.double().T).split(70, dim=1)
+    found = products.gated(scaled_rows(x_BD, norm_D), weight_OD, eps=EPS)
+    near(found, functional.silu(gate_BI) * up_BI)
+
+
+@pytest.mark.parametrize("num_inputs", [40, 2052])
+def test_a_sum_with_what_the_next_norm_needs(num_inputs: int) -> None:
+    """Long sums are shared out, and leave nothing behind."""
+    inputs_BK, weight_OK = drawn(18, num_inputs), drawn(70, num_inputs, seed=1)
+    assert products.tiles_for(18, weight_OK).shares == (1 if num_inputs < 2048 else 4)
+    x_BO, norm_O = drawn(18, 70, seed=2), drawn(70, seed=3)
+    scratch = products.Scratch(DEVICE)
+    wanted = x_BO.double() + 2 * inputs_BK.double() @ weight_OK.double().T
+    for _ in range(2):
+        scaled = products.added(x_BO, inputs_BK, weight_OK, norm_O, scratch)
+    torch.testing.assert_close(x_BO.double(), wanted, rtol=1e-4, atol=1e-4)
+    near(scaled.rows_BD, x_BO * norm_O)
+    assert scaled.squares_BT is not None
+    torch.testing.assert_close(scaled.squares_BT.sum(1), x_BO.square().sum(1))
+    assert not scratch.arrived.any()
+
+
+def test_tiles_fit_the_room_for_their_sums() -> None:
+    scratch = products.Scratch(DEVICE)
+    for num_outputs in (64, 896, 1536, 4096):
+        weight_OK = torch.empty(num_outputs, 8192, device="meta")
+        for num_rows in (5, 16, 33, 100, 256):
+            tiles = products.tiles_for(num_rows, weight_OK)
+            programs = int(np.prod(tiles.grid(num_rows, num_outputs)))
+            size = programs * tiles.rows * products.OUTPUTS
+            is_room = programs <= len(scratch.arrived) and size <= len(scratch.sums)
+            assert tiles.shares == 1 or is_room, (num_rows, num_outputs)
 
 
 # ---- attention ---------------------------------------------------------------------------------
@@ -245,6 +301,13 @@ def engine(made: Decoder, how: str, *, max_concurrency: int = 6) -> NativeEngine
     )
 
 
+def go_wide(fused: NativeEngine) -> None:
+    """The wide maps are fewer programs to interpret."""
+    assert fused.bursts is not None
+    fused.bursts.steps.forward.can_be_narrow = False
+    fused.bursts.steps.forward.can_be_tiled = False
+
+
 Group = tuple[int, float, int]
 GROUPS: tuple[Group, ...] = ((3, 1.0, 11), (20, 0.0, 3), (58, 0.7, 4))
 
@@ -276,12 +339,14 @@ def same(found: list[Completion], wanted: list[Completion]) -> None:
 
 
 def test_bursts_sample_what_the_plain_engine_samples() -> None:
-    """Wide at first; the last ones go through the narrow maps."""
+    """Through tiles at first; the last ones go through the narrow maps."""
     made = model("qwen3")
     lay_side_by_side(made)
     wanted = generate(engine(made, "plain"), requests(*GROUPS), timeout_s=100)
     assert {StopReason.STOP, StopReason.LENGTH} == {found.stop_reason for found in wanted}
     fused = engine(made, "fused")
+    assert fused.bursts is not None
+    assert fused.bursts.steps.forward.can_be_tiled
     same(generate(fused, requests(*GROUPS), timeout_s=300), wanted)
     assert fused.stats().new_tokens == sum(len(found.tokens_T) for found in wanted)
 
@@ -293,8 +358,7 @@ def test_what_is_interrupted_goes_on_to_the_same_tokens() -> None:
     wanted = generate(engine(made, "plain"), long, timeout_s=100)
     fused = engine(made, "fused")
     assert fused.bursts is not None
-    # The wide maps are fewer programs to interpret.
-    fused.bursts.steps.forward.can_be_narrow = False
+    go_wide(fused)
     for request in long:
         fused.submit(request)
     for _ in range(3):
@@ -319,8 +383,7 @@ def test_a_cache_that_grows_and_runs_full() -> None:
     two = requests((58, 0.7, 7))
     wanted = generate(engine(made, "plain"), two, timeout_s=100)
     fused = engine(made, "fused", max_concurrency=2)
-    assert fused.bursts is not None
-    fused.bursts.steps.forward.can_be_narrow = False
+    go_wide(fused)
     fused.room.max_tokens = 80
     fused.room.config = NativeEngineConfig(max_concurrency=1)
     same(generate(fused, two, timeout_s=300), wanted)

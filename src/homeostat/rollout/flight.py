@@ -8,6 +8,7 @@ stop tokens, stop strings, limits and segments mean the same in all of them.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -40,8 +41,9 @@ class Flight:
         self.is_cut = sampling.temperature > 0 and (
             sampling.top_p < 1.0 or sampling.top_k is not None
         )
-        self._logps: list[float] = []
-        self._sampled_logps: list[float] = []
+        # Arrays: a list of numbers takes far longer to become a tensor when all end at once.
+        self._logps = array("f")
+        self._sampled_logps = array("f")
         self._versions: list[tuple[int, int]] = []
         self._stops = None
         if sampling.stop_strings:
@@ -68,11 +70,11 @@ class Flight:
         self, token: int, logp: float, sampled_logp: float, *, version: int
     ) -> StopReason | None:
         """Takes a sampled token; returns why it was the last one, if it was."""
-        if not self._versions or self._versions[-1][1] != version:
-            self._versions.append((len(self._logps), version))
+        self._mark(version)
         self.tokens.append(token)
         self._logps.append(logp)
-        self._sampled_logps.append(sampled_logp)
+        if self.is_cut:
+            self._sampled_logps.append(sampled_logp)
         return self._end()
 
     def extend(
@@ -80,6 +82,15 @@ class Flight:
     ) -> StopReason | None:
         """Takes sampled tokens up to the one that ends it, and returns why it did, if it did. None
         of them was drawn from a distribution that was cut."""
+        if self._stops is None and self.request.sampling.stop_ids.isdisjoint(tokens):
+            # Nothing but its length can end it: token by token would cost the host far more.
+            self._mark(version)
+            count = min(len(tokens), self.max_length - len(self.tokens))
+            self.tokens += tokens[:count]
+            self._logps.extend(logps[:count])
+            if self.is_cut:
+                self._sampled_logps.extend(logps[:count])
+            return self._end()
         for token, logp in zip(tokens, logps, strict=True):
             reason = self.append(token, logp, logp, version=version)
             if reason is not None:
@@ -88,6 +99,11 @@ class Flight:
 
     def completion(self, reason: StopReason) -> Completion:
         return Completion(self.request.id, self.request.begun + self._segments(), reason)
+
+    def _mark(self, version: int) -> None:
+        """The next tokens are of this version."""
+        if not self._versions or self._versions[-1][1] != version:
+            self._versions.append((len(self._logps), version))
 
     def _end(self) -> StopReason | None:
         if self.tokens[-1] in self.request.sampling.stop_ids:
@@ -100,7 +116,7 @@ class Flight:
         ends = [start for start, _ in self._versions[1:]] + [len(self._logps)] * bool(self._logps)
         tokens_T = np.array(self.tokens[self.num_given :], dtype=np.int64)
         logp_T = np.array(self._logps, dtype=np.float32)
-        sampled_T = np.array(self._sampled_logps, dtype=np.float32)
+        sampled_T = np.array(self._sampled_logps, dtype=np.float32) if self.is_cut else logp_T
         return tuple(
             Segment(
                 tokens_T[start:end],

@@ -2,7 +2,8 @@
 
 A kernel lets its follower start at once; the follower does what needs nothing of its predecessor,
 such as reading weights, and then waits for its end. Every kernel waits before it reads or writes
-anything that another one writes: then the order of a chain is that of its launches.
+anything that another one of its step writes: then the order of a chain is that of its launches. The
+first kernel of a step lets its follower start only when the last step has ended (`rows.enter`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def wait_for_last(EARLY: tl.constexpr):
 
 
 @cache
-def _can_start_early(device: torch.device) -> bool:
+def can_start_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def early(device: torch.device) -> dict[str, Any]:
     """The flags of a launch."""
-    if _can_start_early(device):
+    if can_start_early(device):
         return {"EARLY": True, "launch_pdl": True}
     return {"EARLY": False}

@@ -2,16 +2,19 @@
 
     enter -> layers (norm, q k v, attention, sum; norm, gate, sum) -> norm -> logits -> draw
 
-The same weights as in the decoder's own forward, by fewer launches. Up to `narrow.MAX_ROWS` rows go
-through kernels that are bound by reading the weights alone; more go through the decoder's linear
-modules, adapters included.
+The same weights as in the decoder's own forward, by fewer launches. There are three ways through
+the layers:
+
+    narrow   up to `narrow.MAX_ROWS` rows: bound by reading the weights alone
+    tiled    more rows, while our own products are better than a library's
+    wide     the decoder's linear modules, adapters included
 
 Suffixes: `_B` rows, `_D` model dim, `_V` vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +23,7 @@ from torch.nn import functional
 from homeostat.models.decoder import Decoder, Layer
 from homeostat.models.side_by_side import joined
 from homeostat.ops.linear import Linear
-from homeostat.rollout.native.cuda import narrow, rows
+from homeostat.rollout.native.cuda import narrow, products, rows
 from homeostat.rollout.native.cuda.attention import (
     AttentionScratch,
     AttentionShape,
@@ -32,6 +35,8 @@ from homeostat.rollout.native.cuda.state import DecodeState, Rows
 # Programs that keep the whole device busy; with fewer sequences, keys are shared out.
 _PROGRAMS = 256
 _MAX_SHARES = 16
+# Of rows that enter, with their rotations: what they have become, and what is still to be added.
+Layers = Callable[[Tensor, list[Tensor], Rows], tuple[Tensor, Tensor | None]]
 
 
 class DecodeForward:
@@ -48,7 +53,9 @@ class DecodeForward:
             eps=config.rms_norm_eps,
         )
         self.can_be_narrow = _is_plain(model)
+        self.can_be_tiled = self.can_be_narrow and _can_be_tiled(model)
         self._scratch: dict[int, AttentionScratch] = {}
+        self._sums = products.Scratch(state.device)
 
     def step(self, num_rows: int) -> None:
         """Moves the first rows of the state on by one token."""
@@ -59,11 +66,17 @@ class DecodeForward:
         x_BD, *turns = rows.enter(
             state.tokens_B, state.positions_B, table_VD, self.frequencies_F, factor
         )
-        is_narrow = self.can_be_narrow and num_rows <= narrow.MAX_ROWS
-        layers = self._narrow_layers if is_narrow else self._wide_layers
-        x_BD, added_BD = layers(x_BD, turns, state)
+        x_BD, added_BD = self._layers_for(num_rows)(x_BD, turns, state)
         hidden_BD = rows.add_norm(x_BD, added_BD, trunk.norm.weight, eps=eps)
         draw_and_move(self._logits(hidden_BD), state)
+
+    def _layers_for(self, num_rows: int) -> Layers:
+        if self.can_be_narrow and num_rows <= narrow.MAX_ROWS:
+            return self._narrow_layers
+        gate_ID = self.model.model.layers[0].mlp.gate_proj.weight
+        if self.can_be_tiled and products.are_better(num_rows, gate_ID):
+            return self._tiled_layers
+        return self._wide_layers
 
     def _wide_layers(
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
@@ -93,6 +106,28 @@ class DecodeForward:
             weights = mlp.gate_proj.weight, mlp.up_proj.weight
             gated_BI = narrow.gated(x_BD, norm_D, *weights, eps=eps)
             narrow.added(x_BD, gated_BI, mlp.down_proj.weight)
+        return x_BD, None
+
+    def _tiled_layers(
+        self, x_BD: Tensor, turns: list[Tensor], state: Rows
+    ) -> tuple[Tensor, Tensor | None]:
+        eps, layers = self.model.config.rms_norm_eps, self.model.model.layers
+        scaled = products.Scaled(
+            rows.add_norm(x_BD, None, layers[0].input_layernorm.weight, eps=eps)
+        )
+        next_norms = [layer.input_layernorm for layer in layers[1:]] + [self.model.model.norm]
+        for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+            attention, mlp = layer.self_attn, layer.mlp
+            maps = (attention.q_proj, attention.k_proj, attention.v_proj)
+            out_BX = products.into_heads(scaled, *_side_by_side(maps), eps=eps)
+            qkv = out_BX.split([linear.weight.shape[0] for linear in maps], dim=1)
+            mixed_BX = self._attend(index, layer, qkv, turns, state)
+            norm_D = layer.post_attention_layernorm.weight
+            scaled = products.added(x_BD, mixed_BX, attention.o_proj.weight, norm_D, self._sums)
+            weight_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
+            gated_BI = products.gated(scaled, weight_OD, eps=eps)
+            norm_D = next_norm.weight
+            scaled = products.added(x_BD, gated_BI, mlp.down_proj.weight, norm_D, self._sums)
         return x_BD, None
 
     def _attend(
@@ -142,12 +177,17 @@ def _maps(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
     """Each linear map of the same rows: in one product where their weights lie side by side."""
     if any(type(linear) is not Linear for linear in maps):
         return [linear(x_BD) for linear in maps]
-    weight, biases = joined([linear.weight for linear in maps]), [linear.bias for linear in maps]
-    bias = None if biases[0] is None else joined(biases)
-    if weight is None or (biases[0] is not None and bias is None):
+    weight_OD, bias_O = _side_by_side(maps)
+    if weight_OD is None or (bias_O is None and maps[0].bias is not None):
         return [linear(x_BD) for linear in maps]
     sizes = [linear.weight.shape[0] for linear in maps]
-    return functional.linear(x_BD, weight, bias).split(sizes, dim=1)
+    return functional.linear(x_BD, weight_OD, bias_O).split(sizes, dim=1)
+
+
+def _side_by_side(maps: Sequence[Linear]) -> tuple[Tensor | None, Tensor | None]:
+    """All weights and all biases, each as one; None where they lie apart."""
+    weight_OD, biases = joined([linear.weight for linear in maps]), [linear.bias for linear in maps]
+    return weight_OD, None if biases[0] is None else joined(biases)
 
 
 def _is_plain(model: Decoder) -> bool:
@@ -163,6 +203,20 @@ def _is_plain(model: Decoder) -> bool:
         and config.hidden_size <= narrow.MAX_WIDTH
         and all(size % narrow.OUTPUTS == 0 for size in sizes)
     )
+
+
+def _can_be_tiled(model: Decoder) -> bool:
+    """Weights and biases lie side by side, and the device can copy tiles of them."""
+    return all(_has_tiles(layer) for layer in model.model.layers)
+
+
+def _has_tiles(layer: Layer) -> bool:
+    attention, mlp = layer.self_attn, layer.mlp
+    heads_OD, bias_O = _side_by_side((attention.q_proj, attention.k_proj, attention.v_proj))
+    gates_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
+    weights = (heads_OD, gates_OD, attention.o_proj.weight, mlp.down_proj.weight)
+    has_bias = attention.q_proj.bias is not None
+    return all(map(products.can_multiply, weights)) and has_bias == (bias_O is not None)
 
 
 def _head_maps(layer: Layer) -> narrow.HeadMaps:

@@ -32,8 +32,10 @@ def _enter(
     WIDTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    let_next_start(EARLY)
+    # In this order: no kernel of this step starts before the last step's have ended, so that all of
+    # them may read what that one left before they wait.
     wait_for_last(EARLY)
+    let_next_start(EARLY)
     row = tl.program_id(0)
     token = tl.load(tokens_ptr + row).to(tl.int64)
     at_D = tl.arange(0, WIDTH)

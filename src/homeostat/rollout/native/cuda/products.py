@@ -1,0 +1,332 @@
+"""Linear maps of a batch's rows, one launch each with what comes before and after them.
+
+A program owns a tile of outputs and rows, and where such tiles are few, a share of the inputs; the
+last share to arrive sums up all of them. Outputs are the tall side of a product: a tensor core
+takes 64 of them, but as few as 8 rows.
+
+    into_heads   q, k and v              three weights side by side, one product
+    gated        silu(gate) * up         two weights side by side, one product
+    added        x += inputs @ weight.T  in place, and what the next norm needs
+
+A norm costs no launch. `added` gives the rows times the norm's weight, and of each tile of x the
+sums of squares; a product is linear, so that the next one divides its sums by the root of the mean
+square, row by row.
+
+Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs, `_T` tiles
+of outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from homeostat.rollout.native.cuda.early import (
+    can_start_early,
+    early,
+    let_next_start,
+    wait_for_last,
+)
+from homeostat.rollout.native.cuda.shares import is_last
+
+# Beyond, a library's products are better.
+MAX_ROWS = 256
+# Outputs of a tile, which is what a tensor core takes.
+OUTPUTS = 64
+# Tiles that are enough to keep the device busy, of short sums and of long ones; tiles that it can
+# hold at once.
+_BUSY, _BUSY_LONG, _FULL = 64, 48, 264
+# Programs, where tiles are shared out.
+_SHARED = 128
+_MAX_TILE_ROWS = 128
+# Bytes of a row's inputs that are multiplied at a time.
+_INPUT_BYTES = 256
+# Shared memory of a program for tiles on their way.
+_STAGE_BYTES = 200_000
+
+
+@triton.jit
+def _squares(squares_ptr, at_B, is_row, TILES: tl.constexpr, PADDED_TILES: tl.constexpr):
+    at_T = tl.arange(0, PADDED_TILES)
+    is_in = is_row[:, None] & (at_T < TILES)[None, :]
+    return tl.load(squares_ptr + at_B[:, None] * TILES + at_T[None, :], mask=is_in, other=0.0)
+
+
+@triton.jit
+def _rstd(squares, width, eps):
+    return 1.0 / tl.sqrt(tl.sum(squares, 1) / width + eps)
+
+
+@triton.jit
+def _into_heads(
+    x_desc, weight_desc, squares_ptr, bias_ptr, out_ptr, eps, num_rows, num_inputs, num_outputs,
+    TILES: tl.constexpr, PADDED_TILES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    let_next_start(EARLY)
+    row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
+    is_row, is_output = at_B < num_rows, at_O < num_outputs
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
+    # What is needed in the end is on its way while the sums are computed.
+    if TILES > 0:
+        squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for start in range(0, num_inputs, INPUTS):
+        weight, x = weight_desc.load([output, start]), x_desc.load([row, start])
+        sums = tl.dot(weight, tl.trans(x), sums, input_precision=PRECISION)
+    if TILES > 0:
+        sums *= _rstd(squares, num_inputs, eps)[None, :]
+    if HAS_BIAS:
+        sums += bias[:, None]
+    at = out_ptr + at_B[:, None] * num_outputs + at_O[None, :]
+    out = tl.trans(sums).to(out_ptr.dtype.element_ty)
+    tl.store(at, out, mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def _gated(
+    x_desc, weight_desc, squares_ptr, out_ptr, eps, num_rows, num_inputs, num_outputs,
+    TILES: tl.constexpr, PADDED_TILES: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    let_next_start(EARLY)
+    row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
+    is_row = at_B < num_rows
+    wait_for_last(EARLY)
+    squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
+    gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    up = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for start in range(0, num_inputs, INPUTS):
+        x = x_desc.load([row, start])
+        gate_weight = weight_desc.load([output, start])
+        up_weight = weight_desc.load([num_outputs + output, start])
+        gate = tl.dot(gate_weight, tl.trans(x), gate, input_precision=PRECISION)
+        up = tl.dot(up_weight, tl.trans(x), up, input_precision=PRECISION)
+    rstd = _rstd(squares, num_inputs, eps)[None, :]
+    element = out_ptr.dtype.element_ty
+    gate = (gate * rstd).to(element).to(tl.float32)
+    up = (up * rstd).to(element).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(element).to(tl.float32)
+    at = out_ptr + at_B[:, None] * num_outputs + at_O[None, :]
+    is_in = is_row[:, None] & (at_O < num_outputs)[None, :]
+    tl.store(at, tl.trans((activated * up).to(element)), mask=is_in)
+
+
+@triton.jit
+def _sum_of_shares(
+    sums, sums_ptr, arrived_ptr, share, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    SHARES: tl.constexpr,
+):  # fmt: skip
+    """Whether this program is the last of its tile, and then the tile's sums."""
+    size: tl.constexpr = OUTPUTS * ROWS
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    at_first = sums_ptr + tile * SHARES * size + at
+    tl.store(at_first + share * size, sums)
+    are_all = is_last(arrived_ptr + tile, SHARES)
+    if are_all:
+        sums = tl.load(at_first, cache_modifier=".cg")
+        for other in tl.static_range(1, SHARES):
+            sums += tl.load(at_first + other * size, cache_modifier=".cg")
+    return are_all, sums
+
+
+@triton.jit
+def _added(
+    inputs_desc, weight_desc, x_ptr, norm_ptr, scaled_ptr, squares_ptr, sums_ptr, arrived_ptr,
+    num_rows, num_inputs, num_outputs, SHARES: tl.constexpr, OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    let_next_start(EARLY)
+    row, output, share = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
+    per_share = tl.cdiv(tl.cdiv(num_inputs, INPUTS), SHARES) * INPUTS
+    first = share * per_share
+    at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
+    is_row, is_output = at_B < num_rows, at_O < num_outputs
+    is_in = is_row[:, None] & is_output[None, :]
+    at = at_B[:, None] * num_outputs + at_O[None, :]
+    norm = tl.load(norm_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
+    x = tl.load(x_ptr + at, mask=is_in, other=0.0)
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for start in range(first, tl.minimum(first + per_share, num_inputs), INPUTS):
+        weight, inputs = weight_desc.load([output, start]), inputs_desc.load([row, start])
+        sums = tl.dot(weight, tl.trans(inputs), sums, input_precision=PRECISION)
+    is_whole = True
+    if SHARES > 1:
+        is_whole, sums = _sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)
+    if is_whole:
+        element = x_ptr.dtype.element_ty
+        added = tl.trans(sums).to(element).to(tl.float32)
+        rounded = (x.to(tl.float32) + added).to(element)
+        tl.store(x_ptr + at, rounded, mask=is_in)
+        whole = rounded.to(tl.float32)
+        tl.store(scaled_ptr + at, (whole * norm[None, :]).to(element), mask=is_in)
+        squares = tl.sum(tl.where(is_in, whole * whole, 0.0), 1)
+        at_tile = at_B * tl.num_programs(1) + tl.program_id(1)
+        tl.store(squares_ptr + at_tile, squares, mask=is_row)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Rows times the weight of a norm, and the sums of squares of the rows themselves; none where
+    the rows are normed already."""
+
+    rows_BD: Tensor
+    squares_BT: Tensor | None = None
+
+    def options(self) -> dict[str, int]:
+        tiles = 0 if self.squares_BT is None else self.squares_BT.shape[1]
+        return {"TILES": tiles, "PADDED_TILES": triton.next_power_of_2(max(tiles, 1))}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a product is cut up. `inputs` are multiplied at a time, `shares` of them in parallel."""
+
+    rows: int
+    inputs: int
+    stages: int
+    shares: int = 1
+
+    def descriptors(self, x_BK: Tensor, weight_OK: Tensor) -> tuple[TensorDescriptor, ...]:
+        return (
+            TensorDescriptor.from_tensor(x_BK, [self.rows, self.inputs]),
+            TensorDescriptor.from_tensor(weight_OK, [OUTPUTS, self.inputs]),
+        )
+
+    def grid(self, num_rows: int, num_outputs: int) -> tuple[int, int, int]:
+        return triton.cdiv(num_rows, self.rows), triton.cdiv(num_outputs, OUTPUTS), self.shares
+
+    def options(self, x_BK: Tensor) -> dict[str, Any]:
+        return {
+            "OUTPUTS": OUTPUTS,
+            "ROWS": self.rows,
+            "INPUTS": self.inputs,
+            "PRECISION": "ieee" if x_BK.dtype == torch.float32 else "tf32",
+            "num_stages": self.stages,
+            **early(x_BK.device),
+        }
+
+
+def tiles_for(num_rows: int, weight_OK: Tensor) -> Tiles:
+    """As many rows as leave enough tiles to keep the device busy; of long sums, shares."""
+    num_outputs, num_inputs = weight_OK.shape
+    is_long = num_inputs >= 2048
+    rows, wanted = (_MAX_TILE_ROWS, _BUSY_LONG) if is_long else (64, _BUSY)
+    tall = triton.cdiv(num_outputs, OUTPUTS)
+    while rows > 16 and (rows >= 2 * num_rows or tall * triton.cdiv(num_rows, rows) < wanted):
+        rows //= 2
+    tiles = tall * triton.cdiv(num_rows, rows)
+    shares = min(max(_SHARED // tiles, 1), 4) if is_long else 1
+    stages = min(_STAGE_BYTES // (_INPUT_BYTES * (OUTPUTS + rows)), 6)
+    return Tiles(rows, _INPUT_BYTES // weight_OK.itemsize, stages, shares)
+
+
+def tiles_for_gated(num_rows: int, weight_OK: Tensor) -> Tiles:
+    """Tiles are many: they hold as many rows as there are, and two fit where one is computed."""
+    rows = min(max(triton.next_power_of_2(num_rows), 16), _MAX_TILE_ROWS)
+    num_bytes = _INPUT_BYTES // 2 if rows == _MAX_TILE_ROWS else _INPUT_BYTES
+    return Tiles(rows, num_bytes // weight_OK.itemsize, stages=3)
+
+
+def can_multiply(weight_OK: Tensor | None) -> bool:
+    """On Hopper, in 16 bits; tiles are copied by rows that begin at multiples of 16 bytes."""
+    if weight_OK is None or weight_OK.stride(0) * weight_OK.itemsize % 16:
+        return False
+    return not weight_OK.is_cuda or (weight_OK.itemsize == 2 and can_start_early(weight_OK.device))
+
+
+def are_better(num_rows: int, gate_ID: Tensor) -> bool:
+    """Than a library's products: for rows that are not many, while all tiles of the widest product
+    can be computed at once."""
+    grid = tiles_for_gated(num_rows, gate_ID).grid(num_rows, len(gate_ID))
+    return num_rows <= MAX_ROWS and math.prod(grid) <= _FULL
+
+
+class Scratch:
+    """Room for the sums that shares of the inputs leave, one product after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        size = _SHARED * OUTPUTS * _MAX_TILE_ROWS
+        self.sums = torch.empty(size, device=device, dtype=torch.float32)
+        self.arrived = torch.zeros(_SHARED, device=device, dtype=torch.int32)
+
+
+def into_heads(x: Scaled, weight_OD: Tensor, bias_O: Tensor | None, *, eps: float) -> Tensor:
+    """[B, O]: q, k and v of the normed rows, one after the other."""
+    (num_rows, width), num_outputs = x.rows_BD.shape, weight_OD.shape[0]
+    tiles = tiles_for(num_rows, weight_OD)
+    out_BO = x.rows_BD.new_empty(num_rows, num_outputs)
+    _into_heads[tiles.grid(num_rows, num_outputs)](
+        *tiles.descriptors(x.rows_BD, weight_OD),
+        x.squares_BT if x.squares_BT is not None else out_BO,
+        bias_O if bias_O is not None else out_BO,
+        out_BO,
+        eps,
+        num_rows,
+        width,
+        num_outputs,
+        HAS_BIAS=bias_O is not None,
+        **x.options(),
+        **tiles.options(out_BO),
+    )
+    return out_BO
+
+
+def gated(x: Scaled, weight_OD: Tensor, *, eps: float) -> Tensor:
+    """[B, I]. `weight_OD`: gate's rows, then up's."""
+    (num_rows, width), num_outputs = x.rows_BD.shape, weight_OD.shape[0] // 2
+    tiles = tiles_for_gated(num_rows, weight_OD)
+    out_BI = x.rows_BD.new_empty(num_rows, num_outputs)
+    _gated[tiles.grid(num_rows, num_outputs)](
+        *tiles.descriptors(x.rows_BD, weight_OD),
+        x.squares_BT,
+        out_BI,
+        eps,
+        num_rows,
+        width,
+        num_outputs,
+        **x.options(),
+        **tiles.options(out_BI),
+    )
+    return out_BI
+
+
+def added(
+    x_BO: Tensor, inputs_BK: Tensor, weight_OK: Tensor, norm_O: Tensor, scratch: Scratch
+) -> Scaled:
+    """x += inputs @ weight.T, in place; then what a product after the norm takes."""
+    num_outputs, num_inputs = weight_OK.shape
+    num_rows = x_BO.shape[0]
+    tiles = tiles_for(num_rows, weight_OK)
+    grid = tiles.grid(num_rows, num_outputs)
+    scaled_BO = torch.empty_like(x_BO)
+    squares_BT = torch.empty(num_rows, grid[1], dtype=torch.float32, device=x_BO.device)
+    _added[grid](
+        *tiles.descriptors(inputs_BK, weight_OK),
+        x_BO,
+        norm_O,
+        scaled_BO,
+        squares_BT,
+        scratch.sums,
+        scratch.arrived,
+        num_rows,
+        num_inputs,
+        num_outputs,
+        SHARES=tiles.shares,
+        **tiles.options(x_BO),
+    )
+    return Scaled(scaled_BO, squares_BT)

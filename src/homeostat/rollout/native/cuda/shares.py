@@ -1,0 +1,20 @@
+"""Work that several programs share: the last of them to arrive sums up what all of them left.
+
+It sums in the order of the shares, so that the result does not depend on who was the last one.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def is_last(arrived_ptr, num_shares):
+    """Whether all shares have stored what they found. The last one leaves the count as it was.
+    What others stored is to be read past L1 (".cg")."""
+    tl.debug_barrier()
+    are_all = tl.atomic_add(arrived_ptr, 1) == num_shares - 1
+    if are_all:
+        tl.store(arrived_ptr, 0)
+    return are_all
