@@ -1,8 +1,11 @@
 """Which way decoding goes: the fast one, where the device and the model allow it, or the plain one.
 
-    forwards = {"fast": DecodeForward, "invariant": InvariantForward}
-    forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
-    return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
+plain      one step at a time through the decoder's own forward: the reference
+compact    the same on a CPU over copies of the weights, by fewer calls (compact.py)
+compiled   several steps at a time on a CPU by compiled code (cpu/)
+fused      several steps at a time on a GPU by kernels of fewer launches (cuda/); in invariant
+           numerics by the trainer's own (cuda/invariant.py)
+graphs     the same, captured as CUDA graphs
 """
 
 from __future__ import annotations
@@ -78,14 +81,9 @@ def make_bursts(
         layers=model.config.num_layers,
         device=device,
     )
-<<<<<<< HEAD
-    forward = DecodeForward(model, state, block_tokens=BLOCK_TOKENS)
-    return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
-=======
     forwards = {"fast": DecodeForward, "invariant": InvariantForward}
     forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
-    return Bursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
->>>>>>> wt_inv2
+    return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
 
 
 def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> Bursts | None:
