@@ -45,8 +45,11 @@ class Bursts(Protocol):
         """Seconds spent on making steps ready: kernels compiled, graphs captured."""
         ...
 
-    def start(self, sequences: list[Sequence], cache: KVCache, reserve: Reserve) -> None:
-        """The first burst of these sequences, each with one token that is not cached."""
+    def start(
+        self, sequences: list[Sequence], cache: KVCache, reserve: Reserve, *, until: float
+    ) -> None:
+        """The first burst of these sequences, each with one token that is not cached. `until`: on
+        the monotonic clock, when whoever is to take it wants to be back."""
         ...
 
     def take(self, cache: KVCache, reserve: Reserve, *, may_go_on: bool) -> Taken:

@@ -155,7 +155,7 @@ class NativeEngine:
         until = time.monotonic() + timeout_s
         with self._serving(len(self._flying)):
             while self._flying and not self._finished:
-                self._step()
+                self._step(until)
                 if time.monotonic() >= until:
                     break
         finished, self._finished = self._finished, []
@@ -255,7 +255,8 @@ class NativeEngine:
         self.sleep()
         self._is_closed = True
 
-    def _step(self) -> None:
+    def _step(self, until: float = math.inf) -> None:
+        """One plan, or one burst: a step at least, and no more than there is time for."""
         self._end_expired()
         if not self._flying:
             return
@@ -265,18 +266,18 @@ class NativeEngine:
             if self.bursts is not None and self.bursts.is_flying:
                 self._take_burst(self.bursts, may_go_on=self._may_go_on())
             else:
-                self._plan_and_compute()
+                self._plan_and_compute(until)
             is_whole = True
         finally:
             # After half a step nobody knows what is cached: all of it is computed again.
             if not is_whole:
                 self._free_cache()
 
-    def _plan_and_compute(self) -> None:
+    def _plan_and_compute(self, until: float) -> None:
         plan = self.scheduler.plan()
         self._copy(plan)
         if self.bursts is not None and plan.decode and not any(s.is_cut for s in plan.decode):
-            self.bursts.start(plan.decode, self.runner.cache_now(), self._reserve)
+            self.bursts.start(plan.decode, self.runner.cache_now(), self._reserve, until=until)
             return
         sequences, hidden_BD = self._compute(plan)
         if sequences:

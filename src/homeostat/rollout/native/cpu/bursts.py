@@ -65,11 +65,13 @@ class CpuBursts:
     def is_flying(self) -> bool:
         return self._taken is not None
 
-    def start(self, sequences: list[Sequence], cache: KVCache, reserve: Reserve) -> None:
+    def start(
+        self, sequences: list[Sequence], cache: KVCache, reserve: Reserve, *, until: float
+    ) -> None:
         """Makes a burst of these sequences, each with one token that is not cached."""
         assert self._taken is None, "the last burst was not taken"
         self.sequences = sequences
-        wanted = self._wanted()
+        wanted = self._wanted(until - time.monotonic())
         # Where there is no room for more, there is room for one: the scheduler saw to it.
         num_steps = wanted if reserve(sequences, wanted) else 1
         started = time.perf_counter()
@@ -93,11 +95,12 @@ class CpuBursts:
         """Copies of weights are given back; the next burst makes them anew."""
         self._weights = None
 
-    def _wanted(self) -> int:
+    def _wanted(self, left_s: float) -> int:
+        """One step at least, and no more than there is time for."""
         if any(sequence.request.sampling.stop_strings for sequence in self.sequences):
             return 1
         left = min(sequence.max_length - len(sequence.tokens) for sequence in self.sequences)
-        return max(1, min(left, MAX_STEPS, int(MAX_SECONDS / self._step_s)))
+        return max(1, min(left, MAX_STEPS, int(min(MAX_SECONDS, left_s) / self._step_s)))
 
     def _made(self, cache: KVCache, num_steps: int) -> Taken:
         arrays = _arrays(self.sequences, cache, num_steps)

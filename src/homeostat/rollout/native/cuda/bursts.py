@@ -46,8 +46,12 @@ class CudaBursts:
     def warmup_s(self) -> float:
         return self.steps.warmup_s
 
-    def start(self, sequences: list[Sequence], cache: KVCache, reserve: Reserve) -> None:
-        """The first burst of these sequences, each with one token that is not cached."""
+    def start(
+        self, sequences: list[Sequence], cache: KVCache, reserve: Reserve, *, until: float
+    ) -> None:
+        """Sends the first burst of these sequences, each with one token that is not cached."""
+        # Milliseconds: never too late.
+        del until
         assert not self._flying, "the last sequences are still on their way"
         # A graph is captured over a first step, which needs a cache to write to.
         self.state.see(cache)
