@@ -191,17 +191,27 @@ def test_saved_rollouts_without_a_rewards_values_are_refused(tmp_path: Path) -> 
         runs.train(config)
 
 
-OUT_OF_MEMORY = """
+OUT_OF_MEMORY = {
+    "compact": """
 import torch
 from homeostat.rollout.native.runner import Runner
 def decode(self, sequences):
     torch.zeros(2**55, dtype=torch.uint8)
 Runner.decode = decode
-"""
+""",
+    "compiled": """
+from homeostat.rollout.native.cpu import weights
+weights._most_floats = lambda tensor, panel: 2**46
+""",
+}
 
 
-def test_memory_that_runs_out_in_sampling_is_told_with_the_settings(tmp_path: Path) -> None:
-    process = runs.start(tiny_rl.recipe(tmp_path), tmp_path, prelude=OUT_OF_MEMORY)
+@pytest.mark.parametrize("way", OUT_OF_MEMORY)
+def test_memory_that_runs_out_in_sampling_is_told_with_the_settings(
+    tmp_path: Path, way: str
+) -> None:
+    recipe = tiny_rl.recipe(tmp_path, engine={"decode": way})
+    process = runs.start(recipe, tmp_path, prelude=OUT_OF_MEMORY[way])
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     assert "Traceback" not in output

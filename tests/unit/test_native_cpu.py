@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.cpu.bursts import CpuBursts
-from homeostat.rollout.native.cpu.library import load_library
+from homeostat.rollout.native.cpu.library import compiler, load_library
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import Completion, StopReason
 
@@ -218,6 +219,21 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     load_library.cache_clear()
     yield tmp_path / "homeostat" / "compile" / "cpu"
     load_library.cache_clear()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="its names of processors")
+@pytest.mark.parametrize(("processor", "panel"), [("haswell", 16), ("x86-64", 8)])
+def test_narrower_vectors_draw_the_same(
+    processor: str, panel: int, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = wide_decoder()
+    plain = drawn(engine_of(decoder, "plain"), requests(decoder))
+    narrow = tmp_path / "narrow"
+    narrow.write_text(f'#!/bin/sh\nexec {compiler()} "$@" -march={processor}\n')
+    narrow.chmod(0o700)
+    monkeypatch.setenv("CC", str(narrow))
+    assert load_library().panel_width() == panel
+    same(drawn(engine_of(decoder, "compiled"), requests(decoder)), plain)
 
 
 def test_it_is_built_once_and_again_where_damaged(own_cache: Path) -> None:

@@ -33,7 +33,8 @@ class Flight:
         begun = [token for segment in request.begun for token in segment.tokens_T.tolist()]
         self.request = request
         self.number = number
-        self.tokens: list[int] = request.tokens_T.tolist() + begun
+        # Arrays: a list of numbers takes far longer to become a tensor when all end at once.
+        self.tokens = array("q", request.tokens_T.tolist() + begun)
         self.num_prompt = len(request.tokens_T)
         self.num_given = len(self.tokens)
         self.max_length = self.num_prompt + sampling.max_new_tokens
@@ -41,7 +42,6 @@ class Flight:
         self.is_cut = sampling.temperature > 0 and (
             sampling.top_p < 1.0 or sampling.top_k is not None
         )
-        # Arrays: a list of numbers takes far longer to become a tensor when all end at once.
         self._logps = array("f")
         self._sampled_logps = array("f")
         self._versions: list[tuple[int, int]] = []
@@ -86,7 +86,7 @@ class Flight:
             # Nothing but its length can end it: token by token would cost the host far more.
             self._mark(version)
             count = min(len(tokens), self.max_length - len(self.tokens))
-            self.tokens += tokens[:count]
+            self.tokens.extend(tokens[:count])
             self._logps.extend(logps[:count])
             if self.is_cut:
                 self._sampled_logps.extend(logps[:count])

@@ -7,6 +7,7 @@ a tail may come out wrong (half a character, a space that a tokenizer drops at t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 _MARGIN = 8
@@ -21,14 +22,14 @@ class StopStrings:
         self._reach = max(len(string) for string in strings) + _MARGIN
         self._tail = 0
 
-    def found(self, tokens: list[int], *, since: int) -> bool:
+    def found(self, tokens: array[int], *, since: int) -> bool:
         """Looks at `tokens[since:]`, which has grown by one token since the last call."""
         self._tail = max(self._tail, since)
-        text = self.decode(tokens[self._tail :])
+        text = self.decode(tokens[self._tail :].tolist())
         if any(string in text for string in self.strings):
             return True
         if len(text) > 4 * self._reach:
             middle = (self._tail + len(tokens)) // 2
-            if len(self.decode(tokens[middle:])) >= self._reach:
+            if len(self.decode(tokens[middle:].tolist())) >= self._reach:
                 self._tail = middle
         return False

@@ -7,6 +7,7 @@ the lowest free block is handed out first, so that blocks in use stay close toge
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 
 class BlockPool:
@@ -19,23 +20,28 @@ class BlockPool:
         assert num_blocks >= 0, num_blocks
         self.num_blocks = num_blocks
         self.extent = 0
+        # A heap, and what came back since it was last asked: sequences that end together give back
+        # thousands of blocks at a time at which nobody wants one.
         self._free = list(range(num_blocks))
+        self._returned: list[int] = []
         self._owners = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._returned)
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def owners(self, block: int) -> int:
         return self._owners[block]
 
     def alloc(self) -> int:
         """The lowest free block, with one owner. The caller has looked that there is one."""
-        assert self._free, f"all {self.num_blocks} blocks are in use"
+        assert self.num_free, f"all {self.num_blocks} blocks are in use"
+        while self._returned:
+            heapq.heappush(self._free, self._returned.pop())
         block = heapq.heappop(self._free)
         self._owners[block] = 1
         self.extent = max(self.extent, block + 1)
@@ -47,9 +53,11 @@ class BlockPool:
         self._owners[block] += 1
         return block
 
-    def free(self, block: int) -> None:
-        """One owner less; the last one gives the block back."""
-        assert self._owners[block] > 0, f"block {block} is free already"
-        self._owners[block] -= 1
-        if self._owners[block] == 0:
-            heapq.heappush(self._free, block)
+    def free(self, blocks: Iterable[int]) -> None:
+        """One owner less of each; the last one gives the block back."""
+        owners = self._owners
+        for block in blocks:
+            assert owners[block] > 0, f"block {block} is free already"
+            owners[block] -= 1
+            if not owners[block]:
+                self._returned.append(block)

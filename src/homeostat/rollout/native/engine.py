@@ -70,14 +70,9 @@ class NativeEngine:
         self.device = device
         self.decode = decode
         self.chunk_bytes = chunk_bytes
-        self.way = way = decoding_way(model.config, config, numerics=model.numerics, device=device)
+        way = decoding_way(model.config, config, numerics=model.numerics, device=device)
         self.bursts = make_bursts(
-            model,
-            config,
-            way,
-            device=device,
-            max_tokens=max_tokens,
-            threads=threads or torch.get_num_threads(),
+            model, config, way, device=device, max_tokens=max_tokens, threads=threads
         )
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
@@ -393,7 +388,6 @@ class NativeEngine:
         self.scheduler.refit(pool, block_tokens=self.runner.cache.block_tokens)
 
     def _rest(self) -> None:
-        """Copies of weights are given back."""
         self.runner.rest()
         if self.bursts is not None:
             self.bursts.rest()

@@ -59,13 +59,13 @@ def make_bursts(
     *,
     device: torch.device,
     max_tokens: int,
-    threads: int,
+    threads: int | None,
 ) -> Bursts | None:
-    """None where decoding goes one step at a time."""
+    """None where decoding goes one step at a time. `threads`: on a CPU; as torch has where None."""
     if way in ("plain", "compact"):
         return None
     if way == "compiled":
-        return _cpu_bursts(model, config, threads=threads)
+        return _cpu_bursts(model, config, threads=threads or torch.get_num_threads())
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
     from homeostat.rollout.native.cuda.forward import DecodeForward

@@ -229,13 +229,12 @@ class Scheduler:
             if block >= len(self.running):
                 sequence.blocks = [self.pool.alloc()]
                 plan.copies.append(Copy(block, sequence.blocks[0], sequence.cached))
-                self.pool.free(block)
+                self.pool.free((block,))
         self.running.sort(key=attrgetter("blocks"))
 
     def _give_up_blocks(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        for block in sequence.blocks:
-            self.pool.free(block)
+        self.pool.free(sequence.blocks)
         sequence.blocks, sequence.cached = [], 0
         prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
         if prompt is not None and sequence in prompt.holders:

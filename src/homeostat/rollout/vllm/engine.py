@@ -284,7 +284,7 @@ class VllmEngine:
         request = flight.request
         self.core.add(
             key,
-            flight.tokens,
+            flight.tokens.tolist(),
             request.sampling,
             max_tokens=flight.max_length - len(flight.tokens),
             seed=_stream(request.seed, request.id, flight.num_new),

@@ -167,7 +167,10 @@ class _Room:
     def __init__(self, num_floats: int) -> None:
         size = num_floats * 4
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            try:
+                memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            except OSError as error:
+                raise MemoryError(f"{size} bytes for a copy of the weights: {error}") from None
             memory.madvise(mmap.MADV_HUGEPAGE)
             self._floats = torch.frombuffer(memory, dtype=torch.float32)
         else:

@@ -13,7 +13,11 @@
 
 #define PANEL (2 * LANES)
 /* Rows at a time: twice as many sums, the weights and one input fill the registers. */
-#define ROWS (LANES == 8 ? 6 : 8)
+#if LANES == 8
+#define ROWS 6
+#else
+#define ROWS 8
+#endif
 /* How far ahead of use weights are asked for, in floats: a product of few rows waits for memory. */
 #define AHEAD 1024
 /* What a task reads of the weights, in floats, where that leaves enough tasks: long stretches are
@@ -47,8 +51,10 @@ static int multiply_rows(int64_t left, const float *x, int64_t stride, const flo
     return ROWS;
   }
   switch (left) {
+#if ROWS == 8
     case 7: multiply(7, x, stride, panel, inputs, sums); return 7;
     case 6: multiply(6, x, stride, panel, inputs, sums); return 6;
+#endif
     case 5: multiply(5, x, stride, panel, inputs, sums); return 5;
     case 4: multiply(4, x, stride, panel, inputs, sums); return 4;
     case 3: multiply(3, x, stride, panel, inputs, sums); return 3;

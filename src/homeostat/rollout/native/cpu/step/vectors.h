@@ -60,14 +60,28 @@ INLINE vec exp_of(vec x) {
   return pick(x < low, all(0.0f), p);
 }
 
+/* Every second element of two vectors, from the first or from the second on. */
+#if LANES == 16
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif LANES == 8
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#else
+#define EVEN 0, 2, 4, 6
+#define ODD 1, 3, 5, 7
+#endif
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
+#endif
+
 /* The sums of LANES vectors as one vector: neighbours are added, again and again. */
 INLINE vec sums_of(vec *v) {
-  ivec even, odd;
-  for (int i = 0; i < LANES; i++) even[i] = 2 * i, odd[i] = 2 * i + 1;
   for (int n = LANES / 2; n > 0; n /= 2)
     for (int i = 0; i < n; i++)
-      v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], even) +
-             __builtin_shuffle(v[2 * i], v[2 * i + 1], odd);
+      v[i] = SHUFFLE(v[2 * i], v[2 * i + 1], EVEN) + SHUFFLE(v[2 * i], v[2 * i + 1], ODD);
   return v[0];
 }
 
