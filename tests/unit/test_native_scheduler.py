@@ -82,7 +82,7 @@ class Machine:
         """Every cached position of it holds its own token."""
         size = self.scheduler.block_tokens
         held = [self.memory[checked.blocks[p // size], p % size] for p in range(checked.cached)]
-        assert held == checked.tokens[: checked.cached]
+        assert held == checked.tokens[: checked.cached].tolist()
 
 
 @pytest.mark.parametrize("seed", range(100))
