@@ -156,6 +156,19 @@ def test_stop_tokens_stop_strings_and_cuts() -> None:
     assert found[3].stop_reason is StopReason.STOP
 
 
+def test_many_rows_are_cut_into_parts_of_which_each_ends_by_itself() -> None:
+    decoder = random_decoder("qwen2")
+    stop = frozenset({3, 50, 70})
+    wanted = [
+        Request(f"{n}", np.arange(2 + n % 5), Sampling(60, stop_ids=stop), seed=n)
+        for n in range(43)
+    ]
+    plain = drawn(engine_of(decoder, "plain"), wanted)
+    assert len({len(tokens) for tokens, _ in plain}) > 5
+    for threads in (1, 5, 2, 9):
+        same(drawn(engine_of(decoder, "compiled", threads=threads), wanted), plain)
+
+
 def test_it_follows_every_write_to_a_weight() -> None:
     decoder = random_decoder("qwen3")
     engine, plain = (engine_of(decoder, way) for way in ("compiled", "plain"))

@@ -22,11 +22,12 @@ Reserve = Callable[[list[Sequence], int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a burst drew for each of its sequences: [B, S]."""
+    """What a burst drew for each of its sequences: [B, S], of which the first `made` count."""
 
     sequences: list[Sequence]
     tokens_BS: np.ndarray
     logps_BS: np.ndarray
+    made_B: np.ndarray
 
 
 class Bursts(Protocol):

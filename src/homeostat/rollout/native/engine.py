@@ -290,12 +290,12 @@ class NativeEngine:
         live = [self._is_flying(sequence) for sequence in taken.sequences]
         if not np.isfinite(taken.logps_BS[live]).all():
             self._refuse_weights()
-        rows = zip(taken.sequences, taken.tokens_BS.tolist(), taken.logps_BS.tolist(), strict=True)
-        for sequence, tokens, logps in rows:
+        columns = (taken.tokens_BS.tolist(), taken.logps_BS.tolist(), taken.made_B.tolist())
+        for sequence, tokens, logps, made in zip(taken.sequences, *columns, strict=True):
             if not self._is_flying(sequence):
                 continue
             num_before = len(sequence.tokens)
-            reason = sequence.extend(tokens, logps, version=self._version)
+            reason = sequence.extend(tokens[:made], logps[:made], version=self._version)
             num_new = len(sequence.tokens) - num_before
             sequence.cached += num_new
             self._num_new += num_new

@@ -50,7 +50,7 @@ def draw(
     if any(sequence.is_cut for sequence in sequences):
         weight_BV.masked_fill_(~_kept(weight_BV, sequences), 0.0)
         kept_cdf_BV = weight_BV.cumsum(1, dtype=torch.float64)
-    tokens_B1 = _inverse_cdf(kept_cdf_BV, to_device(noise_of(sequences), z_BV.device))
+    tokens_B1 = _inverse_cdf(kept_cdf_BV, to_device(noise_of(sequences)[0], z_BV.device))
     if (temperature_B == 0).any():
         greedy_B1 = to_device(temperature_B == 0, z_BV.device)[:, None]
         tokens_B1 = torch.where(greedy_B1, z_BV.argmax(1, keepdim=True), tokens_B1)
@@ -106,13 +106,14 @@ def _trainer_logp(
     return logp_B
 
 
-def noise_of(sequences: list[Sequence], *, ahead: int = 0) -> np.ndarray:
-    """float64 [B]: of each one's next token, or of the one so many after it."""
+def noise_of(sequences: list[Sequence], *, num_steps: int = 1) -> np.ndarray:
+    """float64 [S, B]: of each one's next tokens."""
     keys_B = np.array([sequence.noise_key for sequence in sequences], dtype=np.uint64)
-    positions_B = np.array([sequence.num_new + ahead for sequence in sequences], dtype=np.uint64)
+    first_B = np.array([sequence.num_new for sequence in sequences], dtype=np.uint64)
+    positions_SB = first_B + np.arange(num_steps, dtype=np.uint64)[:, None]
     # The largest number below 1 times a total may round up to the total, which no entry is above;
     # the one before it never does.
-    return np.minimum(uniforms(keys_B, positions_B), 1.0 - 2.0**-52)
+    return np.minimum(uniforms(keys_B, positions_SB), 1.0 - 2.0**-52)
 
 
 def _inverse_cdf(cdf_BV: Tensor, noise_B: Tensor) -> Tensor:

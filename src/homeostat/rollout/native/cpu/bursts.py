@@ -2,7 +2,8 @@
 
     start(sequences) -> the burst is made -> take() -> what it drew
 
-A burst ends with the step in which a sequence ends, so that nothing is computed in vain, and takes
+A burst ends with the step in which a sequence ends, so that nothing is computed in vain (other
+parts of the batch may be a step further or behind, each on a thread of its own), and takes
 a fraction of a second at most, so that limits of time are kept.
 
 Suffixes: `_B` sequences, `_K` blocks of a sequence, `_S` steps of a burst.
@@ -29,7 +30,7 @@ MAX_STEPS = 32
 MAX_SECONDS = 0.1
 
 
-_COUNTS = ("rows", "steps", "table_width", "block_tokens", "num_stops", "threads")
+_COUNTS = ("rows", "stride", "steps", "table_width", "block_tokens", "num_stops", "threads")
 
 
 class BurstStruct(ctypes.Structure):
@@ -39,7 +40,7 @@ class BurstStruct(ctypes.Structure):
             (name, c_void_p)
             for name in (
                 "tokens", "positions", "tables", "greedy", "stops", "stores", "scale", "noise",
-                "drawn", "logps",
+                "drawn", "logps", "made",
             )
         ),
     ]  # fmt: skip
@@ -76,7 +77,7 @@ class CpuBursts:
         num_steps = wanted if reserve(sequences, wanted) else 1
         started = time.perf_counter()
         self._taken = self._made(cache, num_steps)
-        made = self._taken.tokens_BS.shape[1]
+        made = int(self._taken.made_B.max())
         self._step_s = (time.perf_counter() - started) / made
         self.num_steps += made
 
@@ -106,6 +107,7 @@ class CpuBursts:
         arrays = _arrays(self.sequences, cache, num_steps)
         burst = BurstStruct(
             rows=len(self.sequences),
+            stride=len(self.sequences),
             steps=num_steps,
             table_width=arrays["tables"].shape[1],
             block_tokens=cache.block_tokens,
@@ -115,13 +117,13 @@ class CpuBursts:
         )
         if self._weights is None or not self._weights.is_of(self.model):
             self._weights = PackedWeights(self.model, panel=self.library.panel_width())
-        made = self.library.run_burst(ctypes.byref(self._weights.struct), ctypes.byref(burst))
-        if made < 0:
+        status = self.library.run_burst(ctypes.byref(self._weights.struct), ctypes.byref(burst))
+        if status < 0:
             raise EngineError(
                 f"out of memory while {len(self.sequences)} completions were on their way. Lower "
                 "engine.max_concurrency."
             )
-        return Taken(self.sequences, arrays["drawn"][:made].T, arrays["logps"][:made].T)
+        return Taken(self.sequences, arrays["drawn"].T, arrays["logps"].T, arrays["made"])
 
 
 def _arrays(sequences: list[Sequence], cache: KVCache, num_steps: int) -> dict[str, np.ndarray]:
@@ -141,7 +143,8 @@ def _arrays(sequences: list[Sequence], cache: KVCache, num_steps: int) -> dict[s
         "stops": np.array(sorted(stops), dtype=np.int32),
         "stores": np.array(cache.addresses(), dtype=np.int64),
         "scale": (1.0 / np.where(temperature_B > 0, temperature_B, 1.0)).astype(np.float32),
-        "noise": np.stack([noise_of(sequences, ahead=step) for step in range(num_steps)]),
-        "drawn": np.empty((num_steps, num_rows), dtype=np.int32),
-        "logps": np.empty((num_steps, num_rows), dtype=np.float32),
+        "noise": noise_of(sequences, num_steps=num_steps),
+        "drawn": np.zeros((num_steps, num_rows), dtype=np.int32),
+        "logps": np.zeros((num_steps, num_rows), dtype=np.float32),
+        "made": np.zeros(num_rows, dtype=np.int32),
     }

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+
 from homeostat.rollout.native.bursts import Reserve, Taken
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cuda.state import BURST_STEPS, DecodeState, Drawing
@@ -68,7 +70,8 @@ class CudaBursts:
         if may_go_on and wanted > 0 and reserve(self.sequences, self._ahead + wanted):
             self._launch(wanted, cache)
         tokens_SB, logps_SB = self._flying.popleft().drawing.wait()
-        return Taken(self.sequences, tokens_SB.T, logps_SB.T)
+        made_B = np.full(len(self.sequences), len(tokens_SB))
+        return Taken(self.sequences, tokens_SB.T, logps_SB.T, made_B)
 
     def drop(self) -> None:
         """What is on its way is drawn again, to the same tokens, by whoever goes on."""

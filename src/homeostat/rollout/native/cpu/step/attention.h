@@ -10,7 +10,7 @@
 
 static void enter(const Run *run, Stage *stage) {
   const Model *m = run->model;
-  const Burst *burst = run->burst;
+  const Burst *burst = &run->burst;
   int64_t half = m->head_dim / 2;
   FOR_TASKS(b, stage, burst->rows) {
     const float *from = m->embedding + (int64_t)burst->tokens[b] * m->width;
@@ -110,7 +110,7 @@ static void attend(const Model *m, const Seen *seen, const float *q, float *scor
 
 static void attention(const Run *run, int64_t index, Stage *stage) {
   const Model *m = run->model;
-  const Burst *burst = run->burst;
+  const Burst *burst = &run->burst;
   const Layer *layer = m->layers + index;
   int64_t dim = m->head_dim, group = m->heads / m->kv_heads, half = dim / 2;
   int64_t row_size = (m->heads + 2 * m->kv_heads) * dim, count = burst->rows * m->kv_heads;

@@ -3,6 +3,9 @@
        enter -> layers (q k v, attention, o; gate and up, down) -> logits -> draw -> move
 
    A step is a row of stages (stages.h); a stage begins when all tasks of the one before are done.
+   Many rows of a small model are cut into parts instead, one for each thread, which wait for
+   nobody: there, passing rows from core to core takes longer than reading the weights twice.
+
    Each sum is made by one thread in one order: a row's bits depend on nothing but the row.
    Everything is fp32; sums over the vocabulary are in double. */
 
@@ -15,9 +18,13 @@
 #include "model.h"
 #include "products.h"
 
+/* Floats of a cache line, and weights that a core's caches can hold. */
+#define LINE 16
+#define SMALL (1 << 23)
+
 static void layers(const Run *run, Stage *stage) {
   const Model *m = run->model;
-  int64_t rows = run->burst->rows, threads = run->burst->threads, attended = m->heads * m->head_dim;
+  int64_t rows = run->burst.rows, threads = run->burst.threads, attended = m->heads * m->head_dim;
   int64_t heads = attended + 2 * m->kv_heads * m->head_dim;
   for (int64_t i = 0; i < m->num_layers; i++, stage += 5) {
     const Layer *l = m->layers + i;
@@ -34,52 +41,96 @@ static void layers(const Run *run, Stage *stage) {
   }
 }
 
-/* What every thread does. One that comes late finds stages done, and goes on to the one that is
-   being worked at. */
-static void work(Run *run) {
+/* One that comes late finds stages done, and goes on to the one that is being worked at. */
+static void make_steps(const Run *run) {
   const Model *m = run->model;
-  int64_t rows = run->burst->rows;
+  int64_t rows = run->burst.rows;
   Product head = {run->x, m->head, NULL, run->logits, m->width, m->vocabulary, 1, 0, 0, m->eps};
-  for (int64_t step = 0; !atomic_load(&run->is_over); step++) {
+  for (int64_t step = 0; step < run->burst.steps; step++) {
     Stage *stage = run->stages + step * run->stages_per_step;
     enter(run, stage);
     layers(run, stage + 1);
     stage += 1 + 5 * m->num_layers;
-    product(&head, rows, run->burst->threads, stage);
+    product(&head, rows, run->burst.threads, stage);
     FOR_TASKS(b, stage + 1, rows) draw_row(run, b, step);
     wait_until(&stage[1].done, rows);
     FOR_TASKS(once, stage + 2, 1) move_on(run, step);
     wait_until(&stage[2].done, 1);
+    if (atomic_load(run->is_over)) break;
   }
+}
+
+static void work(Job *job) {
+  if (job->num_runs == 1) {
+    make_steps(job->runs);
+    return;
+  }
+  for (long i; (i = atomic_fetch_add(&job->next, 1)) < job->num_runs;) make_steps(job->runs + i);
+}
+
+/* Rows of each run: all, or as many as make a thread's part. */
+static int64_t rows_of_run(const Model *m, const Burst *burst) {
+  int64_t heads = (2 * m->heads + 2 * m->kv_heads) * m->head_dim;
+  int64_t weights = m->width * (m->num_layers * (heads + 3 * m->inner) + m->vocabulary);
+  int64_t part = (burst->rows + burst->threads - 1) / burst->threads;
+  return weights <= SMALL && part >= ROWS ? (part + ROWS - 1) / ROWS * ROWS : burst->rows;
+}
+
+/* The part of a burst that begins with a row. */
+static Burst part_of(const Burst *burst, int64_t first, int64_t rows) {
+  Burst part = *burst;
+  part.rows = rows < burst->rows - first ? rows : burst->rows - first;
+  part.threads = rows < burst->rows ? 1 : burst->threads;
+  part.tokens += first, part.positions += first, part.made += first;
+  part.tables += first * burst->table_width;
+  part.greedy += first, part.scale += first, part.noise += first;
+  part.drawn += first, part.logps += first;
+  return part;
+}
+
+/* Memory for a run; whether there was any. */
+static int prepare(Run *run) {
+  const Model *m = run->model;
+  int64_t rows = run->burst.rows, dim = m->head_dim, attended = m->heads * dim;
+  int64_t sizes[] = {rows * m->width, rows * (attended + 2 * m->kv_heads * dim),
+                     rows * attended, rows * m->inner, rows * m->vocabulary,
+                     rows * dim / 2,  rows * dim / 2};
+  float **parts[] = {&run->x,      &run->qkv, &run->mixed, &run->inner,
+                     &run->logits, &run->cos, &run->sin};
+  int64_t total = 0, longest = 0;
+  run->stages_per_step = 4 + 5 * m->num_layers;
+  for (int i = 0; i < 7; i++) total += sizes[i] = (sizes[i] + LINE - 1) / LINE * LINE;
+  for (int64_t b = 0; b < rows; b++)
+    longest = run->burst.positions[b] > longest ? run->burst.positions[b] : longest;
+  run->longest = longest + run->burst.steps + LANES;
+  run->room = aligned_alloc(64, total * sizeof(float));
+  run->stages = aligned_alloc(64, run->burst.steps * run->stages_per_step * sizeof(Stage));
+  if (!run->room || !run->stages) return 0;
+  memset(run->stages, 0, run->burst.steps * run->stages_per_step * sizeof(Stage));
+  for (int64_t i = 0, at = 0; i < 7; at += sizes[i++]) *parts[i] = run->room + at;
+  return 1;
 }
 
 int64_t panel_width(void) { return PANEL; }
 
-/* Steps until a row ends, or as many as are asked for: how many were made; -1 where there is no
-   memory for them. */
+/* Steps until a row ends, or as many as are asked for; -1 where there is no memory for them. */
 int64_t run_burst(const Model *model, const Burst *burst) {
-  int64_t rows = burst->rows, dim = model->head_dim, attended = model->heads * dim;
-  int64_t sizes[] = {rows * model->width, rows * (attended + 2 * model->kv_heads * dim),
-                     rows * attended,     rows * model->inner, rows * model->vocabulary,
-                     rows * dim / 2,      rows * dim / 2};
-  int64_t total = 0, per_step = 4 + 5 * model->num_layers, longest = 0;
-  for (int i = 0; i < 7; i++) total += sizes[i] = (sizes[i] + LANES - 1) / LANES * LANES;
-  for (int64_t b = 0; b < rows; b++)
-    longest = burst->positions[b] > longest ? burst->positions[b] : longest;
-  Run run = {model, burst, NULL, per_step, longest + burst->steps + LANES, 0, 0};
-  float *room = aligned_alloc(64, total * sizeof(float));
-  run.stages = aligned_alloc(64, burst->steps * per_step * sizeof(Stage));
-  if (room && run.stages) {
-    memset(run.stages, 0, burst->steps * per_step * sizeof(Stage));
-    float **parts[] = {&run.x, &run.qkv, &run.mixed, &run.inner, &run.logits, &run.cos, &run.sin};
-    for (int64_t i = 0, at = 0; i < 7; at += sizes[i++]) *parts[i] = room + at;
+  int64_t rows = rows_of_run(model, burst), count = (burst->rows + rows - 1) / rows, is_ready = 1;
+  Run runs[count];
+  Job job = {runs, count, burst->threads, 0, 0};
+  memset(runs, 0, sizeof runs);
+  for (int64_t i = 0; i < count; i++) {
+    runs[i].model = model;
+    runs[i].burst = part_of(burst, i * rows, rows);
+    runs[i].is_over = &job.is_over;
+    is_ready &= prepare(runs + i);
+  }
+  if (is_ready) {
     pthread_mutex_lock(&one_at_a_time);
-    if (burst->threads > 1) run_with_helpers(&run);
-    else work(&run);
+    if (burst->threads > 1) work_with_helpers(&job);
+    else work(&job);
     pthread_mutex_unlock(&one_at_a_time);
   }
-  int64_t made = room && run.stages ? atomic_load(&run.made) : -1;
-  free(room);
-  free(run.stages);
-  return made;
+  for (int64_t i = 0; i < count; i++) free(runs[i].room), free(runs[i].stages);
+  return is_ready ? 0 : -1;
 }

@@ -17,21 +17,20 @@ INLINE vec words(const float *logits, int64_t at, int64_t vocabulary) {
   return z;
 }
 
+/* What is not a number compares with nothing; it comes out in the sum. */
 static float largest(const float *logits, int64_t vocabulary) {
-  vec tops = all(-INFINITY), odd = all(0.0f);
+  vec tops = all(-INFINITY);
   for (int64_t v = 0; v < vocabulary; v += LANES) {
     vec z = words(logits, v, vocabulary);
     tops = pick(z > tops, z, tops);
-    odd += v + LANES <= vocabulary ? z * 0.0f : odd * 0.0f;
   }
-  /* What is not a number compares with nothing, and must not be overlooked. */
-  return max_of(tops) + sum_of(odd);
+  return max_of(tops);
 }
 
 /* The first word whose share of the sum of weights is above the noise: the definition is that of
    native/sampler.py. Weights are exp(logits * scale - top). */
 static void draw_row(const Run *run, int64_t b, int64_t step) {
-  const Burst *burst = run->burst;
+  const Burst *burst = &run->burst;
   int64_t vocabulary = run->model->vocabulary, count = (vocabulary + WORDS - 1) / WORDS;
   const float *logits = run->logits + b * vocabulary;
   float scale = burst->scale[b], top = largest(logits, vocabulary);
@@ -51,7 +50,7 @@ static void draw_row(const Run *run, int64_t b, int64_t step) {
   if (burst->greedy[b]) {
     while (token < vocabulary - 1 && logits[token] != top) token++;
   } else {
-    double wanted = burst->noise[step * burst->rows + b] * total, before = 0;
+    double wanted = burst->noise[step * burst->stride + b] * total, before = 0;
     int64_t c = 0;
     while (c < count - 1 && before + sums[c] <= wanted) before += sums[c++];
     int64_t end = (c + 1) * WORDS < vocabulary ? (c + 1) * WORDS : vocabulary;
@@ -62,23 +61,23 @@ static void draw_row(const Run *run, int64_t b, int64_t step) {
       if (weight > 0) token = v;
     }
   }
-  int64_t at = step * burst->rows + b;
+  int64_t at = step * burst->stride + b;
   burst->drawn[at] = (int32_t)token;
   burst->logps[at] = (float)((double)((logits[token] - top) * scale) - log(total));
 }
 
 /* The drawn tokens are the next inputs. Nothing more is computed for a row that has ended. */
-static void move_on(Run *run, int64_t step) {
-  const Burst *burst = run->burst;
-  int is_over = step + 1 == burst->steps;
+static void move_on(const Run *run, int64_t step) {
+  const Burst *burst = &run->burst;
+  int is_over = 0;
   for (int64_t b = 0; b < burst->rows; b++) {
-    int32_t token = burst->drawn[step * burst->rows + b];
+    int32_t token = burst->drawn[step * burst->stride + b];
     burst->tokens[b] = token;
     burst->positions[b]++;
+    burst->made[b]++;
     for (int64_t i = 0; i < burst->num_stops; i++) is_over |= token == burst->stops[i];
   }
-  atomic_store(&run->made, step + 1);
-  atomic_store(&run->is_over, is_over);
+  if (is_over) atomic_store(run->is_over, 1);
 }
 
 #endif

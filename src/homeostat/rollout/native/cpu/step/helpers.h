@@ -8,14 +8,14 @@
 #include "model.h"
 
 /* What every thread does. */
-static void work(Run *run);
+static void work(Job *job);
 
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t begun = PTHREAD_COND_INITIALIZER;
 static long num_helpers, generation;
 static atomic_long num_entered, num_left;
-static _Atomic(Run *) open_run;
+static _Atomic(Job *) open_job;
 
 static void *help(void *argument) {
   long number = (long)argument, seen = 0;
@@ -24,10 +24,10 @@ static void *help(void *argument) {
     while (generation == seen) pthread_cond_wait(&begun, &mutex);
     seen = generation;
     pthread_mutex_unlock(&mutex);
-    /* Who enters is waited for; a run that was closed before is not touched. */
+    /* Who enters is waited for; a job that was closed before is not touched. */
     atomic_fetch_add(&num_entered, 1);
-    Run *run = atomic_load(&open_run);
-    if (run && number < run->burst->threads) work(run);
+    Job *job = atomic_load(&open_job);
+    if (job && number < job->threads) work(job);
     atomic_fetch_add(&num_left, 1);
   }
   return NULL;
@@ -38,7 +38,7 @@ static void forget_helpers(void) {
   num_helpers = 0;
   atomic_store(&num_entered, 0);
   atomic_store(&num_left, 0);
-  atomic_store(&open_run, NULL);
+  atomic_store(&open_job, NULL);
   pthread_mutex_init(&one_at_a_time, NULL);
   pthread_mutex_init(&mutex, NULL);
   pthread_cond_init(&begun, NULL);
@@ -55,16 +55,26 @@ static void want_helpers(long wanted) {
   }
 }
 
-static void run_with_helpers(Run *run) {
-  want_helpers(run->burst->threads - 1);
-  atomic_store(&open_run, run);
+/* Until all who entered have left; who enters now finds no job. Leavers are counted first: at that
+   moment nobody was inside if the numbers agree. */
+static void wait_for_helpers(void) {
+  for (;;) {
+    long left = atomic_load(&num_left);
+    if (left == atomic_load(&num_entered)) return;
+    sched_yield();
+  }
+}
+
+static void work_with_helpers(Job *job) {
+  want_helpers(job->threads - 1);
+  atomic_store(&open_job, job);
   pthread_mutex_lock(&mutex);
   generation++;
   pthread_cond_broadcast(&begun);
   pthread_mutex_unlock(&mutex);
-  work(run);
-  atomic_store(&open_run, NULL);
-  wait_until(&num_left, atomic_load(&num_entered));
+  work(job);
+  atomic_store(&open_job, NULL);
+  wait_for_helpers();
 }
 
 #endif

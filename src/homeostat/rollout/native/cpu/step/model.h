@@ -20,10 +20,11 @@ typedef struct {
   const Layer *layers;
 } Model;
 
-/* `tokens`: the last token of each row, which is not cached; `drawn` and `logps` are [steps, rows].
-   A burst ends with the step in which a row draws one of `stops`. */
+/* `tokens`: the last token of each row, which is not cached; `noise`, `drawn` and `logps` are
+   [steps, stride], of which `made` steps of each row are filled in the end. A burst ends with the
+   step in which a row draws one of `stops`. */
 typedef struct {
-  int64_t rows, steps, table_width, block_tokens, num_stops, threads;
+  int64_t rows, stride, steps, table_width, block_tokens, num_stops, threads;
   int32_t *tokens, *positions;
   const int32_t *tables, *greedy, *stops;
   const int64_t *stores;
@@ -31,16 +32,25 @@ typedef struct {
   const double *noise;
   int32_t *drawn;
   float *logps;
+  int32_t *made;
 } Burst;
 
+/* Rows that are computed together: by all threads, stage by stage, or by one. */
 typedef struct {
   const Model *model;
-  const Burst *burst;
+  Burst burst;
   Stage *stages;
   int64_t stages_per_step, longest;
-  atomic_long made;
-  atomic_int is_over;
-  float *x, *qkv, *mixed, *inner, *logits, *cos, *sin;
+  atomic_int *is_over;
+  float *room, *x, *qkv, *mixed, *inner, *logits, *cos, *sin;
 } Run;
+
+/* All runs of a burst. */
+typedef struct {
+  Run *runs;
+  int64_t num_runs, threads;
+  atomic_long next;
+  atomic_int is_over;
+} Job;
 
 #endif
