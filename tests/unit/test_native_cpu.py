@@ -280,6 +280,10 @@ def test_without_a_compiler_it_goes_another_way(
     with pytest.raises(EngineError, match=r"engine\.decode.*no C compiler"):
         engine_of(decoder, "compiled")
     broken = tmp_path / "cc"
+    broken.write_text("no program")
+    broken.chmod(0o700)
+    with pytest.raises(EngineError, match="cannot be run"):
+        engine_of(decoder, "compiled")
     broken.write_text("#!/bin/sh\necho 'no such header' >&2\nexit 1\n")
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(EngineError, match="no such header"):

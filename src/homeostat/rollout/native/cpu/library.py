@@ -90,7 +90,11 @@ def _for_this_machine() -> tuple[str, ...]:
 
 
 def _digest(command: str) -> str:
-    said = subprocess.run([command, "--version"], capture_output=True, timeout=_TIMEOUT_S).stdout
+    try:
+        line = [command, "--version"]
+        said = subprocess.run(line, capture_output=True, timeout=_TIMEOUT_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(f"{command} cannot be run: {error}") from None
     sources = [(file.name, file.read_bytes()) for file in sorted(SOURCE.iterdir())]
     parts = repr((sources, said, FLAGS, _for_this_machine(), _processor()))
     return hashlib.sha256(parts.encode()).hexdigest()[:24]
