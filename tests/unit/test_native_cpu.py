@@ -21,21 +21,25 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
+from homeostat.rollout.native.cpu import prompts
 from homeostat.rollout.native.cpu.bursts import CpuBursts
 from homeostat.rollout.native.cpu.library import compiler, load_library
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import Completion, StopReason
 
 Drawn = tuple[list[int], np.ndarray]
+# Prompts come a few tokens at a time.
+PIECES = {"prefill_tokens": 5}
 
 
 def engine_of(decoder: Decoder, way: str, **settings: Any) -> NativeEngine:
     place = {"in_rows": settings.pop("in_rows", None), "threads": settings.pop("threads", 1)}
+    max_tokens = settings.pop("max_tokens", 200)
     return NativeEngine(
         decoder,
         NativeEngineConfig(decode=way, **settings),
         device=CPU,
-        max_tokens=200,
+        max_tokens=max_tokens,
         decode=lambda tokens: " ".join(map(str, tokens)),
         chunk_bytes=1 << 16,
         **place,
@@ -109,18 +113,49 @@ def test_sizes_that_fill_no_vector(temperature: float) -> None:
     same(drawn(engine_of(decoder, "compiled"), wanted), drawn(engine_of(decoder, "plain"), wanted))
 
 
+@pytest.fixture
+def with_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts go through the compiled step on any processor."""
+    monkeypatch.setattr(prompts, "MIN_PANEL", 1)
+
+
+@pytest.mark.usefixtures("with_prompts")
 def test_bits_depend_on_neither_threads_nor_neighbours_nor_blocks() -> None:
     decoder = wide_decoder()
     wanted = requests(decoder)
-    # Prompts are computed by torch, whose sums may depend on what else is in the batch: one token
-    # at a time has no company.
-    alone = {"prefill_tokens": 1}
-    first = drawn(engine_of(decoder, "compiled", **alone), wanted)
-    for settings in ({"threads": 3}, {"max_concurrency": 2}, {"in_rows": True}):
-        again = drawn(engine_of(decoder, "compiled", **alone, **settings), wanted)
+    first = drawn(engine_of(decoder, "compiled"), wanted)
+    for settings in ({"threads": 3}, {"max_concurrency": 2}, {"in_rows": True}, PIECES):
+        again = drawn(engine_of(decoder, "compiled", **settings), wanted)
         for (tokens, logps), (others, other_logps) in zip(first, again, strict=True):
             assert tokens == others, settings
-            np.testing.assert_array_equal(logps, other_logps)
+            # Of the first token logits are torch's, whose sums may depend on the batch.
+            np.testing.assert_array_equal(logps[1:], other_logps[1:])
+
+
+@pytest.mark.usefixtures("with_prompts")
+@pytest.mark.parametrize("settings", [{}, PIECES, {"in_rows": True, "threads": 3}])
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 400])
+def test_prompts_are_computed_as_by_the_decoder(size: int, settings: dict[str, Any]) -> None:
+    decoder = random_decoder("qwen3")
+    rng = np.random.default_rng(size)
+    wanted = [
+        Request(f"{n}", rng.integers(decoder.config.vocab_size, size=length), Sampling(3), seed=n)
+        for n, length in enumerate((size, 9, max(size - 3, 1), 6))
+    ]
+    compiled = engine_of(decoder, "compiled", max_tokens=404, **settings)
+    same(drawn(compiled, wanted), drawn(engine_of(decoder, "plain", max_tokens=404), wanted))
+    assert compiled.runner.prompts is not None
+    assert compiled.runner.prompts.num_computed == sum(len(one.tokens_T) for one in wanted)
+
+
+@pytest.mark.usefixtures("with_prompts")
+def test_long_prompts_are_left_to_the_decoder() -> None:
+    decoder = random_decoder("llama")
+    long = Request("a", np.ones(prompts.MAX_TOKENS + 1, np.int64), Sampling(1), seed=0)
+    engine = engine_of(decoder, "compiled", max_tokens=600)
+    drawn(engine, [long])
+    assert engine.runner.prompts is not None
+    assert engine.runner.prompts.num_computed == 0
 
 
 def test_a_burst_ends_with_the_first_sequence_that_ends() -> None:

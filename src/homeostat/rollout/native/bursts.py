@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.sequence import Sequence
+
+if TYPE_CHECKING:
+    from homeostat.rollout.native.cpu.prompts import CpuPrompts
 
 # Makes room for so many tokens more of each sequence, or says that there is none.
 Reserve = Callable[[list[Sequence], int], bool]
@@ -32,9 +35,11 @@ class Taken:
 
 class Bursts(Protocol):
     """`num_steps`: made so far. `sequences`: of the bursts that are on their way. `spare_blocks`:
-    how many blocks of the cache, from block 0 on, must be no sequence's."""
+    how many blocks of the cache, from block 0 on, must be no sequence's. `prompts`: who may
+    compute them in place of the decoder."""
 
     spare_blocks: int
+    prompts: CpuPrompts | None
     num_steps: int
     sequences: list[Sequence]
 

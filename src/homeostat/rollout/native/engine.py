@@ -47,9 +47,8 @@ class NativeEngine:
     """Implements `rollout.engine.Engine`.
 
     `max_tokens` is the most that a request may have in all; `decode` turns tokens into the text
-    that stop strings are looked for in. `in_rows` is how the cache is laid out (cache.py): one row
-    per sequence on the CPU, small blocks elsewhere, where it is not said. With `bursts` several
-    steps are decoded at a time (bursts.py), on a CPU by so many `threads`, or as torch has.
+    that stop strings are looked for in. `in_rows` is how the cache is laid out (cache.py), where
+    it is said. With `bursts` several steps are decoded at a time, on a CPU by so many `threads`.
     """
 
     def __init__(
@@ -84,7 +83,8 @@ class NativeEngine:
             max_tokens=max_tokens,
         )
         self._serving = Serving(model)
-        self.runner = Runner(model, in_rows=self.in_rows, may_copy=way in ("compact", "compiled"))
+        prompts = self.bursts.prompts if self.bursts is not None else None
+        self.runner = Runner(model, in_rows=self.in_rows, way=way, prompts=prompts)
         self.scheduler = Scheduler(
             max_running=config.max_concurrency,
             prefill_tokens=config.prefill_tokens,

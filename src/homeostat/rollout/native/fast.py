@@ -23,6 +23,7 @@ from homeostat.models.families import DecoderConfig
 from homeostat.ops.linear import Numerics
 from homeostat.rollout.native.compact import can_be_copied
 from homeostat.rollout.native.cpu.bursts import CpuBursts
+from homeostat.rollout.native.cpu.compiled import CompiledModel
 from homeostat.rollout.native.cpu.library import load_library
 from homeostat.rollout.native.room import BLOCK_TOKENS
 
@@ -89,7 +90,7 @@ def make_bursts(
 def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> Bursts | None:
     """None where the model is more than its weights, and nobody insists."""
     if can_be_copied(model):
-        return CpuBursts(model, load_library(), threads=threads)
+        return CpuBursts(CompiledModel(model, load_library(), threads=threads))
     if config.decode == "compiled":
         raise EngineError(
             "engine.decode is compiled, which computes with copies of the weights in fp32: a model "

@@ -19,20 +19,25 @@ from homeostat.rollout.native.attention import (
 )
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.compact import CompactDecoder, compact_of
+from homeostat.rollout.native.cpu.prompts import CpuPrompts
 from homeostat.rollout.native.memory import to_device
 from homeostat.rollout.native.scheduler import Chunk, Copy
 from homeostat.rollout.native.sequence import Sequence
 
 
 class Runner:
-    """One model over a cache. It advances `cached` of the sequences it computed. `may_copy`: decode
-    by compact copies of the weights (compact.py)."""
+    """One model over a cache. It advances `cached` of the sequences it computed. `way`: that of
+    decoding (fast.py). `prompts`: who computes them in place of the model, where that is better."""
 
-    def __init__(self, model: Decoder, *, in_rows: bool, may_copy: bool) -> None:
+    def __init__(
+        self, model: Decoder, *, in_rows: bool, way: str, prompts: CpuPrompts | None
+    ) -> None:
         self.model = model
         self.cache: KVCache | None = None
         self.in_rows = in_rows
-        self.may_copy = may_copy
+        # What a burst cannot do is done by compact copies of the weights.
+        self.may_copy = way in ("compact", "compiled")
+        self.prompts = prompts
         self._compact: CompactDecoder | None = None
         self.num_forwards = 0
         self.num_prefilled = 0
@@ -48,15 +53,9 @@ class Runner:
         cache = self.cache_now()
         # Equal lengths as neighbours: packed attention takes them as one batch.
         chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, chunk.end - chunk.start))
-        tokens_N = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
-        positions_N = np.concatenate([np.arange(c.start, c.end) for c in chunks])
-        hidden_ND = self.model.hidden_in(
-            to_device(np.array(tokens_N), cache.device),
-            to_device(positions_N, cache.device),
-            self._prefill_attention(chunks, cache),
-        )
+        hidden_ND = self._hidden_in(chunks, cache)
         self.num_forwards += 1
-        self.num_prefilled += len(tokens_N)
+        self.num_prefilled += len(hidden_ND)
         whole: list[Sequence] = []
         last: list[int] = []
         for chunk, end in zip(chunks, accumulate(c.end - c.start for c in chunks), strict=True):
@@ -78,6 +77,17 @@ class Runner:
         for sequence in sequences:
             sequence.cached += 1
         return hidden_BD
+
+    def _hidden_in(self, chunks: list[Chunk], cache: KVCache) -> Tensor:
+        tokens_N = np.array([t for c in chunks for t in c.sequence.tokens[c.start : c.end]])
+        positions_N = np.concatenate([np.arange(c.start, c.end) for c in chunks])
+        if self.prompts is not None and self.prompts.are_better(chunks):
+            return self.prompts.hidden_in(tokens_N, positions_N, chunks, cache)
+        return self.model.hidden_in(
+            to_device(tokens_N, cache.device),
+            to_device(positions_N, cache.device),
+            self._prefill_attention(chunks, cache),
+        )
 
     def _prefill_attention(self, chunks: list[Chunk], cache: KVCache) -> AttentionContext:
         if self.model.numerics == "invariant":

@@ -11,17 +11,14 @@ Suffixes: `_B` sequences, `_K` blocks of a sequence, `_S` steps of a burst.
 
 from __future__ import annotations
 
-import ctypes
 import time
-from ctypes import c_int64, c_void_p
 
 import numpy as np
 
-from homeostat.errors import EngineError
-from homeostat.models.decoder import Decoder
 from homeostat.rollout.native.bursts import Reserve, Taken
 from homeostat.rollout.native.cache import KVCache
-from homeostat.rollout.native.cpu.weights import PackedWeights
+from homeostat.rollout.native.cpu.compiled import CompiledModel, block_tables
+from homeostat.rollout.native.cpu.prompts import CpuPrompts
 from homeostat.rollout.native.sampler import noise_of
 from homeostat.rollout.native.sequence import Sequence
 
@@ -30,35 +27,15 @@ MAX_STEPS = 32
 MAX_SECONDS = 0.1
 
 
-_COUNTS = ("rows", "stride", "steps", "table_width", "block_tokens", "num_stops", "threads")
-
-
-class BurstStruct(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int64) for name in _COUNTS),
-        *(
-            (name, c_void_p)
-            for name in (
-                "tokens", "positions", "tables", "greedy", "stops", "stores", "scale", "noise",
-                "drawn", "logps", "made",
-            )
-        ),
-    ]  # fmt: skip
-
-
 class CpuBursts:
-    """Computes with copies of the model's weights, by so many threads."""
-
     spare_blocks = 0
     warmup_s = 0.0
 
-    def __init__(self, model: Decoder, library: ctypes.CDLL, *, threads: int) -> None:
-        self.model = model
-        self.library = library
-        self.threads = threads
+    def __init__(self, compiled: CompiledModel) -> None:
+        self.compiled = compiled
+        self.prompts = CpuPrompts(compiled)
         self.num_steps = 0
         self.sequences: list[Sequence] = []
-        self._weights: PackedWeights | None = None
         self._taken: Taken | None = None
         self._step_s = MAX_SECONDS
 
@@ -94,7 +71,7 @@ class CpuBursts:
 
     def rest(self) -> None:
         """Copies of weights are given back; the next burst makes them anew."""
-        self._weights = None
+        self.compiled.rest()
 
     def _wanted(self, left_s: float) -> int:
         """One step at least, and no more than there is time for."""
@@ -104,44 +81,24 @@ class CpuBursts:
         return max(1, min(left, MAX_STEPS, int(min(MAX_SECONDS, left_s) / self._step_s)))
 
     def _made(self, cache: KVCache, num_steps: int) -> Taken:
-        arrays = _arrays(self.sequences, cache, num_steps)
-        burst = BurstStruct(
-            rows=len(self.sequences),
-            stride=len(self.sequences),
-            steps=num_steps,
-            table_width=arrays["tables"].shape[1],
-            block_tokens=cache.block_tokens,
-            num_stops=len(arrays["stops"]),
-            threads=self.threads,
-            **{name: array.ctypes.data for name, array in arrays.items()},
-        )
-        if self._weights is None or not self._weights.is_of(self.model):
-            self._weights = PackedWeights(self.model, panel=self.library.panel_width())
-        status = self.library.run_burst(ctypes.byref(self._weights.struct), ctypes.byref(burst))
-        if status < 0:
-            raise EngineError(
-                f"out of memory while {len(self.sequences)} completions were on their way. Lower "
-                "engine.max_concurrency."
-            )
+        arrays = _arrays(self.sequences, num_steps)
+        self.compiled.run(cache, arrays, num_rows=len(self.sequences), num_steps=num_steps)
         return Taken(self.sequences, arrays["drawn"].T, arrays["logps"].T, arrays["made"])
 
 
-def _arrays(sequences: list[Sequence], cache: KVCache, num_steps: int) -> dict[str, np.ndarray]:
+def _arrays(sequences: list[Sequence], num_steps: int) -> dict[str, np.ndarray]:
     """What the burst reads and writes."""
     num_rows = len(sequences)
     sampling = [sequence.request.sampling for sequence in sequences]
     temperature_B = np.array([one.temperature for one in sampling])
-    tables_BK = np.zeros((num_rows, max(len(s.blocks) for s in sequences)), dtype=np.int32)
-    for row, sequence in enumerate(sequences):
-        tables_BK[row, : len(sequence.blocks)] = sequence.blocks
     stops = frozenset().union(*(one.stop_ids for one in sampling))
     return {
         "tokens": np.array([sequence.tokens[-1] for sequence in sequences], dtype=np.int32),
         "positions": np.array([sequence.cached for sequence in sequences], dtype=np.int32),
-        "tables": tables_BK,
+        "sequences": np.arange(num_rows, dtype=np.int32),
+        "tables": block_tables(sequences),
         "greedy": (temperature_B == 0).astype(np.int32),
         "stops": np.array(sorted(stops), dtype=np.int32),
-        "stores": np.array(cache.addresses(), dtype=np.int64),
         "scale": (1.0 / np.where(temperature_B > 0, temperature_B, 1.0)).astype(np.float32),
         "noise": noise_of(sequences, num_steps=num_steps),
         "drawn": np.zeros((num_steps, num_rows), dtype=np.int32),

@@ -31,6 +31,7 @@ class _Burst:
 class CudaBursts:
     # Rows that are padding write there (state.py).
     spare_blocks = 1
+    prompts = None
 
     def __init__(self, state: DecodeState, steps: Steps) -> None:
         self.state = state

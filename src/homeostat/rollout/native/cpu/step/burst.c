@@ -21,12 +21,14 @@
 /* Floats of a cache line, and weights that a core's caches can hold. */
 #define LINE 16
 #define SMALL (1 << 23)
+/* Stages of a layer. */
+#define STAGES 6
 
 static void layers(const Run *run, Stage *stage) {
   const Model *m = run->model;
   int64_t rows = run->burst.rows, threads = run->burst.threads, attended = m->heads * m->head_dim;
   int64_t heads = attended + 2 * m->kv_heads * m->head_dim;
-  for (int64_t i = 0; i < m->num_layers; i++, stage += 5) {
+  for (int64_t i = 0; i < m->num_layers; i++, stage += STAGES) {
     const Layer *l = m->layers + i;
     Product qkv = {run->x, l->qkv, l->qkv_bias, run->qkv, m->width, heads, 1, 0, 0, m->eps};
     Product o = {run->mixed, l->o, l->o_bias, run->x, attended, m->width, 0, 1, 0, 0};
@@ -35,9 +37,9 @@ static void layers(const Run *run, Stage *stage) {
     Product down = {run->inner, l->down, l->down_bias, run->x, m->inner, m->width, 0, 1, 0, 0};
     product(&qkv, rows, threads, stage);
     attention(run, i, stage + 1);
-    product(&o, rows, threads, stage + 2);
-    product(&gate_up, rows, threads, stage + 3);
-    product(&down, rows, threads, stage + 4);
+    product(&o, rows, threads, stage + 3);
+    product(&gate_up, rows, threads, stage + 4);
+    product(&down, rows, threads, stage + 5);
   }
 }
 
@@ -50,7 +52,8 @@ static void make_steps(const Run *run) {
     Stage *stage = run->stages + step * run->stages_per_step;
     enter(run, stage);
     layers(run, stage + 1);
-    stage += 1 + 5 * m->num_layers;
+    if (run->burst.hidden) break;
+    stage += 1 + STAGES * m->num_layers;
     product(&head, rows, run->burst.threads, stage);
     FOR_TASKS(b, stage + 1, rows) draw_row(run, b, step);
     wait_until(&stage[1].done, rows);
@@ -73,7 +76,8 @@ static int64_t rows_of_run(const Model *m, const Burst *burst) {
   int64_t heads = (2 * m->heads + 2 * m->kv_heads) * m->head_dim;
   int64_t weights = m->width * (m->num_layers * (heads + 3 * m->inner) + m->vocabulary);
   int64_t part = (burst->rows + burst->threads - 1) / burst->threads;
-  return weights <= SMALL && part >= ROWS ? (part + ROWS - 1) / ROWS * ROWS : burst->rows;
+  int is_cut = weights <= SMALL && part >= ROWS && !burst->hidden;
+  return is_cut ? (part + ROWS - 1) / ROWS * ROWS : burst->rows;
 }
 
 /* The part of a burst that begins with a row. */
@@ -82,7 +86,7 @@ static Burst part_of(const Burst *burst, int64_t first, int64_t rows) {
   part.rows = rows < burst->rows - first ? rows : burst->rows - first;
   part.threads = rows < burst->rows ? 1 : burst->threads;
   part.tokens += first, part.positions += first, part.made += first;
-  part.tables += first * burst->table_width;
+  part.sequences += first;
   part.greedy += first, part.scale += first, part.noise += first;
   part.drawn += first, part.logps += first;
   return part;
@@ -92,13 +96,14 @@ static Burst part_of(const Burst *burst, int64_t first, int64_t rows) {
 static int prepare(Run *run) {
   const Model *m = run->model;
   int64_t rows = run->burst.rows, dim = m->head_dim, attended = m->heads * dim;
-  int64_t sizes[] = {rows * m->width, rows * (attended + 2 * m->kv_heads * dim),
-                     rows * attended, rows * m->inner, rows * m->vocabulary,
+  int64_t is_prompt = run->burst.hidden != NULL;
+  int64_t sizes[] = {is_prompt ? 0 : rows * m->width, rows * (attended + 2 * m->kv_heads * dim),
+                     rows * attended, rows * m->inner, is_prompt ? 0 : rows * m->vocabulary,
                      rows * dim / 2,  rows * dim / 2};
   float **parts[] = {&run->x,      &run->qkv, &run->mixed, &run->inner,
                      &run->logits, &run->cos, &run->sin};
   int64_t total = 0, longest = 0;
-  run->stages_per_step = 4 + 5 * m->num_layers;
+  run->stages_per_step = 4 + STAGES * m->num_layers;
   for (int i = 0; i < 7; i++) total += sizes[i] = (sizes[i] + LINE - 1) / LINE * LINE;
   for (int64_t b = 0; b < rows; b++)
     longest = run->burst.positions[b] > longest ? run->burst.positions[b] : longest;
@@ -108,6 +113,7 @@ static int prepare(Run *run) {
   if (!run->room || !run->stages) return 0;
   memset(run->stages, 0, run->burst.steps * run->stages_per_step * sizeof(Stage));
   for (int64_t i = 0, at = 0; i < 7; at += sizes[i++]) *parts[i] = run->room + at;
+  if (is_prompt) run->x = run->burst.hidden;
   return 1;
 }
 

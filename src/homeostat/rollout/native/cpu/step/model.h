@@ -22,17 +22,21 @@ typedef struct {
 
 /* `tokens`: the last token of each row, which is not cached; `noise`, `drawn` and `logps` are
    [steps, stride], of which `made` steps of each row are filled in the end. A burst ends with the
-   step in which a row draws one of `stops`. */
+   step in which a row draws one of `stops`. `sequences`: the row of `tables` that is each one's.
+
+   With `hidden` rows are tokens of prompts, those of a sequence one after the other: one step,
+   which leaves their hidden states there, and nothing is drawn. */
 typedef struct {
   int64_t rows, stride, steps, table_width, block_tokens, num_stops, threads;
   int32_t *tokens, *positions;
-  const int32_t *tables, *greedy, *stops;
+  const int32_t *sequences, *tables, *greedy, *stops;
   const int64_t *stores;
   const float *scale;
   const double *noise;
   int32_t *drawn;
   float *logps;
   int32_t *made;
+  float *hidden;
 } Burst;
 
 /* Rows that are computed together: by all threads, stage by stage, or by one. */

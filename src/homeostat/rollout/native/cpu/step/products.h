@@ -24,14 +24,14 @@
    read faster than short ones. */
 #define STRETCH (1 << 16)
 
-/* `count` rows of x, all of whose inputs are multiplied by one panel. */
+/* `count` rows of x, all of whose inputs are multiplied by one panel. Meanwhile `asked` lines that
+   begin at `ask` are asked for with each input, `step` floats further each time. */
 INLINE void multiply(int count, const float *x, int64_t stride, const float *panel, int64_t inputs,
-                     vec found[ROWS][2]) {
+                     const float *ask, int64_t step, int asked, vec found[ROWS][2]) {
   vec sums[ROWS][2];
   for (int r = 0; r < count; r++) sums[r][0] = sums[r][1] = all(0.0f);
   for (int64_t k = 0; k < inputs; k++) {
-    __builtin_prefetch(panel + k * PANEL + AHEAD);
-    __builtin_prefetch(panel + k * PANEL + AHEAD + LANES);
+    for (int n = 0; n < asked; n++) __builtin_prefetch(ask + k * step + n * LANES);
     vec left = load(panel + k * PANEL), right = load(panel + k * PANEL + LANES);
 #pragma GCC unroll 8
     for (int r = 0; r < count; r++) {
@@ -46,21 +46,24 @@ INLINE void multiply(int count, const float *x, int64_t stride, const float *pan
 /* A constant number of rows keeps all sums in registers. */
 static int multiply_rows(int64_t left, const float *x, int64_t stride, const float *panel,
                          int64_t inputs, vec sums[ROWS][2]) {
+#define MULTIPLY(count) \
+  multiply(count, x, stride, panel, inputs, panel + AHEAD, PANEL, 2, sums); \
+  return count
   if (left >= ROWS) {
-    multiply(ROWS, x, stride, panel, inputs, sums);
-    return ROWS;
+    MULTIPLY(ROWS);
   }
   switch (left) {
 #if ROWS == 8
-    case 7: multiply(7, x, stride, panel, inputs, sums); return 7;
-    case 6: multiply(6, x, stride, panel, inputs, sums); return 6;
+    case 7: MULTIPLY(7);
+    case 6: MULTIPLY(6);
 #endif
-    case 5: multiply(5, x, stride, panel, inputs, sums); return 5;
-    case 4: multiply(4, x, stride, panel, inputs, sums); return 4;
-    case 3: multiply(3, x, stride, panel, inputs, sums); return 3;
-    case 2: multiply(2, x, stride, panel, inputs, sums); return 2;
-    default: multiply(1, x, stride, panel, inputs, sums); return 1;
+    case 5: MULTIPLY(5);
+    case 4: MULTIPLY(4);
+    case 3: MULTIPLY(3);
+    case 2: MULTIPLY(2);
+    default: MULTIPLY(1);
   }
+#undef MULTIPLY
 }
 
 /* out = (or +=) factor * (x @ panels) + bias, for all rows. A norm's factors are made by each
@@ -117,11 +120,23 @@ static int64_t panels_of_task(int64_t panels, int64_t inputs, int64_t threads) {
   return least > 1 ? least : 1;
 }
 
-static void product_of_panel(const Product *p, int64_t panel, int64_t rows, const float *factors) {
+/* Rows after the first ROWS find the panel in the cache: while they are multiplied, memory has time
+   for the next one. `step`: floats of it that each of their inputs must ask for. */
+static void product_of_panel(const Product *p, int64_t panel, int64_t next, int64_t rows,
+                             const float *factors) {
   const float *weights = p->panels + panel * p->inputs * PANEL;
+  const float *ask = p->panels + next * p->inputs * PANEL;
+  int64_t later = rows / ROWS - 1, step = later > 1 ? (PANEL + later - 1) / later : 0;
   vec sums[ROWS][2];
   for (int64_t b = 0; b < rows;) {
-    int n = multiply_rows(rows - b, p->x + b * p->inputs, p->inputs, weights, p->inputs, sums);
+    const float *x = p->x + b * p->inputs;
+    int n = ROWS;
+    if (step && b > 0 && b + ROWS <= rows) {
+      multiply(ROWS, x, p->inputs, weights, p->inputs, ask, step, 1, sums);
+      ask += p->inputs * step;
+    } else {
+      n = multiply_rows(rows - b, x, p->inputs, weights, p->inputs, sums);
+    }
     for (int r = 0; r < n; r++) {
       float factor = p->is_normed ? factors[b + r] : 1.0f;
       put_row(p, panel, b + r, sums[r][0] * factor, sums[r][1] * factor);
@@ -138,8 +153,11 @@ static void product(const Product *p, int64_t rows, int64_t threads, Stage *stag
   FOR_TASKS(task, stage, count) {
     if (p->is_normed && !has_factors) norm_factors(p, rows, factors), has_factors = 1;
     int64_t end = (task + 1) * each < panels ? (task + 1) * each : panels;
-    for (int64_t panel = task * each; panel < end; panel++)
-      product_of_panel(p, panel, rows, factors);
+    for (int64_t panel = task * each; panel < end; panel++) {
+      /* The next task is taken by whoever comes first; in turns, most often. */
+      int64_t next = panel + 1 < end ? panel + 1 : (task + threads) * each;
+      product_of_panel(p, panel, next < panels ? next : panel, rows, factors);
+    }
   }
   wait_until(&stage->done, count);
 }

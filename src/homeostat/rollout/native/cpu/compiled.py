@@ -1,0 +1,78 @@
+"""The compiled step (step/) with the weights of a model, laid out for it when they are wanted.
+
+Bursts (bursts.py) and prompts (prompts.py) are computed by it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+
+import numpy as np
+
+from homeostat.errors import EngineError
+from homeostat.models.decoder import Decoder
+from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.cpu.weights import PackedWeights
+from homeostat.rollout.native.sequence import Sequence
+
+_COUNTS = ("rows", "stride", "steps", "table_width", "block_tokens", "num_stops", "threads")
+
+
+class BurstStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in _COUNTS),
+        *(
+            (name, c_void_p)
+            for name in (
+                "tokens", "positions", "sequences", "tables", "greedy", "stops", "stores", "scale",
+                "noise", "drawn", "logps", "made", "hidden",
+            )
+        ),
+    ]  # fmt: skip
+
+
+class CompiledModel:
+    """Computes with copies of the model's weights, by so many threads."""
+
+    def __init__(self, model: Decoder, library: ctypes.CDLL, *, threads: int) -> None:
+        self.model = model
+        self.library = library
+        self.threads = threads
+        self._weights: PackedWeights | None = None
+
+    def rest(self) -> None:
+        """Copies of weights are given back; they are made anew when they are wanted."""
+        self._weights = None
+
+    def run(
+        self, cache: KVCache, arrays: dict[str, np.ndarray], *, num_rows: int, num_steps: int
+    ) -> None:
+        """Some steps over what the arrays hold, which is read and written in place."""
+        stores = np.array(cache.addresses(), dtype=np.int64)
+        burst = BurstStruct(
+            rows=num_rows,
+            stride=num_rows,
+            steps=num_steps,
+            table_width=arrays["tables"].shape[1],
+            block_tokens=cache.block_tokens,
+            num_stops=len(arrays["stops"]) if "stops" in arrays else 0,
+            threads=self.threads,
+            stores=stores.ctypes.data,
+            **{name: array.ctypes.data for name, array in arrays.items()},
+        )
+        if self._weights is None or not self._weights.is_of(self.model):
+            self._weights = PackedWeights(self.model, panel=self.library.panel_width())
+        status = self.library.run_burst(ctypes.byref(self._weights.struct), ctypes.byref(burst))
+        if status < 0:
+            raise EngineError(
+                f"out of memory while {num_rows} rows were computed. Lower engine.max_concurrency."
+            )
+
+
+def block_tables(sequences: list[Sequence]) -> np.ndarray:
+    """int32 [B, K]: the blocks of each sequence."""
+    tables_BK = np.zeros((len(sequences), max(len(s.blocks) for s in sequences)), dtype=np.int32)
+    for row, sequence in enumerate(sequences):
+        tables_BK[row, : len(sequence.blocks)] = sequence.blocks
+    return tables_BK

@@ -1,0 +1,57 @@
+"""Prompts on a CPU by the compiled step: its rows are then their tokens, and nothing is drawn.
+
+The same panels of weights as in a burst serve many rows at a time; keys and values go straight to
+the cache.
+
+Suffixes: `_N` packed tokens, `_D` model dim.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.cpu.compiled import CompiledModel, block_tables
+from homeostat.rollout.native.scheduler import Chunk
+
+# Rows at a time: they stay in a core's cache while the weights of a layer pass by.
+MAX_ROWS = 256
+# Where it is better than a library's products and attention: from so many outputs of a panel on
+# (AVX-512), for prompts of up to so many tokens.
+MIN_PANEL = 32
+MAX_TOKENS = 512
+
+
+class CpuPrompts:
+    """`num_computed`: tokens so far."""
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        self.compiled = compiled
+        self.num_computed = 0
+
+    def are_better(self, chunks: list[Chunk]) -> bool:
+        """Than the decoder's own forward."""
+        is_wide = self.compiled.library.panel_width() >= MIN_PANEL
+        return is_wide and max(chunk.end for chunk in chunks) <= MAX_TOKENS
+
+    def hidden_in(
+        self, tokens_N: np.ndarray, positions_N: np.ndarray, chunks: list[Chunk], cache: KVCache
+    ) -> Tensor:
+        """[N, D]: `Decoder.hidden_in` of the chunks' tokens, which are cached then."""
+        model = self.compiled.model
+        sizes = [chunk.end - chunk.start for chunk in chunks]
+        columns = {
+            "tokens": tokens_N.astype(np.int32),
+            "positions": positions_N.astype(np.int32),
+            "sequences": np.repeat(np.arange(len(chunks), dtype=np.int32), sizes),
+            "hidden": np.empty((len(tokens_N), model.config.hidden_size), dtype=np.float32),
+        }
+        tables_BK = block_tables([chunk.sequence for chunk in chunks])
+        for start in range(0, len(tokens_N), MAX_ROWS):
+            rows = {name: column[start : start + MAX_ROWS] for name, column in columns.items()}
+            num_rows = len(rows["tokens"])
+            self.compiled.run(cache, rows | {"tables": tables_BK}, num_rows=num_rows, num_steps=1)
+        self.num_computed += len(tokens_N)
+        return model.model.norm(torch.from_numpy(columns["hidden"]))
