@@ -38,6 +38,8 @@ pytestmark = pytest.mark.skipif(
     reason="needs a CUDA device or Triton's interpreter (tests/unit/test_ops_kernels.py)",
 )
 EPS = 1e-6
+# On a GPU, drawing multiplies in 16 bits alone.
+MULTIPLIED = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 
 
 def drawn(*sizes: int, seed: int = 0) -> Tensor:
@@ -240,10 +242,11 @@ def test_attention_over_blocks(
 @pytest.mark.parametrize("has_logits", [True, False])
 def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row(has_logits: bool) -> None:
     """Of logits in memory, or of hidden rows and the weights they are multiplied by."""
-    count, width, vocabulary = 6, 68, 5000 if has_logits else 700
+    count, width, vocabulary = 6, 72, 5000 if has_logits else 700
     state = DecodeState(max_rows=count, max_tokens=40, block_tokens=16, layers=1, device=DEVICE)
-    hidden_BD, weight_VD = drawn(count, width), 0.3 * drawn(vocabulary, width, seed=1)
-    logits_BV = hidden_BD @ weight_VD.t()
+    hidden_BD = drawn(count, width).to(MULTIPLIED)
+    weight_VD = (0.3 * drawn(vocabulary, width, seed=1)).to(MULTIPLIED)
+    logits_BV = hidden_BD.float() @ weight_VD.float().t()
     temperatures = (1.0, 0.5, 2.0, 1.0, 1.0, 1.0)
     noise_B = torch.tensor([0.0, 0.3, 0.5, 0.9, 1.0 - 2.0**-52, 0.7], dtype=torch.float64)
     state.scale_B.copy_(torch.tensor([1 / t for t in temperatures]))
@@ -272,13 +275,13 @@ def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row(has_logits: bo
 def test_logits_that_are_no_numbers_give_a_log_prob_that_is_none(has_logits: bool) -> None:
     state = DecodeState(max_rows=1, max_tokens=4, block_tokens=16, layers=1, device=DEVICE)
     state.scale_B.fill_(1.0)
-    nans = torch.full((1, 52), torch.nan, device=DEVICE)
+    nans = torch.full((1, 56), torch.nan, device=DEVICE)
     if has_logits:
         draw_from_logits(nans, state.rows(1))
     else:
-        draw_from_hidden(nans, drawn(50, 52), state.rows(1))
+        draw_from_hidden(nans.to(MULTIPLIED), drawn(50, 56).to(MULTIPLIED), state.rows(1))
     assert torch.isnan(state.logps_SB[0, 0])
-    assert 0 <= int(state.drawn_SB[0, 0]) < 50 + 2 * has_logits
+    assert 0 <= int(state.drawn_SB[0, 0]) < (56 if has_logits else 50)
 
 
 # ---- the engine --------------------------------------------------------------------------------

@@ -114,12 +114,12 @@ def _softmax_over_keys(
         )
         first += TILE
     for start in range(first, last, TILE):
-        keys, values = _cached(
+        next_keys, next_values = _cached(
             keys_ptr, values_ptr, table_ptr, head, start, last,
             NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
         )  # fmt: skip
         highest, total, summed = _more(
-            highest, total, summed, q, keys, values, start, last, scale, TILE, PRECISION
+            highest, total, summed, q, next_keys, next_values, start, last, scale, TILE, PRECISION
         )
     return highest, tl.sum(total, 1), summed
 
