@@ -27,7 +27,7 @@ from homeostat.rollout.native.cuda.attention import (
     AttentionShape,
     decode_attention,
 )
-from homeostat.rollout.native.cuda.sampling import draw_and_move
+from homeostat.rollout.native.cuda.sampling import draw_from_hidden, draw_from_logits
 from homeostat.rollout.native.cuda.state import DecodeState
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import Completion, StopReason
@@ -38,6 +38,8 @@ pytestmark = pytest.mark.skipif(
     reason="needs a CUDA device or Triton's interpreter (tests/unit/test_ops_kernels.py)",
 )
 EPS = 1e-6
+# On a GPU, drawing multiplies in 16 bits alone.
+MULTIPLIED = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 
 
 def drawn(*sizes: int, seed: int = 0) -> Tensor:
@@ -189,7 +191,13 @@ def attention_in_float64(
 
 @pytest.mark.parametrize(
     ("heads", "positions", "shares"),
-    [((2, 1, 32), (0, 20, 70), 1), ((2, 1, 32), (0, 70, 150), 4), ((6, 2, 64), (130, 5), 2)],
+    [
+        ((2, 1, 32), (0, 20, 70), 1),
+        ((2, 1, 32), (0, 70, 150), 4),
+        ((6, 2, 64), (130, 5), 2),
+        ((2, 1, 128), (0, 70), 1),
+        ((2, 1, 128), (0, 70), 2),
+    ],
 )
 def test_attention_over_blocks(
     heads: tuple[int, int, int], positions: tuple[int, ...], shares: int
@@ -231,10 +239,14 @@ def test_attention_over_blocks(
 # ---- sampling ----------------------------------------------------------------------------------
 
 
-def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row() -> None:
-    count, vocabulary = 6, 5000
+@pytest.mark.parametrize("has_logits", [True, False])
+def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row(has_logits: bool) -> None:
+    """Of logits in memory, or of hidden rows and the weights they are multiplied by."""
+    count, width, vocabulary = 6, 72, 5000 if has_logits else 700
     state = DecodeState(max_rows=count, max_tokens=40, block_tokens=16, layers=1, device=DEVICE)
-    logits_BV = 3 * drawn(count, vocabulary)
+    hidden_BD = drawn(count, width).to(MULTIPLIED)
+    weight_VD = (0.3 * drawn(vocabulary, width, seed=1)).to(MULTIPLIED)
+    logits_BV = hidden_BD.float() @ weight_VD.float().t()
     temperatures = (1.0, 0.5, 2.0, 1.0, 1.0, 1.0)
     noise_B = torch.tensor([0.0, 0.3, 0.5, 0.9, 1.0 - 2.0**-52, 0.7], dtype=torch.float64)
     state.scale_B.copy_(torch.tensor([1 / t for t in temperatures]))
@@ -243,7 +255,10 @@ def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row() -> None:
     state.positions_B.fill_(11)
     state.starts_B.fill_(9)
     state.noise_SB[2] = noise_B.to(DEVICE)
-    draw_and_move(logits_BV, state.rows(count))
+    if has_logits:
+        draw_from_logits(logits_BV, state.rows(count))
+    else:
+        draw_from_hidden(hidden_BD, weight_VD, state.rows(count))
     tokens_B, logps_B = state.drawn_SB[2].long().cpu(), state.logps_SB[2].cpu()
     for row in range(count):
         z_V = (logits_BV[row].cpu() * state.scale_B[row].cpu()).double()
@@ -256,12 +271,17 @@ def test_tokens_are_drawn_by_their_inverse_cdf_and_move_their_row() -> None:
     assert torch.equal(state.tokens_B.long().cpu(), tokens_B)
 
 
-def test_logits_that_are_no_numbers_give_a_log_prob_that_is_none() -> None:
+@pytest.mark.parametrize("has_logits", [True, False])
+def test_logits_that_are_no_numbers_give_a_log_prob_that_is_none(has_logits: bool) -> None:
     state = DecodeState(max_rows=1, max_tokens=4, block_tokens=16, layers=1, device=DEVICE)
     state.scale_B.fill_(1.0)
-    draw_and_move(torch.full((1, 50), torch.nan, device=DEVICE), state.rows(1))
+    nans = torch.full((1, 56), torch.nan, device=DEVICE)
+    if has_logits:
+        draw_from_logits(nans, state.rows(1))
+    else:
+        draw_from_hidden(nans.to(MULTIPLIED), drawn(50, 56).to(MULTIPLIED), state.rows(1))
     assert torch.isnan(state.logps_SB[0, 0])
-    assert 0 <= int(state.drawn_SB[0, 0]) < 50
+    assert 0 <= int(state.drawn_SB[0, 0]) < (56 if has_logits else 50)
 
 
 # ---- the engine --------------------------------------------------------------------------------

@@ -4,7 +4,10 @@ in one kernel.
 A program serves one sequence, one key head and one share of the cached keys. The first share also
 rotates the new token's key, writes key and value to the cache, and adds them to its sums. With
 several shares the last program to finish sums up what all of them found, in their order: the result
-does not depend on who that was. Only live keys are read.
+does not depend on who that was. Only live keys are read, and where registers allow it the first
+tile of them while the kernel before this one ends.
+
+Weights of the softmax are powers of 2: what 2 is raised to is a score times log2(e).
 
 The cache is known by addresses kept on the device, so that a captured graph outlives it.
 
@@ -15,6 +18,7 @@ Suffixes: `_B` sequences, `_H` heads, `_K` blocks of a sequence, `_d` head dim, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -24,6 +28,9 @@ from torch import Tensor
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
 from homeostat.rollout.native.cuda.shares import is_last
 
+_LOG2_E = 1.4426950408889634
+# Below any score, and finite: where no key is live, weights are 0 and not undefined.
+_LOWEST = tl.constexpr(-1.0e30)
 # tl.dot wants at least so many rows: a group of query heads is padded to it.
 MIN_ROWS = 16
 
@@ -59,22 +66,26 @@ def _cached(
     block = tl.load(table_ptr + at_n // BLOCK_TOKENS, mask=is_live, other=0).to(tl.int64)
     slots = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + at_n % BLOCK_TOKENS
     at = slots[:, None] * DIM + tl.arange(0, DIM)[None, :]
-    keys = tl.load(keys_ptr + at, mask=is_live[:, None], other=0.0)
-    return keys, tl.load(values_ptr + at, mask=is_live[:, None], other=0.0)
+    # Keys are made ready as soon as they are here: values are on their way by then.
+    values = tl.load(values_ptr + at, mask=is_live[:, None], other=0.0)
+    return tl.load(keys_ptr + at, mask=is_live[:, None], other=0.0), values
 
 
 @triton.jit
-def _more(highest, total, summed, q, keys, values, is_live, scale, PRECISION: tl.constexpr):
-    """Online softmax: the largest score, the sum of weights and the weighted sum of values per row,
-    with a tile of keys more."""
+def _more(
+    highest, total, summed, q, keys, values, start, last, scale, TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Online softmax: the largest score and the weighted sum of values per row, and the sum of
+    weights per row and place in a tile, with a tile of keys more."""
+    is_live = start + tl.arange(0, TILE) < last
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
     scores = tl.where(is_live[None, :], scores * scale, float("-inf"))
     top = tl.maximum(highest, tl.max(scores, 1))
-    weights = tl.exp(scores - top[:, None])
-    shrink = tl.exp(highest - top)
-    total = total * shrink + tl.sum(weights, 1)
+    weights = tl.exp2(scores - top[:, None])
+    shrink = tl.exp2(highest - top)
     found = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
-    return top, total, summed * shrink[:, None] + found
+    return top, total * shrink[:, None] + weights, summed * shrink[:, None] + found
 
 
 @triton.jit
@@ -82,7 +93,7 @@ def _with_new(highest, total, summed, q, key, value, scale):
     """The same with the new token's own key and value more."""
     score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
     top = tl.maximum(highest, score)
-    shrink, weight = tl.exp(highest - top), tl.exp(score - top)
+    shrink, weight = tl.exp2(highest - top), tl.exp2(score - top)
     summed = summed * shrink[:, None] + weight[:, None] * value.to(tl.float32)[None, :]
     return top, total * shrink + weight, summed
 
@@ -91,29 +102,26 @@ def _with_new(highest, total, summed, q, key, value, scale):
 def _softmax_over_keys(
     q, keys, values, keys_ptr, values_ptr, table_ptr, head, first, last, scale,
     NUM_KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    TILE: tl.constexpr, SHARES: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Over cached keys `first` to `last`. Of a share, the first tile is given."""
-    highest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    """Over cached keys `first` to `last`, of which the first tile may have been read already."""
+    highest = tl.full((ROWS,), _LOWEST, tl.float32)
+    total = tl.zeros((ROWS, TILE), tl.float32)
     summed = tl.zeros((ROWS, DIM), tl.float32)
-    for start in range(first, last, TILE):
-        if SHARES == 1:
-            now_keys, now_values = _cached(
-                keys_ptr, values_ptr, table_ptr, head, start, last,
-                NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
-            )  # fmt: skip
-        else:
-            now_keys, now_values = keys, values
-            keys, values = _cached(
-                keys_ptr, values_ptr, table_ptr, head, start + TILE, last,
-                NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
-            )  # fmt: skip
-        is_live = start + tl.arange(0, TILE) < last
+    if AHEAD:
         highest, total, summed = _more(
-            highest, total, summed, q, now_keys, now_values, is_live, scale, PRECISION
+            highest, total, summed, q, keys, values, first, last, scale, TILE, PRECISION
         )
-    return highest, total, summed
+        first += TILE
+    for start in range(first, last, TILE):
+        next_keys, next_values = _cached(
+            keys_ptr, values_ptr, table_ptr, head, start, last,
+            NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
+        )  # fmt: skip
+        highest, total, summed = _more(
+            highest, total, summed, q, next_keys, next_values, start, last, scale, TILE, PRECISION
+        )
+    return highest, tl.sum(total, 1), summed
 
 
 @triton.jit
@@ -140,7 +148,7 @@ def _sum_of_shares(
     tl.store(at_tops + share * ROWS * 2 + 1, total)
     is_whole = is_last(arrived_ptr + pair, num_shares)
     if is_whole:
-        highest = tl.full((ROWS,), float("-inf"), tl.float32)
+        highest = tl.full((ROWS,), _LOWEST, tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         summed = tl.zeros((ROWS, WIDTH), tl.float32)
         for other in range(num_shares):
@@ -148,7 +156,7 @@ def _sum_of_shares(
             its_total = tl.load(at_tops + other * ROWS * 2 + 1, cache_modifier=".cg")
             its_sum = tl.load(at_sums + other * ROWS * WIDTH, cache_modifier=".cg")
             top = tl.maximum(highest, its_top)
-            shrink, its_shrink = tl.exp(highest - top), tl.exp(its_top - top)
+            shrink, its_shrink = tl.exp2(highest - top), tl.exp2(its_top - top)
             total = total * shrink + its_total * its_shrink
             summed = summed * shrink[:, None] + its_sum * its_shrink[:, None]
             highest = top
@@ -162,7 +170,7 @@ def _attend(
     table_stride, scale, eps,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, SHARES: tl.constexpr, HAS_NORM: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    AHEAD: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     sequence, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -176,15 +184,14 @@ def _attend(
     keys_ptr = tl.multiple_of(tl.load(stores_ptr).to(tl.pointer_type(element)), 16)
     values_ptr = tl.multiple_of(tl.load(stores_ptr + 1).to(tl.pointer_type(element)), 16)
     table_ptr = tables_ptr + sequence * table_stride
-    block = tl.load(table_ptr + position // BLOCK_TOKENS).to(tl.int64)
-    slot = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + position % BLOCK_TOKENS
     keys, values = keys_ptr, values_ptr
-    if SHARES > 1:
-        # A share is seldom more than a tile: it is read while the last kernel ends.
+    if AHEAD:
         keys, values = _cached(
             keys_ptr, values_ptr, table_ptr, head, first, last,
             NUM_KV_HEADS, BLOCK_TOKENS, TILE, DIM,
         )  # fmt: skip
+    block = tl.load(table_ptr + position // BLOCK_TOKENS).to(tl.int64)
+    slot = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + position % BLOCK_TOKENS
     wait_for_last(EARLY)
 
     rows, one, at_d = tl.arange(0, ROWS), tl.zeros((1,), tl.int32), tl.arange(0, DIM)
@@ -198,7 +205,7 @@ def _attend(
     key = _turned(at_k, one == 0, k_norm_ptr, cos, sin, eps, DIM, HAS_NORM)
     highest, total, summed = _softmax_over_keys(
         q, keys, values, keys_ptr, values_ptr, table_ptr, head, first, last, scale,
-        NUM_KV_HEADS, ROWS, DIM, BLOCK_TOKENS, TILE, SHARES, PRECISION,
+        NUM_KV_HEADS, ROWS, DIM, BLOCK_TOKENS, TILE, AHEAD, PRECISION,
     )  # fmt: skip
     if share == 0:
         tl.store(keys_ptr + slot * DIM + at_d[None, :], key)
@@ -244,6 +251,15 @@ class AttentionScratch:
         self.arrived = torch.zeros(pairs, device=device, dtype=torch.int32)
 
 
+def _fit(shape: AttentionShape, shares: int) -> dict[str, Any]:
+    """A tile is read ahead into registers. Of wide heads it takes more threads to hold it, which is
+    worth it where a tile is most of a share."""
+    if shape.head_dim <= 64:
+        # Four programs to a multiprocessor: that is how many there are of 256 rows and two heads.
+        return {"AHEAD": True, "num_warps": 4, "num_stages": 2, "maxnreg": 128}
+    return {"AHEAD": shares > 1, "num_warps": 8 if shares > 1 else 4, "num_stages": 2}
+
+
 def decode_attention(
     q_BX: Tensor,
     k_BX: Tensor,
@@ -282,7 +298,7 @@ def decode_attention(
         k_BX.stride(0),
         v_BX.stride(0),
         tables_BK.stride(0),
-        scale,
+        scale * _LOG2_E,
         shape.eps,
         NUM_KV_HEADS=shape.num_kv_heads,
         GROUP=shape.group,
@@ -293,6 +309,7 @@ def decode_attention(
         SHARES=scratch.shares,
         HAS_NORM=norms is not None,
         PRECISION="ieee" if q_BX.dtype == torch.float32 else "tf32",
+        **_fit(shape, scratch.shares),
         **early(q_BX.device),
     )
     return out_BX

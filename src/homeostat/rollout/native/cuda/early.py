@@ -1,9 +1,12 @@
 """Kernels that start before the one before them has ended (programmatic dependent launch, Hopper).
 
-A kernel lets its follower start at once; the follower does what needs nothing of its predecessor,
-such as reading weights, and then waits for its end. Every kernel waits before it reads or writes
-anything that another one of its step writes: then the order of a chain is that of its launches. The
-first kernel of a step lets its follower start only when the last step has ended (`rows.enter`).
+A kernel lets its follower start; the follower does what needs nothing of its predecessor, such as
+reading weights, and then waits for its end. Every kernel waits before it reads or writes anything
+that another one of its step writes: then the order of a chain is that of its launches. The first
+kernel of a step lets its follower start only when the last step has ended (`rows.enter`).
+
+The sooner a follower starts the better, unless two of its programs fit where one of this kernel's
+does: those that start while multiprocessors are busy crowd the free ones, and stay there.
 """
 
 from __future__ import annotations

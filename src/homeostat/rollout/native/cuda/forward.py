@@ -29,7 +29,11 @@ from homeostat.rollout.native.cuda.attention import (
     AttentionShape,
     decode_attention,
 )
-from homeostat.rollout.native.cuda.sampling import draw_and_move
+from homeostat.rollout.native.cuda.sampling import (
+    can_draw_from_hidden,
+    draw_from_hidden,
+    draw_from_logits,
+)
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
 # Programs that keep the whole device busy; with fewer sequences, keys are shared out.
@@ -68,7 +72,11 @@ class DecodeForward:
         )
         x_BD, added_BD = self._layers_for(num_rows)(x_BD, turns, state)
         hidden_BD = rows.add_norm(x_BD, added_BD, trunk.norm.weight, eps=eps)
-        draw_and_move(self._logits(hidden_BD), state)
+        weight_VD = self.model.output_weight()
+        if can_draw_from_hidden(num_rows, weight_VD):
+            draw_from_hidden(hidden_BD, weight_VD, state)
+        else:
+            draw_from_logits(_logits(hidden_BD, weight_VD), state)
 
     def _layers_for(self, num_rows: int) -> Layers:
         if self.can_be_narrow and num_rows <= narrow.MAX_ROWS:
@@ -165,12 +173,12 @@ class DecodeForward:
             )
         return self._scratch[num_rows]
 
-    def _logits(self, hidden_BD: Tensor) -> Tensor:
-        """fp32 [B, V], summed in fp32 as the trainer's are."""
-        weight_VD = self.model.output_weight()
-        if hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
-            return torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
-        return hidden_BD.float() @ weight_VD.float().t()
+
+def _logits(hidden_BD: Tensor, weight_VD: Tensor) -> Tensor:
+    """fp32 [B, V], summed in fp32 as the trainer's are."""
+    if hidden_BD.is_cuda and weight_VD.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(hidden_BD, weight_VD.t(), out_dtype=torch.float32)
+    return hidden_BD.float() @ weight_VD.float().t()
 
 
 def _maps(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:

@@ -25,7 +25,7 @@ from homeostat.ops.kernels.attention import over_keys, tile_options
 from homeostat.ops.kernels.logits import Chunks
 from homeostat.ops.linear import tiled_product
 from homeostat.ops.tiled_attention import KEY_TILE, QUERY_TILE
-from homeostat.rollout.native.cuda.sampling import draw_and_move
+from homeostat.rollout.native.cuda.sampling import draw_from_logits
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
 
@@ -44,7 +44,7 @@ class InvariantForward:
         hidden_BD = self.model.hidden_in(state.tokens_B, state.positions_B, attention)
         weight_VD = self.model.output_weight()
         logits_BV = tiled_product(hidden_BD, weight_VD, out_dtype=torch.float32)
-        draw_and_move(logits_BV, state)
+        draw_from_logits(logits_BV, state)
         _note(_logp(logits_BV, state), state)
 
 

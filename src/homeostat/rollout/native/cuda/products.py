@@ -71,13 +71,13 @@ def _into_heads(
     OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(EARLY)
     row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
     at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
     is_row, is_output = at_B < num_rows, at_O < num_outputs
     if HAS_BIAS:
         bias = tl.load(bias_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
+    let_next_start(EARLY)
     # What is needed in the end is on its way while the sums are computed.
     if TILES > 0:
         squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
@@ -100,7 +100,6 @@ def _gated(
     TILES: tl.constexpr, PADDED_TILES: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(EARLY)
     row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
     at_B, at_O = row + tl.arange(0, ROWS), output + tl.arange(0, OUTPUTS)
     is_row = at_B < num_rows
@@ -114,6 +113,7 @@ def _gated(
         up_weight = weight_desc.load([num_outputs + output, start])
         gate = tl.dot(gate_weight, tl.trans(x), gate, input_precision=PRECISION)
         up = tl.dot(up_weight, tl.trans(x), up, input_precision=PRECISION)
+    let_next_start(EARLY)
     rstd = _rstd(squares, num_inputs, eps)[None, :]
     element = out_ptr.dtype.element_ty
     gate = (gate * rstd).to(element).to(tl.float32)
@@ -149,7 +149,6 @@ def _added(
     num_rows, num_inputs, num_outputs, SHARES: tl.constexpr, OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(EARLY)
     row, output, share = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
     per_share = tl.cdiv(tl.cdiv(num_inputs, INPUTS), SHARES) * INPUTS
     first = share * per_share
@@ -164,6 +163,7 @@ def _added(
     for start in range(first, tl.minimum(first + per_share, num_inputs), INPUTS):
         weight, inputs = weight_desc.load([output, start]), inputs_desc.load([row, start])
         sums = tl.dot(weight, tl.trans(inputs), sums, input_precision=PRECISION)
+    let_next_start(EARLY)
     is_whole = True
     if SHARES > 1:
         is_whole, sums = _sum_of_shares(sums, sums_ptr, arrived_ptr, share, OUTPUTS, ROWS, SHARES)

@@ -1,27 +1,41 @@
-"""Draws the next token of each sequence from its logits, on the device.
+"""Draws the next token of each sequence, on the device.
 
 The vocabulary is cut into tiles. A first pass finds each tile's largest logit and the sum of its
 weights; a second finds, per sequence, the tile in which the request's noise falls, and then the
-token in it: inverse CDF, as in `native.sampler`, whose definition this follows to rounding. The
-logits are read once.
+token in it: inverse CDF, as in `native.sampler`, whose definition this follows to rounding.
+
+    draw_from_logits    of logits in memory
+    draw_from_hidden    of many rows: the first pass multiplies and keeps no logits, the second one
+                        multiplies the row by the words of its tile again
 
 The second pass also moves the sequence on: the token is its next input, its position grows by one,
 and what was drawn is noted under the number of the step. A graph of it needs nothing of the host.
 
-Suffixes: `_B` sequences, `_V` vocabulary, `_T` tiles of it, `_S` steps of a burst.
+Suffixes: `_B` sequences, `_D` model dim, `_V` vocabulary, `_T` tiles of it, `_S` steps of a burst.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
+from homeostat.rollout.native.cuda.products import can_multiply
 from homeostat.rollout.native.cuda.state import Rows
 
-TILE = 2048
+# Words of a tile: of logits in memory, and where those of the tile drawn are computed again.
+TILE, TILE_AGAIN = 2048, 64
+# Rows from which a product that keeps no logits is better than a library's.
+MIN_ROWS = 32
+# Rows, words and inputs of a product's tile, and how many of its steps are on their way.
+_MAX_TILE_ROWS, _WORDS, _INPUTS, _STAGES = 128, 256, 64, 4
+# Inputs that the tile drawn is multiplied by at a time.
+_INPUTS_AGAIN = 128
 
 
 @triton.jit
@@ -52,6 +66,53 @@ def _tile_sums(
 
 
 @triton.jit
+def _multiplied_tile_sums(
+    hidden_desc, weight_desc, scale_ptr, tops_ptr, sums_ptr, num_rows, width, vocabulary,
+    NUM_TILES: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
+    INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
+    row_tiles = tl.cdiv(num_rows, ROWS)
+    tiles: tl.constexpr = WORDS // TILE
+    num_products = row_tiles * tl.cdiv(vocabulary, WORDS)
+    # Programs that multiply the same words are neighbours. Flat: a product's inputs are on their
+    # way while the last one's sums are taken.
+    for index in tl.range(tl.program_id(0), num_products, tl.num_programs(0), flatten=True):
+        row, word = (index % row_tiles) * ROWS, (index // row_tiles) * WORDS
+        logits = tl.zeros((ROWS, WORDS), tl.float32)
+        for start in range(0, width, INPUTS):
+            hidden, weight = hidden_desc.load([row, start]), weight_desc.load([word, start])
+            logits = tl.dot(hidden, tl.trans(weight), logits, input_precision=PRECISION)
+        at_B, at_V = row + tl.arange(0, ROWS), word + tl.arange(0, WORDS)
+        is_row = at_B < num_rows
+        scale = tl.load(scale_ptr + at_B, mask=is_row, other=1.0)
+        z = tl.where((at_V < vocabulary)[None, :], logits * scale[:, None], float("-inf"))
+        z = tl.reshape(z, (ROWS, tiles, TILE))
+        tops = tl.max(z, 2)
+        sums = tl.sum(tl.exp(z - tops[:, :, None]), 2)
+        at_T = word // TILE + tl.arange(0, tiles)
+        at = at_B[:, None] * NUM_TILES + at_T[None, :]
+        is_in = is_row[:, None] & (at_T < NUM_TILES)[None, :]
+        tl.store(tops_ptr + at, tops, mask=is_in)
+        tl.store(sums_ptr + at, sums, mask=is_in)
+
+
+@triton.jit
+def _logits(hidden_ptr, weight_ptr, at_v, is_word, width, TILE: tl.constexpr, INPUTS: tl.constexpr):
+    """Of some words and one row."""
+    logits = tl.zeros((TILE,), tl.float32)
+    for start in range(0, width, INPUTS):
+        at_d = start + tl.arange(0, INPUTS)
+        is_in = at_d < width
+        hidden = tl.load(hidden_ptr + at_d, mask=is_in, other=0.0).to(tl.float32)
+        at = at_v[:, None].to(tl.int64) * width + at_d[None, :]
+        weight = tl.load(weight_ptr + at, mask=is_word[:, None] & is_in[None, :], other=0.0)
+        logits += tl.sum(weight.to(tl.float32) * hidden[None, :], 1)
+    return logits
+
+
+@triton.jit
 def _first_above(cdf, weights, wanted, at, is_in, none):
     """The first place with a weight whose sum so far is above what is wanted; where rounding leaves
     none, the last one with a weight."""
@@ -62,9 +123,11 @@ def _first_above(cdf, weights, wanted, at, is_in, none):
 
 @triton.jit
 def _draw(
-    logits_ptr, scale_ptr, greedy_ptr, tops_ptr, sums_ptr, noise_ptr, tokens_ptr, positions_ptr,
-    starts_ptr, moves_ptr, drawn_ptr, logps_ptr, vocabulary, step_stride,
-    NUM_TILES: tl.constexpr, PADDED_TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
+    logits_ptr, hidden_ptr, weight_ptr, scale_ptr, greedy_ptr, tops_ptr, sums_ptr, noise_ptr,
+    tokens_ptr, positions_ptr, starts_ptr, moves_ptr, drawn_ptr, logps_ptr, vocabulary, width,
+    step_stride,
+    HAS_LOGITS: tl.constexpr, NUM_TILES: tl.constexpr, PADDED_TILES: tl.constexpr,
+    TILE: tl.constexpr, INPUTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     wait_for_last(EARLY)
@@ -90,15 +153,22 @@ def _draw(
 
     at_v = tile * TILE + tl.arange(0, TILE)
     is_word = at_v < vocabulary
-    at = logits_ptr + row.to(tl.int64) * vocabulary + at_v
-    z = tl.load(at, mask=is_word, other=float("-inf")) * tl.load(scale_ptr + row)
+    if HAS_LOGITS:
+        at = logits_ptr + row.to(tl.int64) * vocabulary + at_v
+        z = tl.load(at, mask=is_word, other=float("-inf"))
+    else:
+        at = hidden_ptr + row * width
+        z = _logits(at, weight_ptr, at_v, is_word, width, TILE, INPUTS)
+        z = tl.where(is_word, z, float("-inf"))
+    z = z * tl.load(scale_ptr + row)
     words = tl.exp(z - top)
     cdf = before + tl.cumsum(words.to(tl.float64), 0)
     by_noise = _first_above(cdf, words, wanted, at_v, is_word, vocabulary)
-    by_size = tl.min(tl.where(is_word & (z == top), at_v, vocabulary), 0)
+    by_size = tl.min(tl.where(is_word & (z == tl.max(z, 0)), at_v, vocabulary), 0)
     token = tl.minimum(tl.where(is_greedy, by_size, by_noise), vocabulary - 1)
     chosen = tl.max(tl.where(at_v == token, z, float("-inf")), 0)
-    logp = (chosen - top).to(tl.float64) - tl.log(total)
+    # A logit that is computed again may be above the largest one by a rounding.
+    logp = tl.where(chosen > top, 0.0, chosen - top).to(tl.float64) - tl.log(total)
 
     tl.store(drawn_ptr + step * step_stride + row, token)
     tl.store(logps_ptr + step * step_stride + row, logp.to(tl.float32))
@@ -106,7 +176,7 @@ def _draw(
     tl.store(positions_ptr + row, position + tl.load(moves_ptr + row))
 
 
-def draw_and_move(logits_BV: Tensor, state: Rows) -> None:
+def draw_from_logits(logits_BV: Tensor, state: Rows) -> None:
     num_rows, vocabulary = logits_BV.shape
     num_tiles = triton.cdiv(vocabulary, TILE)
     tops_BT = logits_BV.new_empty(num_rows, num_tiles)
@@ -121,8 +191,67 @@ def draw_and_move(logits_BV: Tensor, state: Rows) -> None:
         TILE=TILE,
         **early(logits_BV.device),
     )
+    _draw_and_move(state, tops_BT, sums_BT, vocabulary, TILE, logits_BV=logits_BV)
+
+
+def can_draw_from_hidden(num_rows: int, weight_VD: Tensor) -> bool:
+    return num_rows >= MIN_ROWS and weight_VD.is_contiguous() and can_multiply(weight_VD)
+
+
+def draw_from_hidden(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
+    (num_rows, width), vocabulary = hidden_BD.shape, weight_VD.shape[0]
+    num_tiles = triton.cdiv(vocabulary, TILE_AGAIN)
+    tops_BT = torch.empty(num_rows, num_tiles, device=hidden_BD.device, dtype=torch.float32)
+    sums_BT = torch.empty_like(tops_BT)
+    tile_rows = min(max(triton.next_power_of_2(num_rows), 64), _MAX_TILE_ROWS)
+    num_products = triton.cdiv(num_rows, tile_rows) * triton.cdiv(vocabulary, _WORDS)
+    _multiplied_tile_sums[(min(num_products, _num_programs(hidden_BD.device)),)](
+        TensorDescriptor.from_tensor(hidden_BD, [tile_rows, _INPUTS]),
+        TensorDescriptor.from_tensor(weight_VD, [_WORDS, _INPUTS]),
+        state.scale_B,
+        tops_BT,
+        sums_BT,
+        num_rows,
+        width,
+        vocabulary,
+        NUM_TILES=num_tiles,
+        TILE=TILE_AGAIN,
+        ROWS=tile_rows,
+        WORDS=_WORDS,
+        INPUTS=_INPUTS,
+        PRECISION="ieee" if hidden_BD.dtype == torch.float32 else "tf32",
+        num_warps=8,
+        num_stages=_STAGES,
+        **early(hidden_BD.device),
+    )
+    product = hidden_BD, weight_VD
+    _draw_and_move(state, tops_BT, sums_BT, vocabulary, TILE_AGAIN, product=product)
+
+
+@cache
+def _num_programs(device: torch.device) -> int:
+    """One for each multiprocessor, whose registers its sums fill."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _draw_and_move(
+    state: Rows,
+    tops_BT: Tensor,
+    sums_BT: Tensor,
+    vocabulary: int,
+    tile: int,
+    *,
+    logits_BV: Tensor | None = None,
+    product: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    num_rows, num_tiles = tops_BT.shape
+    hidden_BD, weight_VD = product if product is not None else (tops_BT, tops_BT)
     _draw[(num_rows,)](
-        logits_BV,
+        tops_BT if logits_BV is None else logits_BV,
+        hidden_BD,
+        weight_VD,
         state.scale_B,
         state.greedy_B,
         tops_BT,
@@ -135,10 +264,13 @@ def draw_and_move(logits_BV: Tensor, state: Rows) -> None:
         state.drawn_SB,
         state.logps_SB,
         vocabulary,
+        hidden_BD.shape[1],
         state.noise_SB.stride(0),
+        HAS_LOGITS=logits_BV is not None,
         NUM_TILES=num_tiles,
         PADDED_TILES=triton.next_power_of_2(num_tiles),
-        TILE=TILE,
+        TILE=tile,
+        INPUTS=_INPUTS_AGAIN,
         num_warps=8,
-        **early(logits_BV.device),
+        **early(tops_BT.device),
     )
