@@ -366,7 +366,8 @@ def test_bursts_sample_what_the_plain_engine_samples() -> None:
     assert {StopReason.STOP, StopReason.LENGTH} == {found.stop_reason for found in wanted}
     fused = engine(made, "fused")
     assert fused.bursts is not None
-    assert fused.bursts.steps.forward.can_be_tiled
+    # On a GPU tiles are of 16 bits; here all is fp32.
+    assert fused.bursts.steps.forward.can_be_tiled == (DEVICE.type == "cpu")
     same(generate(fused, requests(*GROUPS), timeout_s=300), wanted)
     assert fused.stats().new_tokens == sum(len(found.tokens_T) for found in wanted)
 
