@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from homeostat.cli.verbs import app
 from homeostat.config import RunConfig
 from homeostat.data.loader import micro_batches
+from homeostat.models.preview import preview_model
 from homeostat.ops.live_bytes import LiveBytes
-from homeostat.run.estimate import MemoryPlan, ladder
+from homeostat.run.estimate import MemoryPlan, full_batch, ladder, plan_memory
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.estimate import UpdateMemory, _loss_spec, estimate_update
@@ -78,6 +79,28 @@ def test_an_rl_update_holds_what_was_estimated(tmp_path: Path) -> None:
     (batch, *_) = micro_batches(made, config.trainer)
     found = estimate_update(config, resolve_runtime(config, kept=PLAIN), batch)
     assert found.work == pytest.approx(measured(config, batch), rel=0.05)
+
+
+def test_each_lane_has_gradients_of_its_own(tmp_path: Path) -> None:
+    config = tiny_rl.config(tmp_path)
+    (batch, *_) = micro_batches(
+        rows(count=6, length=64, columns=("advantage", "engine_logp")), config.trainer
+    )
+    plain = resolve_runtime(config, kept=PLAIN)
+    one, two = (estimate_update(config, replace(plain, lanes=n), batch) for n in (1, 2))
+    assert two.peak - one.peak == 2 * one.weights
+
+
+@pytest.mark.parametrize(("decode", "copies"), [("plain", 0), ("compact", 1)])
+def test_copies_to_decode_by_are_counted(tmp_path: Path, decode: str, copies: int) -> None:
+    config = tiny_rl.config(tmp_path, engine={"decode": decode, "sleep": False})
+    runtime = resolve_runtime(config, kept=PLAIN)
+    preview = preview_model(config.model, None, dtype=runtime.dtype, device=runtime.device)
+    plan = plan_memory(config, runtime, full_batch(config, 256), preview=preview, longest_prompt=16)
+    assert plan.copies == copies * plan.update.weights
+    assert plan.sampling_peak >= plan.process + plan.update.held + plan.copies + plan.cache
+    # An engine that does not sleep has them while the trainer works.
+    assert plan.training_peak == plan.process + plan.update.peak + plan.cache + plan.copies
 
 
 def test_views_of_what_was_there_before_are_not_counted() -> None:
@@ -149,5 +172,5 @@ def test_the_verb_prints_the_plan(tmp_path: Path) -> None:
     assert found.exit_code == 0
     plan = json.loads(found.stdout)
     assert plan["fits"]
-    parts = ("process", "weights", "optimizer", "gradients", "reference", "work")
+    parts = ("process", "weights", "optimizer", "gradients", "reference", "work", "lanes")
     assert plan["peak_bytes"] == sum(plan[f"{name}_bytes"] for name in parts)

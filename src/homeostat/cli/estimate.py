@@ -64,7 +64,9 @@ def _show(console: Console, plan: MemoryPlan, rungs: list[tuple[list[str], Memor
         (held.gradients, "summed gradients"),
         (held.reference, "reference model"),
         (held.work, "work of the largest micro-batch: activations, logits, gradients on the way"),
+        (held.lanes, "gradients of each lane"),
         (plan.cache, "cached keys and values" + (", freed while training" * plan.sleeps)),
+        (plan.copies, "copies of the weights to decode by" + (", freed likewise" * plan.sleeps)),
         (plan.sampling, "work of sampling"),
     ]
     for size, what in rows:

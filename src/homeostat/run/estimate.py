@@ -1,9 +1,10 @@
 """What a run will hold on each device, before it starts: the plan, and what would make it smaller.
 
     training     held + what the largest micro-batch needs (train/estimate.py: done without data)
-    sampling     held + the engine's cache + one pass over prompts or one token each (RL, native)
+    sampling     held + the engine's cache, on a CPU its copies of the weights + one pass over
+                 prompts or one token each (RL, native)
 
-The two take turns where the engine sleeps; where it does not, its cache is there all the time. On a
+The two take turns where the engine sleeps; where it does not, cache and copies stay. On a
 CPU the process itself (interpreter, libraries) comes on top: it is read from this one.
 """
 
@@ -23,6 +24,7 @@ from homeostat.data.prompts import PromptSet
 from homeostat.errors import ConfigError
 from homeostat.models.preview import ModelPreview
 from homeostat.observe.devices import host_rss
+from homeostat.rollout.native.fast import decoding_way
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
 from homeostat.train.runtime import Runtime
@@ -41,16 +43,18 @@ class MemoryPlan:
     process: int
     update: UpdateMemory
     cache: int = 0
+    copies: int = 0
     sampling: int = 0
     sleeps: bool = True
 
     @property
     def training_peak(self) -> int:
-        return self.process + self.update.peak + (0 if self.sleeps else self.cache)
+        return self.process + self.update.peak + (0 if self.sleeps else self.cache + self.copies)
 
     @property
     def sampling_peak(self) -> int:
-        return self.process + self.update.held + self.cache + self.sampling
+        engine = self.cache + self.copies + self.sampling
+        return self.process + self.update.held + engine
 
     @property
     def peak(self) -> int:
@@ -72,6 +76,7 @@ class MemoryPlan:
             "process_bytes": self.process,
             **{f"{name}_bytes": value for name, value in parts.items()},
             "cache_bytes": self.cache,
+            "copies_bytes": self.copies,
             "sampling_bytes": self.sampling,
         }
 
@@ -103,6 +108,7 @@ def plan_memory(
         process,
         update,
         cache=cache,
+        copies=copies_bytes(config, runtime, preview),
         sampling=max(drawing, prefill),
         sleeps=config.engine.sleep,
     )
@@ -118,6 +124,15 @@ def cache_bytes(
     running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
     wanted = per_token * (longest_prompt + config.rollout.max_new_tokens) * running
     return min(wanted, int(config.engine.memory_share * free_bytes(device)))
+
+
+def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> int:
+    """Weights laid out for decoding on a CPU, beside the trainer's own."""
+    assert preview.decoder is not None, "combinations asks for the native decoder"
+    place = {"numerics": config.model.numerics, "device": runtime.device}
+    way = decoding_way(preview.decoder, config.engine, **place)
+    can_copy = config.lora is None and runtime.dtype == torch.float32
+    return 4 * preview.num_params if way in ("compact", "compiled") and can_copy else 0
 
 
 def largest_rl_batch(config: RunConfig, prompts: PromptSet) -> TrainBatch:

@@ -65,7 +65,7 @@ class Preflight:
         self.prompts: PromptSet | None = None
         self.held_out: RowStore | PromptSet | None = None
         self.preview: ModelPreview | None = None
-        self.lanes = 1
+        self.way = PLAIN
         self.exit_code = 0
 
     def run(self) -> Iterator[Item]:
@@ -100,8 +100,9 @@ class Preflight:
                 yield Item(name, "error", str(error))
 
     def read_inputs(self) -> None:
-        """Tokenizer, model's shape and rows alone; raises what is wrong with them."""
+        """Device, tokenizer, model's shape and rows alone; raises what is wrong with them."""
         for check in (
+            self._device,
             self._tokenizer,
             self._model,
             self._prompts if self.config.is_rl else self._data,
@@ -121,7 +122,7 @@ class Preflight:
             text += f", which takes this CPU {slow:.1f} times as long as fp32 (measured)"
         if device.type == "cpu":
             cores = choose_way(self.config, device)
-            self.lanes = cores.way.lanes
+            self.way = cores.way
             facts |= {"threads": cores.way.threads, "lanes": cores.way.lanes}
             text += f"; {cores}"
         yield Item("device", "warning" if slow > MAX_SLOWDOWN else "ok", text, facts)
@@ -203,7 +204,7 @@ class Preflight:
 
     def _engine(self) -> Iterator[Item]:
         if self.prompts is not None and self.preview is not None:
-            yield from engine_items(self.config, self.preview, self.prompts, lanes=self.lanes)
+            yield from engine_items(self.config, self.preview, self.prompts, lanes=self.way.lanes)
 
     def _rewards(self) -> Iterator[Item]:
         if self.prompts is None or self.tokenizer is None:
@@ -280,7 +281,7 @@ class Preflight:
     def memory_plan(self, config: RunConfig) -> MemoryPlan:
         """For this recipe, or one that differs in settings of memory alone."""
         assert self.preview is not None, "run() comes first"
-        runtime = resolve_runtime(config, kept=PLAIN)
+        runtime = resolve_runtime(config, kept=self.way)
         config = as_chosen(config, runtime)
         if config.is_rl:
             assert self.prompts is not None

@@ -37,6 +37,8 @@ class UpdateMemory:
     gradients: int
     reference: int
     work: int
+    # Of each part of a micro-batch that is computed at one time (train/lanes.py).
+    lanes: int = 0
 
     @property
     def held(self) -> int:
@@ -44,7 +46,7 @@ class UpdateMemory:
 
     @property
     def peak(self) -> int:
-        return self.held + self.work
+        return self.held + self.work + self.lanes
 
 
 def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> UpdateMemory:
@@ -71,6 +73,7 @@ def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> U
         gradients=trained * 4 // shards if has_masters else 0,
         reference=weights // shards if needs_copy else 0,
         work=work,
+        lanes=runtime.lanes * trained * 4 if runtime.lanes > 1 else 0,
     )
 
 

@@ -24,7 +24,7 @@ from homeostat.rollout.native.sequence import Sequence
 
 # The longest burst, in steps and in seconds as far as the last ones tell.
 MAX_STEPS = 32
-MAX_SECONDS = 0.1
+MAX_SECONDS = 0.25
 
 
 class CpuBursts:

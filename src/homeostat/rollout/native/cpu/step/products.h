@@ -113,9 +113,11 @@ static void put_row(const Product *p, int64_t panel, int64_t row, vec left, vec 
   if (room > LANES) put(to + LANES, right, room - LANES, p->is_added);
 }
 
-/* Panels that make up a task. */
-static int64_t panels_of_task(int64_t panels, int64_t inputs, int64_t threads) {
-  int64_t wanted = STRETCH / (inputs * PANEL), most = panels / (2 * threads);
+/* Panels that make up a task: a long stretch of weights where few rows wait for memory; of many
+   rows one panel is work enough, and who is done first waits for less. */
+static int64_t panels_of_task(int64_t panels, int64_t rows, int64_t inputs, int64_t threads) {
+  int64_t blocks = (rows + ROWS - 1) / ROWS, most = panels / (2 * threads);
+  int64_t wanted = STRETCH / (inputs * PANEL * blocks);
   int64_t least = wanted < most ? wanted : most;
   return least > 1 ? least : 1;
 }
@@ -147,7 +149,8 @@ static void product_of_panel(const Product *p, int64_t panel, int64_t next, int6
 
 static void product(const Product *p, int64_t rows, int64_t threads, Stage *stage) {
   int64_t width = p->is_gated ? LANES : PANEL, panels = (p->outputs + width - 1) / width;
-  int64_t each = panels_of_task(panels, p->inputs, threads), count = (panels + each - 1) / each;
+  int64_t each = panels_of_task(panels, rows, p->inputs, threads);
+  int64_t count = (panels + each - 1) / each;
   float factors[rows];
   int has_factors = 0;
   FOR_TASKS(task, stage, count) {
