@@ -85,7 +85,7 @@ CRASHES = {
         "from homeostat.train.local import LocalTrainer as Part\nname, count = 'apply', 4"
     ),
     "while sampling": (
-        "from homeostat.rollout.native.runner import Runner as Part\nname, count = 'decode', 15"
+        "from homeostat.rollout.native.engine import NativeEngine as Part\nname, count = '_step', 9"
     ),
     "while scoring": (
         "from homeostat.rewards.pool import RewardPool as Part\nname, count = 'score', 3"

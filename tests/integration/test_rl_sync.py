@@ -78,7 +78,14 @@ def shared(folder: Path) -> RunConfig:
     return config
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective"])
+@pytest.mark.parametrize(
+    "transport",
+    [
+        "shared_memory",
+        pytest.param("disk", marks=pytest.mark.slow),
+        pytest.param("collective", marks=pytest.mark.slow),
+    ],
+)
 def test_it_learns_as_with_the_shared_engine(
     folder: Path, shared: RunConfig, transport: str
 ) -> None:
