@@ -373,7 +373,10 @@ def test_a_sender_that_never_comes_is_named(connect: Connect) -> None:
         receiver.call("apply", CollectiveParcel(entries, flat_bytes(entries)))
 
 
-@pytest.mark.parametrize("size", [10, 5_000_000], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(10, id="small"), pytest.param(5_000_000, id="large", marks=pytest.mark.slow)],
+)
 def test_a_receiver_that_dies_is_named(
     tmp_path: Path, children: list[Child], doomed: Child, size: int
 ) -> None:

@@ -206,7 +206,7 @@ weights._most_floats = lambda tensor, panel: 2**46
 }
 
 
-@pytest.mark.parametrize("way", OUT_OF_MEMORY)
+@pytest.mark.parametrize("way", ["compiled", pytest.param("compact", marks=pytest.mark.slow)])
 def test_memory_that_runs_out_in_sampling_is_told_with_the_settings(
     tmp_path: Path, way: str
 ) -> None:

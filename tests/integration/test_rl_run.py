@@ -132,16 +132,16 @@ def test_a_crash_costs_nothing_and_changes_nothing(tmp_path: Path, moment: str) 
 
 
 def test_sigterm_finishes_the_step_and_the_run_goes_on(tmp_path: Path) -> None:
-    raw = tiny_rl.recipe(tmp_path, trainer={"max_steps": 60})
-    whole = tiny_rl.config(tmp_path, "name=whole", trainer={"max_steps": 60})
-    config = tiny_rl.config(tmp_path, trainer={"max_steps": 60})
+    raw = tiny_rl.recipe(tmp_path, trainer={"max_steps": 30})
+    whole = tiny_rl.config(tmp_path, "name=whole", trainer={"max_steps": 30})
+    config = tiny_rl.config(tmp_path, trainer={"max_steps": 30})
     process = runs.start(raw, tmp_path)
     while not (config.run_dir / "metrics.jsonl").exists() or len(records(config)) < 3:
         assert process.poll() is None, process.communicate()[0]
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, output
-    assert len(records(config)) < 60
+    assert len(records(config)) < 30
     runs.train(config)
     runs.train(whole)
     assert runs.final_tensors(config) == runs.final_tensors(whole)
