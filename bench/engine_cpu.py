@@ -17,6 +17,7 @@ The ceiling is what one core could do if a decoding step were nothing but its ma
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -24,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from stopwatch import ALLOCATOR
 
 PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 SIDE = common.BENCH_DIR / "engine_cpu_side.py"
-CHILD_TIMEOUT_S = 120
+LAP_TIMEOUT_S, END_TIMEOUT_S = 1200, 120
 # Times the best of its side that a way may take.
 FAR_BEHIND = 1.25
 MISSING = """\
@@ -89,8 +91,10 @@ class Way:
 
     def lap(self) -> None:
         assert self._child.stdin is not None
-        self._child.stdin.write("go\n")
-        self._child.stdin.flush()
+        # Of one that died in between, what it said last tells why.
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.write("go\n")
+            self._child.stdin.flush()
         found = self._listen()
         if self.failure is None:
             self.laps.append(found["wall_s"])
@@ -99,16 +103,23 @@ class Way:
     def close(self) -> None:
         """Ends when there is nothing more to read."""
         assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._child.wait(CHILD_TIMEOUT_S)
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.close()
+        self._child.wait(END_TIMEOUT_S)
 
     def _listen(self) -> dict[str, Any]:
         assert self._child.stdout is not None
         last = "no message"
-        for line in self._child.stdout:
-            if line.startswith(SAYS):
-                return json.loads(line.removeprefix(SAYS))
-            last = line.strip() or last
+        # One that hangs is ended, and has then said all that it will.
+        watch = threading.Timer(LAP_TIMEOUT_S, self._child.kill)
+        watch.start()
+        try:
+            for line in self._child.stdout:
+                if line.startswith(SAYS):
+                    return json.loads(line.removeprefix(SAYS))
+                last = line.strip() or last
+        finally:
+            watch.cancel()
         self.failure = last[:300]
         return {}
 
@@ -156,10 +167,10 @@ def measure_batch(base: Task, pythons: dict[str, str], cores: int, repeats: int)
     for ways_of_side in sides.values():
         for way in ways_of_side.values():
             way.close()
-    best = {side: best_way(each) for side, each in sides.items()}
+    best = {side: best_way(each, repeats) for side, each in sides.items()}
     ours = best["homeostat"]
     if ours is None:
-        sys.exit(f"homeostat's own side failed: {sides['homeostat']}")
+        sys.exit(f"homeostat's own side failed: {side_result(sides['homeostat'], None)}")
     others = {side: way for side, way in best.items() if way is not None and way is not ours}
     ceiling = Way(replace(base, side="ceiling"), sys.executable)
     ceiling.close()
@@ -172,11 +183,9 @@ def measure_batch(base: Task, pythons: dict[str, str], cores: int, repeats: int)
     }
 
 
-def best_way(ways_of_side: dict[str, Way]) -> Way | None:
-    """Of those that were never far behind."""
-    able = [way for way in ways_of_side.values() if way.failure is None]
-    rounds = max((len(way.laps) for way in able), default=0)
-    full = [way for way in able if len(way.laps) == rounds]
+def best_way(ways_of_side: dict[str, Way], repeats: int) -> Way | None:
+    """Of those that made all laps."""
+    full = [way for way in ways_of_side.values() if len(way.laps) == repeats]
     return min(full, key=lambda way: way.median_s, default=None)
 
 

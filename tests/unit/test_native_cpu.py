@@ -114,12 +114,21 @@ def test_sizes_that_fill_no_vector(temperature: float) -> None:
 
 
 @pytest.fixture
-def with_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts go through the compiled step on any processor."""
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Prompts go through the compiled step on any processor: how many tokens at a time."""
+    sizes: list[int] = []
+    plain = prompts.CpuPrompts.hidden_in
+
+    def noted(self: prompts.CpuPrompts, tokens_N: np.ndarray, *others: Any) -> torch.Tensor:
+        sizes.append(len(tokens_N))
+        return plain(self, tokens_N, *others)
+
     monkeypatch.setattr(prompts, "MIN_PANEL", 1)
+    monkeypatch.setattr(prompts.CpuPrompts, "hidden_in", noted)
+    return sizes
 
 
-@pytest.mark.usefixtures("with_prompts")
+@pytest.mark.usefixtures("computed")
 def test_bits_depend_on_neither_threads_nor_neighbours_nor_blocks() -> None:
     decoder = wide_decoder()
     wanted = requests(decoder)
@@ -132,10 +141,11 @@ def test_bits_depend_on_neither_threads_nor_neighbours_nor_blocks() -> None:
             np.testing.assert_array_equal(logps[1:], other_logps[1:])
 
 
-@pytest.mark.usefixtures("with_prompts")
 @pytest.mark.parametrize("settings", [{}, PIECES, {"in_rows": True, "threads": 3}])
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 400])
-def test_prompts_are_computed_as_by_the_decoder(size: int, settings: dict[str, Any]) -> None:
+def test_prompts_are_computed_as_by_the_decoder(
+    size: int, settings: dict[str, Any], computed: list[int]
+) -> None:
     decoder = random_decoder("qwen3")
     rng = np.random.default_rng(size)
     wanted = [
@@ -144,18 +154,14 @@ def test_prompts_are_computed_as_by_the_decoder(size: int, settings: dict[str, A
     ]
     compiled = engine_of(decoder, "compiled", max_tokens=404, **settings)
     same(drawn(compiled, wanted), drawn(engine_of(decoder, "plain", max_tokens=404), wanted))
-    assert compiled.runner.prompts is not None
-    assert compiled.runner.prompts.num_computed == sum(len(one.tokens_T) for one in wanted)
+    assert sum(computed) == sum(len(one.tokens_T) for one in wanted)
 
 
-@pytest.mark.usefixtures("with_prompts")
-def test_long_prompts_are_left_to_the_decoder() -> None:
+def test_long_prompts_are_left_to_the_decoder(computed: list[int]) -> None:
     decoder = random_decoder("llama")
     long = Request("a", np.ones(prompts.MAX_TOKENS + 1, np.int64), Sampling(1), seed=0)
-    engine = engine_of(decoder, "compiled", max_tokens=600)
-    drawn(engine, [long])
-    assert engine.runner.prompts is not None
-    assert engine.runner.prompts.num_computed == 0
+    drawn(engine_of(decoder, "compiled", max_tokens=600), [long])
+    assert computed == []
 
 
 def test_a_burst_ends_with_the_first_sequence_that_ends() -> None:

@@ -25,11 +25,8 @@ MAX_TOKENS = 512
 
 
 class CpuPrompts:
-    """`num_computed`: tokens so far."""
-
     def __init__(self, compiled: CompiledModel) -> None:
         self.compiled = compiled
-        self.num_computed = 0
 
     def are_better(self, chunks: list[Chunk]) -> bool:
         """Than the decoder's own forward."""
@@ -53,5 +50,4 @@ class CpuPrompts:
             rows = {name: column[start : start + MAX_ROWS] for name, column in columns.items()}
             num_rows = len(rows["tokens"])
             self.compiled.run(cache, rows | {"tables": tables_BK}, num_rows=num_rows, num_steps=1)
-        self.num_computed += len(tokens_N)
         return model.model.norm(torch.from_numpy(columns["hidden"]))
