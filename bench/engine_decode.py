@@ -33,7 +33,7 @@ from shapes import DTYPES, END_ID, SHAPES, Shape, random_decoder
 from homeostat.config.rollout import NativeEngineConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.decoder import Decoder
-from homeostat.rollout.engine import Request, Sampling
+from homeostat.rollout.engine import Quiesce, Request, Sampling
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import Completion, TokenRow
 
@@ -165,6 +165,29 @@ def measure(bench: Bench, engine: NativeEngine, batch: int) -> dict[str, Any]:
     }
 
 
+def measure_handover(engine: NativeEngine) -> dict[str, float]:
+    """What it takes to publish weights, to sleep and to wake. Weights are the trainer's own: they
+    stay where they are, and no memory is asked for."""
+    places = [tensor.data_ptr() for tensor in engine.model.parameters()]
+
+    def publish() -> None:
+        engine.begin_update(Quiesce.DRAIN)
+        engine.commit(engine.policy_version + 1)
+
+    found: dict[str, float] = {}
+    for name, call in (("publish", publish), ("sleep", engine.sleep), ("wake", engine.wake)):
+        held = torch.cuda.memory_allocated() if engine.device.type == "cuda" else 0
+        floor.synchronize(engine.device)
+        started = time.perf_counter()
+        call()
+        floor.synchronize(engine.device)
+        found[f"{name}_ms"] = round(1e3 * (time.perf_counter() - started), 3)
+        if engine.device.type == "cuda":
+            found[f"{name}_bytes"] = torch.cuda.memory_allocated() - held
+    assert places == [tensor.data_ptr() for tensor in engine.model.parameters()], "weights moved"
+    return found
+
+
 def profile(bench: Bench, engine: NativeEngine, batch: int) -> str:
     """Where the time of some decoding steps goes, by kernel."""
     from torch.profiler import ProfilerActivity
@@ -235,6 +258,8 @@ def measure_shape(bench: Bench, arguments: argparse.Namespace) -> dict[str, Any]
         if arguments.profile:
             print(profile(bench, engine, batch), flush=True)
     found["cache_bytes"] = engine.stats().cache_bytes
+    found["handover"] = measure_handover(engine)
+    print(f"  handover: {found['handover']}", flush=True)
     engine.close()
     if bench.device.type == "cuda":
         found["max_alloc_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
