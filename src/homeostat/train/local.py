@@ -111,19 +111,19 @@ class LocalTrainer:
     def _accumulate_in_lanes(
         self, parts: Sequence[TrainBatch], spec: LossSpec, *, step: int, lanes: Lanes
     ) -> None:
-        params = list(self.optimizer.params.values())
+        params = self.optimizer.params
 
         def work(part: TrainBatch) -> tuple[Accumulated, tuple[Tensor | None, ...]]:
             scores, terms = self.forward.loss(self.model, part, spec, step=step)
-            grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
+            grads = torch.autograd.grad(terms.loss, tuple(params.values()), allow_unused=True)
             is_first = part is parts[0]
             return Accumulated.of(part, scores, terms, is_first=is_first), grads
 
         for done, grads in lanes.map(work, parts):
             self._pending.append(done)
-            for param, grad in zip(params, grads, strict=True):
+            for name, grad in zip(params, grads, strict=True):
                 if grad is not None:
-                    param.grad = grad if param.grad is None else param.grad.add_(grad)
+                    self.optimizer.add_grad(name, grad)
 
     def discard(self, role: Role) -> None:
         require_policy(role)
