@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from homeostat.config.trainer import AdamWConfig
 from homeostat.train.checkpoint import copy_tensors
+from homeostat.train.frozen import CHUNK_ELEMENTS
 
 # torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
 CLIP_EPS = 1e-6
@@ -100,7 +101,7 @@ class MasterAdamW:
         self._write_back()
 
     def update_norms(self, learning_rate: float) -> Tensor:
-        """Of what the last step took off each master, weight decay aside: from the moments, again.
+        """Norm of what the last step took off each master, weight decay aside, from the moments.
 
         lr * (m / c1) / (sqrt(v / c2) + eps) = lr sqrt(c2) / c1 * m / (sqrt(v) + eps sqrt(c2)) with
         c = 1 - beta^step: all but one sum and one quotient is done for all tensors at once.
@@ -111,7 +112,7 @@ class MasterAdamW:
         count = torch.stack([state["step"] for state in states]).clamp_min(1)
         root = (1 - beta2**count).sqrt()
         norms = [
-            torch.linalg.vector_norm(state["exp_avg"] / state["exp_avg_sq"].sqrt().add_(small))
+            _norm_of_quotient(state["exp_avg"], state["exp_avg_sq"], small)
             for state, small in zip(states, (eps * root).unbind(), strict=True)
         ]
         return torch.stack(norms) * (learning_rate * root / (1 - beta1**count))
@@ -137,6 +138,13 @@ class MasterAdamW:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         copy_tensors(self.state(), tensors, what="optimizer state")
         self._write_back()
+
+
+def _norm_of_quotient(mean: Tensor, square: Tensor, small: Tensor) -> Tensor:
+    """Norm of mean / (sqrt(square) + small), by chunks: never a copy of a whole tensor."""
+    chunks = zip(*(t.reshape(-1).split(CHUNK_ELEMENTS) for t in (mean, square)), strict=True)
+    norms = [torch.linalg.vector_norm(m / v.sqrt().add_(small)) for m, v in chunks]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _master_of(param: nn.Parameter) -> Tensor:
