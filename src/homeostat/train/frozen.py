@@ -53,7 +53,7 @@ def require_same_frozen(own: Mapping[str, Tensor], stored: Mapping[str, Tensor])
     if min(other).startswith(REFERENCE):
         what = (
             "the policy in the checkpoint was held to another reference than the one here "
-            "(reference.path, or else model.path)"
+            "(reference, or else the policy that model.path and lora.path make)"
         )
     raise CheckpointError(
         f"{what}: {len(other)} tensors differ, {min(other)!r} first. Restore the model's "
