@@ -422,7 +422,7 @@ def policy_loss(
 
 
 def learning_rate(settings: Settings, update: int) -> float:
-    """Linear warm-up from 0, then down to `min_lr_share` (or not).
+    """Linear warm-up, then from the peak towards `min_lr_share` (or not).
 
     Updates count from 1 to the end of the run, those that were left out included.
     """
@@ -430,7 +430,7 @@ def learning_rate(settings: Settings, update: int) -> float:
     warmup = math.ceil(settings.warmup_share * num_updates)
     if update <= warmup:
         return settings.lr * update / warmup
-    progress = (update - warmup) / max(1, num_updates - warmup)
+    progress = (update - warmup - 1) / (num_updates - warmup)
     left = {
         "constant": 1.0,
         "linear": 1 - progress,

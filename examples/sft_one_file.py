@@ -232,11 +232,11 @@ def load_model(folder: Path) -> Decoder:
 
 
 def learning_rate(settings: Settings, step: int) -> float:
-    """Linear warm-up from 0, then half a cosine down to `min_lr_share`; steps count from 1."""
+    """Linear warm-up, then half a cosine from the peak down to `min_lr_share`; steps from 1."""
     warmup = math.ceil(settings.warmup_share * settings.max_steps)
     if step <= warmup:
         return settings.lr * step / warmup
-    progress = (step - warmup) / max(1, settings.max_steps - warmup)
+    progress = (step - warmup - 1) / (settings.max_steps - warmup)
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
     return settings.lr * (settings.min_lr_share + (1 - settings.min_lr_share) * cosine)
 

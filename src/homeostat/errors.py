@@ -143,4 +143,4 @@ class NonFiniteHaltError(TrainingHaltedError):
 
 
 class OutOfMemoryHaltError(TrainingHaltedError, MemoryError):
-    """One row no longer fits; the message holds the ladder of settings that would help."""
+    """Memory ran out where no smaller micro-batch helps; the message says what would."""

@@ -242,7 +242,8 @@ class UpdateReport:
     `applied` is False when the loss or gradient was not finite: weights and optimizer are then
     exactly as before the step. `stats` holds what the loss measured on the way; `row_logp`, for
     each row, the log-probs of its trained tokens under the weights before the update; `probes`,
-    where this update was measured, what came of it, by metric names.
+    where this update was measured, what came of it, by metric names; `unmeasured`, why that is
+    missing where it should have been there.
     """
 
     step: int
@@ -256,3 +257,4 @@ class UpdateReport:
     stats: Mapping[str, float] = field(default_factory=dict)
     row_logp: tuple[FloatArray, ...] = ()
     probes: Mapping[str, float] = field(default_factory=dict)
+    unmeasured: str = ""

@@ -16,6 +16,8 @@ from homeostat.config.algorithm import AnyPolicyGradient
 from homeostat.observe.completions import read_completions
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.journal import Journal
+from homeostat.train.build import local_trainer
+from homeostat.train.runtime import resolve_runtime
 
 ALGORITHMS = [cls.model_fields["type"].annotation.__args__[0] for cls in AnyPolicyGradient.__args__]
 # What a clock or another process decides.
@@ -201,6 +203,49 @@ def test_references_agree_where_they_are_the_same_model(tmp_path: Path, kind: st
     found = values(config, "kl")
     assert found[0] == pytest.approx(0.0, abs=1e-10)
     assert found[-1] > 1e-6
+
+
+def test_the_default_reference_includes_the_adapter_that_the_run_starts_from(
+    tmp_path: Path,
+) -> None:
+    base = tiny_rl.config(tmp_path, "name=base", "trainer.max_steps=1", "checkpoint.export=final")
+    model = {"path": str(runs.train(base).export), "init": "pretrained"}
+    first = tiny_rl.config(
+        tmp_path, "name=first", "trainer.max_steps=2", "checkpoint.export=final",
+        model=model, lora={"rank": 4},
+    )  # fmt: skip
+    adapter = str(runs.train(first).export)
+    keys = {
+        "model": model,
+        "lora": {"rank": 4, "path": adapter},
+        "algorithm": {"type": "grpo", "kl": {"coefficient": 0.1}},
+    }
+    config = tiny_rl.config(tmp_path, "trainer.updates_per_step=1", **keys)
+    runs.train(config)
+    found = values(config, "kl")
+    assert found[0] == pytest.approx(0.0, abs=1e-10)
+    assert found[-1] > 1e-6
+    bare = tiny_rl.config(
+        tmp_path, "name=bare", "trainer.updates_per_step=1", "trainer.max_steps=1",
+        reference={"type": "adapter_off"}, **keys,
+    )  # fmt: skip
+    runs.train(bare)
+    assert values(bare, "kl")[0] > 1e-4
+    # A resumed run measures against the same policy: all of its records are those of one run.
+    halves = tiny_rl.config(tmp_path, "name=halves", "trainer.updates_per_step=1", **keys)
+    for overrides in (["trainer.max_steps=2"], []):
+        schedule = "trainer.schedule={type: constant}"
+        runs.train(tiny_rl.config(tmp_path, "name=halves", "trainer.updates_per_step=1", schedule,
+                                  *overrides, **keys))  # fmt: skip
+    constant = tiny_rl.config(
+        tmp_path, "name=constant", "trainer.updates_per_step=1", schedule, **keys
+    )
+    runs.train(constant)
+    assert values(halves, "kl") == values(constant, "kl")
+    trainer = local_trainer(config, resolve_runtime(config))
+    shared = {p.data_ptr() for p in trainer.model.parameters() if not p.requires_grad}
+    copied = [p for p in trainer.reference.parameters() if p.data_ptr() not in shared]
+    assert len(copied) == len(trainer.optimizer.params)
 
 
 def test_a_refreshed_reference_is_the_policy_again(tmp_path: Path) -> None:

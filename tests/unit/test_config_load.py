@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from homeostat.config import RunConfig, load_config
 from homeostat.config.combinations import find_device_conflicts, find_length_conflicts
@@ -265,19 +263,6 @@ def test_changes_are_classed_for_resume() -> None:
 def test_a_resolved_config_reads_back_equal() -> None:
     config = build("lora={rank: 4}", "observe.sinks=[{type: wandb}]", "trainer.max_steps=3")
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
-
-
-@given(st.integers(1, 500), st.integers(1, 500), st.sampled_from(["linear", "cosine", "wsd"]))
-def test_schedules_rise_to_the_peak_and_never_leave_their_range(
-    total: int, warmup: int, kind: str
-) -> None:
-    config = build(f"trainer.schedule={{type: {kind}, warmup_steps: {warmup}}}")
-    schedule = config.trainer.schedule
-    factors = [schedule.factor(step, total) for step in range(1, total + 1)]
-    assert all(0 <= factor <= 1 for factor in factors)
-    peak = min(warmup, total)
-    assert factors[peak - 1] == 1.0
-    assert all(a >= b - 1e-12 for a, b in zip(factors[peak:], factors[peak + 1 :], strict=False))
 
 
 def test_config_needs_no_torch() -> None:

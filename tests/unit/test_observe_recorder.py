@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
-from homeostat.observe.names import CATALOGUE, Reduce, describe
+from homeostat.observe.names import CATALOGUE, MetricInfo, Reduce, describe
 from homeostat.observe.recorder import Recorder
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sinks import VendorGuard, build_sinks
@@ -179,3 +180,45 @@ def test_events_carry_kind_step_time_and_fields(tmp_path: Path) -> None:
 
 def test_all_ways_to_reduce_are_in_use() -> None:
     assert {info.reduce for info in CATALOGUE} == set(Reduce)
+
+
+EXTREMES = {
+    Reduce.MAX: re.compile(r"(^|[/_])max([/_]|$)"),
+    Reduce.MIN: re.compile(r"(^|[/_])min([/_]|$)"),
+}
+MEANINGS = {
+    Reduce.MAX: ("Largest", "Longest", "Most", "Peak", "Highest"),
+    Reduce.MIN: ("Smallest", "Shortest", "Fewest", "Least", "Lowest"),
+}
+
+
+@pytest.mark.parametrize("info", CATALOGUE, ids=lambda info: info.name)
+def test_a_metric_is_reduced_as_its_name_and_meaning_say(info: MetricInfo) -> None:
+    for reduce in EXTREMES:
+        says_so = EXTREMES[reduce].search(info.name) or info.meaning.startswith(MEANINGS[reduce])
+        assert not says_so or info.reduce is reduce
+    if "so far" in info.meaning or "in all" in info.meaning:
+        assert info.reduce is Reduce.LAST
+    if info.name.endswith(("/mean", "_mean")) and not info.name.startswith("eval/"):
+        assert info.reduce is Reduce.MEAN
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "policy/ratio_min",
+        "sampling/importance_sampling_ratio/min",
+        "completions/min_length",
+        "completions/min_terminated_length",
+    ],
+)
+def test_the_smallest_of_all_steps_is_recorded_and_a_nan_is_not_hidden(
+    tmp_path: Path, name: str
+) -> None:
+    with RunDir(tmp_path) as run_dir:
+        recorder = recorder_on(run_dir, log_interval=3)
+        for step, value in enumerate((0.5, 0.25, 4.0, 0.5, math.nan, 0.25), start=1):
+            recorder.log(step, {name: value, "time/step": 1.0})
+    smallest, hidden = read_metrics(tmp_path / "metrics.jsonl")
+    assert smallest[name] == 0.25
+    assert math.isnan(hidden[name])

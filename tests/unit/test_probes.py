@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,18 @@ from tests.support import tiny
 
 from homeostat.algorithms import sft
 from homeostat.config.algorithm import SftConfig
+from homeostat.errors import OutOfMemoryHaltError
+from homeostat.observe.events import EVENTS
+from homeostat.observe.run_dir import RunDir
 from homeostat.run.probes import first_ratio_off, plan_probes
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
+from homeostat.train.frozen import CHUNK_ELEMENTS, checksums
 from homeostat.train.local import LocalTrainer
+from homeostat.train.oom import MemoryGuard
+from homeostat.train.run_state import RunState
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.step import GuardedStep
 from homeostat.types import Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 
@@ -110,3 +119,98 @@ def test_the_first_ratio_is_one_only_for_the_same_weights(tmp_path: Path) -> Non
     assert later is not None
     assert later > 1e-4
     assert first_ratio_off({99: scores}, report) is None
+
+
+def run_guarded(
+    folder: Path, trainer: LocalTrainer, plans: list[StepPlan]
+) -> tuple[list[UpdateReport], list[tuple[str, int]]]:
+    """Updates as a run makes them, which begins again where memory runs out; and the events."""
+    config, state, events = tiny.config(folder), RunState(), []
+    run_dir = RunDir(folder / "guarded")
+
+    def emit(kind: str, step: int, **fields: object) -> None:
+        assert set(fields) <= set(EVENTS[kind].fields)
+        events.append((kind, step))
+
+    guarded = GuardedStep(
+        trainer,
+        config.trainer,
+        memory=MemoryGuard(trainer, config, run_dir=run_dir, emit=emit, state=state),
+        origin=str,
+        run_dir=run_dir,
+        emit=emit,
+        decode=str,
+        state=state,
+    )
+    try:
+        return [guarded.run(plan, learning_rate=1e-3) for plan in plans], events
+    finally:
+        run_dir.close()
+
+
+def fail_from_call(work: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """Memory runs out at this call of `work`, counted from 1, and only then."""
+    calls = iter(range(1, 1000))
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == number:
+            raise torch.OutOfMemoryError("tried to allocate 8 bytes per element")
+        return work(*args, **kwargs)
+
+    return failing
+
+
+def test_an_update_is_applied_once_where_measuring_it_runs_out_of_memory(tmp_path: Path) -> None:
+    plans = [make_plan(step) for step in (1, 2)]
+    undisturbed, disturbed = make_trainer(tmp_path), make_trainer(tmp_path)
+    run_guarded(tmp_path, undisturbed, plans)
+    # The first call is before the first update, the second after it, when weights are written.
+    disturbed.probe.frozen = fail_from_call(disturbed.probe.frozen, 2)
+    reports, events = run_guarded(tmp_path, disturbed, plans)
+    assert ("update_unmeasured", 1) in events
+    assert "8 bytes" in reports[0].unmeasured
+    assert reports[0].probes == {}
+    assert reports[1].probes["probe/trained_unchanged"] == 0
+    for name, expected in undisturbed.state()["model"].items():
+        assert torch.equal(disturbed.state()["model"][name], expected), name
+    for name, expected in undisturbed.state()["optimizer"].items():
+        assert torch.equal(disturbed.state()["optimizer"][name], expected), name
+
+
+def test_memory_that_runs_out_before_the_update_is_measured_is_retried(tmp_path: Path) -> None:
+    plans = [make_plan(step) for step in (1, 2)]
+    undisturbed, disturbed = make_trainer(tmp_path), make_trainer(tmp_path)
+    run_guarded(tmp_path, undisturbed, plans)
+    disturbed.probe.frozen = fail_from_call(disturbed.probe.frozen, 1)
+    reports, events = run_guarded(tmp_path, disturbed, plans)
+    assert events == []
+    assert all(report.probes for report in reports)
+    for name, expected in undisturbed.state()["model"].items():
+        assert torch.equal(disturbed.state()["model"][name], expected), name
+
+
+def test_memory_that_runs_out_while_weights_are_written_is_never_retried(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    calls: list[int] = []
+
+    def fail(*_: object) -> None:
+        calls.append(1)
+        raise torch.OutOfMemoryError("tried to allocate 1 GB")
+
+    trainer.optimizer.adamw.register_step_post_hook(fail)
+    with pytest.raises(OutOfMemoryHaltError, match=r"step 1 .*last checkpoint"):
+        run_guarded(tmp_path, trainer, [make_plan(1)])
+    assert len(calls) == 1
+
+
+def test_checksums_take_a_bounded_amount_of_memory() -> None:
+    tensor = torch.randn(5 * CHUNK_ELEMENTS + 3)
+    odd = torch.randn(CHUNK_ELEMENTS // 2, 7)[:, 1:6]
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        found = checksums([("whole", tensor), ("odd", odd.bfloat16())])
+    # A sum of integers is a sum of a copy of them: 8 bytes each.
+    assert max(event.cpu_memory_usage for event in profiler.events()) <= 8 * CHUNK_ELEMENTS
+    expected = tensor.numpy().view(np.int32).astype(np.int64).sum()
+    assert int(found["whole"]) == expected
+    bits = odd.bfloat16().contiguous().view(torch.int16).numpy().astype(np.int64)
+    assert int(found["odd"]) == bits.sum()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,11 @@ from tests.support import tiny
 
 from homeostat.algorithms import sft
 from homeostat.config.algorithm import SftConfig
-from homeostat.config.trainer import TrainerConfig
+from homeostat.config.trainer import AdamWConfig, TrainerConfig
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN, Way, choose_cores, fastest, measure
 from homeostat.train.lanes import Lanes, split
+from homeostat.train.optim import MasterAdamW
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Role, TokenRow, TrainBatch
 
@@ -44,9 +47,9 @@ def test_parts_are_runs_of_rows_of_about_one_size(lengths: list[int], count: int
 
 
 def trained(folder: Path, lanes: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    config = tiny.config(folder)
-    runtime = resolve_runtime(config, kept=Way(lanes, 1))
-    trainer = local_trainer(config, runtime)
+    config = tiny.config(folder, f"trainer.lanes={lanes}")
+    trainer = local_trainer(config, resolve_runtime(config))
+    assert (trainer.lanes is not None) == (lanes > 1)
     losses = []
     for step in range(1, 4):
         batches = [make_batch([9, 14, 5, 11, 8], step), make_batch([6, 6, 30], step)]
@@ -124,3 +127,90 @@ def test_measuring_leaves_torch_as_it_was() -> None:
     assert found.way in (PLAIN, Way(1, 2), Way(2, 1))
     assert found.why.count("ms") == 3
     assert set(measure([PLAIN])) == {PLAIN}
+
+
+SPLITS = {
+    "several rows in all": [[9, 14, 5, 11, 8], [6, 6, 30]],
+    "one row in some": [[9, 14, 5], [21], [6, 6, 30]],
+    "one row in all": [[9], [21], [14]],
+}
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("splits", SPLITS.values(), ids=list(SPLITS))
+def test_no_gradient_is_lost_in_lanes_in_bf16(
+    tmp_path: Path, splits: list[list[int]], lora: bool
+) -> None:
+    """Against float64: lanes take gradients in another way than `backward`, to the same masters."""
+    random_start = tiny.config(tmp_path)
+    local_trainer(random_start, resolve_runtime(random_start, kept=PLAIN)).export(
+        tmp_path / "model", random_start
+    )
+    sections: dict = {"model": {"path": str(tmp_path / "model"), "init": "pretrained"}}
+    config = tiny.config(
+        tmp_path, "trainer.precision=bf16", **sections, **({"lora": {"rank": 4}} if lora else {})
+    )
+    batches = [make_batch(lengths, seed) for seed, lengths in enumerate(splits)]
+    rows = [row for batch in batches for row in batch.rows()]
+    spec = sft.loss_spec(SftConfig(type="sft"), rows)
+    plain = resolve_runtime(config, kept=PLAIN)
+    trainers = [local_trainer(config, replace(plain, lanes=num)) for num in (1, 3)]
+    assert [trainer.lanes is not None for trainer in trainers] == [False, True]
+    found = []
+    for trainer in trainers:
+        trainer.accumulate(Role.POLICY, batches, spec, step=1)
+        found.append({name: m.grad.clone() for name, m in trainer.optimizer.masters.items()})
+    exact = copy.deepcopy(trainers[0].model).double()
+    for batch in batches:
+        trainers[0].forward.loss(exact, batch, spec, step=1)[1].loss.backward()
+    expected = {n: p.grad for n, p in exact.causal_lm.named_parameters() if p.requires_grad}
+    for grads in found:
+        assert grads.keys() == expected.keys()
+        # A product in bf16 is off by up to 2**-8 of its size, and a gradient is a chain of some.
+        assert norm_of(grads) == pytest.approx(norm_of(expected), rel=0.02)
+        for name, grad in grads.items():
+            distance = float((grad.double() - expected[name]).norm())
+            assert distance <= 0.05 * norm_of(expected), name
+    reports = [t.apply(Role.POLICY, step=1, learning_rate=1e-3) for t in trainers]
+    assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, rel=5e-3)
+    for trainer in trainers:
+        trainer.close()
+
+
+def norm_of(grads: dict[str, torch.Tensor]) -> float:
+    return float(sum(grad.double().square().sum() for grad in grads.values())) ** 0.5
+
+
+def test_gradients_reach_their_masters_in_one_way_whatever_the_dtypes() -> None:
+    """Parameters in fp32 and bf16 beside each other: `backward` and `add_grad` sum the same."""
+    torch.manual_seed(0)
+    by_backward, by_hand = (
+        torch.nn.ModuleDict(
+            {"low": torch.nn.Linear(5, 3).bfloat16(), "high": torch.nn.Linear(3, 2)}
+        )
+        for _ in range(2)
+    )
+    by_hand.load_state_dict(by_backward.state_dict())
+    optimizers = [MasterAdamW(m.named_parameters(), AdamWConfig()) for m in (by_backward, by_hand)]
+    expected: dict[str, torch.Tensor] = {}
+    for seed in range(3):
+        inputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+        def loss(module: torch.nn.ModuleDict, inputs: torch.Tensor = inputs) -> torch.Tensor:
+            return module["high"](module["low"](inputs).float()).square().sum()
+
+        loss(by_backward).backward()
+        params = optimizers[1].params
+        grads = torch.autograd.grad(loss(by_hand), tuple(params.values()))
+        for name, grad in zip(params, grads, strict=True):
+            expected[name] = (
+                expected.get(name, torch.zeros((), dtype=torch.float64)) + grad.double()
+            )
+            optimizers[1].add_grad(name, grad.clone())
+    for optimizer in optimizers:
+        assert {m.dtype for m in optimizer.masters.values()} == {torch.float32}
+        for name, master in optimizer.masters.items():
+            torch.testing.assert_close(master.grad.double(), expected[name], rtol=1e-5, atol=1e-5)
+    norms = [float(optimizer.grad_norm()) for optimizer in optimizers]
+    assert norms[0] == pytest.approx(norm_of(expected), rel=1e-5)
+    assert norms[1] == norms[0]

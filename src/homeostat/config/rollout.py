@@ -122,7 +122,7 @@ AnyEngine = Annotated[NativeEngineConfig | VllmEngineConfig, Field(discriminator
 
 
 class InitialReference(Settings):
-    """A frozen copy of the weights the run starts from."""
+    """A frozen copy of the policy the run starts from; of an adapter's base there is no copy."""
 
     type: Literal["initial"] = "initial"
     refresh_steps: int | None = key(
@@ -138,7 +138,7 @@ class CheckpointReference(Settings):
 
 
 class AdapterOffReference(Settings):
-    """The model without its adapter: no second copy of the weights (LoRA only)."""
+    """The model without its adapter, also where one was loaded (LoRA only): no copy at all."""
 
     type: Literal["adapter_off"]
 

@@ -48,8 +48,8 @@ class RunConfig(Settings):
     rewards: RewardsConfig | None = key(None, help="What a completion earns (RL).")
     reference: AnyReference | None = key(
         None,
-        help="The model that algorithm.kl compares with. Default: the policy without its adapter, "
-        "or a copy of the weights the run starts from.",
+        help="The model that algorithm.kl compares with. Default: the policy that the run starts "
+        "from, an adapter loaded by lora.path included.",
     )
     debug: DebugConfig | None = key(None, help="Half a run, to find out which half is sick (RL).")
     trainer: TrainerConfig = key(TrainerConfig(), help="The updates.")

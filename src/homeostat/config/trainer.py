@@ -32,7 +32,19 @@ class AdamWConfig(Settings):
 
 
 class Schedule(Settings):
-    """What all schedules share: a linear warm-up from 0."""
+    """What all schedules share: a linear warm-up, then a decay over the rest of the run.
+
+    Update k of n, counted from 1, with w updates of warm-up, uses this share of the peak:
+
+        k <= w:  k / w                                     the first update moves, update w peaks
+        k > w:   decay(p) with p = (k - w - 1) / (n - w)   p runs from 0 to 1 - 1 / (n - w)
+
+    After the warm-up this is what transformers' schedules give update k: they count from 0. The
+    first update after the warm-up has the peak, so that a run without warm-up and one of a single
+    update have it, too, and the last update still learns: the decay heads for `min_lr_share` and
+    would reach it with update n + 1. In the warm-up transformers begins at 0, which would spend the
+    first update on nothing.
+    """
 
     warmup_steps: int | None = key(
         None,
@@ -50,13 +62,15 @@ class Schedule(Settings):
         return math.ceil(self.warmup_share * total_steps)
 
     def factor(self, step: int, total_steps: int) -> float:
-        """Share of the peak learning rate that step `step` (counted from 1) uses."""
+        """Share of the peak learning rate that update `step` (counted from 1) uses."""
+        assert 1 <= step <= total_steps, (step, total_steps)
         warmup = self.num_warmup_steps(total_steps)
         if step <= warmup:
             return step / warmup
-        return self.after_warmup((step - warmup) / max(1, total_steps - warmup))
+        return self.after_warmup((step - warmup - 1) / (total_steps - warmup))
 
     def after_warmup(self, progress: float) -> float:
+        """Share of the peak at `progress`, from 0 after the warm-up to just under 1 at the end."""
         raise NotImplementedError
 
 
@@ -70,7 +84,7 @@ class ConstantSchedule(Schedule):
 class LinearSchedule(Schedule):
     type: Literal["linear"]
     min_lr_share: float = key(
-        0.0, ge=0, le=1, resume="warn", help="Share of the peak reached at the end."
+        0.0, ge=0, le=1, resume="warn", help="Share of the peak that the decay ends at."
     )
 
     def after_warmup(self, progress: float) -> float:
@@ -80,7 +94,7 @@ class LinearSchedule(Schedule):
 class CosineSchedule(Schedule):
     type: Literal["cosine"] = "cosine"
     min_lr_share: float = key(
-        0.1, ge=0, le=1, resume="warn", help="Share of the peak reached at the end."
+        0.1, ge=0, le=1, resume="warn", help="Share of the peak that the decay ends at."
     )
 
     def after_warmup(self, progress: float) -> float:
@@ -96,7 +110,7 @@ class WsdSchedule(Schedule):
         0.2, gt=0, le=1, resume="warn", help="Share of the steps after warm-up that decay."
     )
     min_lr_share: float = key(
-        0.0, ge=0, le=1, resume="warn", help="Share of the peak reached at the end."
+        0.0, ge=0, le=1, resume="warn", help="Share of the peak that the decay ends at."
     )
 
     def after_warmup(self, progress: float) -> float:

@@ -126,6 +126,13 @@ _LIST: tuple[EventInfo, ...] = (
         "warn",
     ),
     EventInfo(
+        "update_unmeasured",
+        "An update was applied, but memory ran out when its invariants were measured: its "
+        "update/* and probe/* metrics are missing.",
+        ("error",),
+        "warn",
+    ),
+    EventInfo(
         "weights_published",
         "The weights were sent to the engine, which samples with them from here on.",
         ("version", "bytes", "seconds", "transport", "checksum"),

@@ -8,8 +8,9 @@ steps' values become the record's value:
     last   the newest value (counters, schedules, gauges)
     sum    total over the steps
     max    the largest
+    min    the smallest
 
-A value that is not finite makes the mean, sum and maximum it enters not finite: it is never hidden.
+A NaN makes what it enters a NaN, and an infinity is never averaged away: nothing is hidden.
 A metric with `own_step` belongs to exactly one step, so logging it closes the record there.
 """
 
@@ -26,6 +27,7 @@ class Reduce(StrEnum):
     LAST = "last"
     SUM = "sum"
     MAX = "max"
+    MIN = "min"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class MetricInfo:
     own_step: bool = False
 
 
-_MEAN, _RATE, _LAST, _SUM, _MAX = Reduce
+_MEAN, _RATE, _LAST, _SUM, _MAX, _MIN = Reduce
 
 CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("train/loss", "nats/token", _MEAN, "Training loss of the update, as normalised."),
@@ -65,7 +67,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("clip_ratio/dual_mean", "share", _MEAN, "Tokens that the dual clip holds."),
     MetricInfo("policy/ratio_mean", "", _MEAN, "Mean ratio of new to old policy."),
     MetricInfo("policy/ratio_max", "", _MAX, "Largest ratio of new to old policy."),
-    MetricInfo("policy/ratio_min", "", _LAST, "Smallest ratio of new to old policy."),
+    MetricInfo("policy/ratio_min", "", _MIN, "Smallest ratio of new to old policy."),
     MetricInfo("policy/update_kl", "nats/token", _MEAN, "KL from the policy that sampled."),
     MetricInfo(
         "sampling/sampling_logp_difference/mean",
@@ -83,7 +85,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "sampling/importance_sampling_ratio/max", "", _MAX, "Largest of trainer over engine."
     ),
     MetricInfo(
-        "sampling/importance_sampling_ratio/min", "", _LAST, "Smallest of trainer over engine."
+        "sampling/importance_sampling_ratio/min", "", _MIN, "Smallest of trainer over engine."
     ),
     MetricInfo("sampling/k3", "nats/token", _MEAN, "KL of trainer from engine, estimator k3."),
     MetricInfo(
@@ -127,13 +129,13 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("correction/sequences/<name>", "share", _MEAN, "Completions with such a token."),
     MetricInfo("completions/mean_length", "tokens", _MEAN, "Mean length of the completions."),
-    MetricInfo("completions/min_length", "tokens", _LAST, "Shortest completion."),
+    MetricInfo("completions/min_length", "tokens", _MIN, "Shortest completion."),
     MetricInfo("completions/max_length", "tokens", _MAX, "Longest completion."),
     MetricInfo("completions/clipped_ratio", "share", _MEAN, "Share of completions that were cut."),
     MetricInfo(
         "completions/mean_terminated_length", "tokens", _MEAN, "Mean length of those not cut."
     ),
-    MetricInfo("completions/min_terminated_length", "tokens", _LAST, "Shortest of those not cut."),
+    MetricInfo("completions/min_terminated_length", "tokens", _MIN, "Shortest of those not cut."),
     MetricInfo("completions/max_terminated_length", "tokens", _MAX, "Longest of those not cut."),
     MetricInfo("completions/distinct_share", "share", _MEAN, "Share of texts that are distinct."),
     MetricInfo("rollout/rounds", "rounds", _SUM, "Rounds of sampling."),

@@ -180,6 +180,8 @@ def _reduce(name: str, pairs: list[tuple[float, float]]) -> float:
             return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
         case Reduce.MAX:
             return math.nan if any(map(math.isnan, values)) else max(values)
+        case Reduce.MIN:
+            return math.nan if any(map(math.isnan, values)) else min(values)
     weights = [weight for _, weight in pairs]
     total = sum(value * weight for value, weight in pairs)
     return total / sum(weights) if sum(weights) > 0 else values[-1]

@@ -71,6 +71,8 @@ def first_ratio_off(scored: Mapping[int, FloatArray], report: UpdateReport) -> f
 
 
 def worst(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of several updates: the largest of each."""
+    """Of several updates: the largest of each; NaN where one of them is."""
     names = dict.fromkeys(name for probes in found for name in probes)
-    return {name: max(probes[name] for probes in found if name in probes) for name in names}
+    return {
+        name: float(np.max([probes[name] for probes in found if name in probes])) for name in names
+    }

@@ -104,7 +104,8 @@ def update_metrics(reports: list[UpdateReport]) -> dict[str, float]:
         return sum(report.stats[name] for report in reports) / tokens
 
     def largest(name: str) -> float:
-        return max(report.stats[name] for report in reports)
+        # NaN where one of them is.
+        return float(np.max([report.stats[name] for report in reports]))
 
     metrics |= {
         "entropy": mean("entropy"),

@@ -49,12 +49,18 @@ def load(
 
 
 def reference_of(config: RunConfig) -> AnyReference | None:
-    """The reference that a KL term asks for; None where there is no such term."""
+    """The reference that a KL term asks for; None where there is no such term.
+
+    By default it is the policy that the run starts from. Under a fresh adapter, which adds nothing
+    at first, that is the model without it: no copy is needed. An adapter that was loaded
+    (lora.path) is part of the starting policy.
+    """
     if not config.is_rl or config.algorithm.kl is None:
         return None
     if config.reference is not None:
         return config.reference
-    return AdapterOffReference(type="adapter_off") if config.lora else InitialReference()
+    starts_bare = config.lora is not None and config.lora.path is None
+    return AdapterOffReference(type="adapter_off") if starts_bare else InitialReference()
 
 
 def saves_reference(config: RunConfig) -> bool:
@@ -99,6 +105,8 @@ def _reference(
         require_same_vocabulary(choice.path, **sizes)
         module = other.module
     else:
-        # Before the optimizer hangs its hooks on the parameters.
-        module = copy.deepcopy(loaded.module)
+        # Before the optimizer hangs its hooks on the parameters. What no update changes, the base
+        # of an adapter, is shared with the policy.
+        shared = {id(p): p for p in loaded.module.parameters() if not p.requires_grad}
+        module = copy.deepcopy(loaded.module, shared)
     return module.requires_grad_(False)

@@ -16,7 +16,7 @@ import torch
 
 from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
-from homeostat.config.rollout import AdapterOffReference
+from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
@@ -63,18 +63,26 @@ def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> U
     has_masters = runtime.dtype != torch.float32
     shards = config.num_shards
     work = _work(config, runtime, shape, batch, frees_gradients=has_masters)
-    needs_copy = reference_of(config) is not None and not isinstance(
-        reference_of(config), AdapterOffReference
-    )
     # Moments, and below fp32 the masters and the gradients that are summed for them.
     return UpdateMemory(
         weights=weights // shards,
         optimizer=trained * (12 if has_masters else 8) // shards,
         gradients=trained * 4 // shards if has_masters else 0,
-        reference=weights // shards if needs_copy else 0,
+        reference=_reference_bytes(config, shape) // shards,
         work=work,
         lanes=runtime.lanes * trained * 4 if runtime.lanes > 1 else 0,
     )
+
+
+def _reference_bytes(config: RunConfig, shape: ShapeDecoder) -> int:
+    """Bytes of the reference that it does not share with the policy, over all ranks."""
+    choice = reference_of(config)
+    if choice is None or isinstance(choice, AdapterOffReference):
+        return 0
+    # In one process a copy of the policy shares what is frozen; ranks load the files again.
+    shares = isinstance(choice, InitialReference) and config.trainer.backend.type == "local"
+    own = (p for p in shape.parameters() if p.requires_grad or not shares)
+    return sum(p.numel() * p.element_size() for p in own)
 
 
 def estimate_prefill(config: RunConfig, runtime: Runtime, *, num_tokens: int) -> int:

@@ -14,6 +14,9 @@ from torch import Tensor
 from homeostat.errors import CheckpointError
 
 _INTEGERS = {4: torch.int32, 2: torch.int16}
+# Elements of a tensor that are looked at in one go: what passes over all weights need is then a few
+# megabytes, however large the model is.
+CHUNK_ELEMENTS = 2**20
 
 
 # Before the name of a parameter of the reference model.
@@ -22,7 +25,7 @@ REFERENCE = "reference:"
 
 def checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Parameter name -> the sum of its bits, taken as integers. Those of its parts add up to it."""
-    return {name: _bits(param.detach()).sum(dtype=torch.int64) for name, param in named}
+    return {name: _sum_of_bits(param.detach()) for name, param in named}
 
 
 def frozen_checksums(
@@ -33,8 +36,10 @@ def frozen_checksums(
     return base | checksums((f"{REFERENCE}{name}", param) for name, param in reference)
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """By chunks: torch sums a copy of its input in the dtype of the result, 8 bytes an element."""
+    bits = tensor.reshape(-1).contiguous().view(_INTEGERS[tensor.element_size()])
+    return torch.stack([part.sum(dtype=torch.int64) for part in bits.split(CHUNK_ELEMENTS)]).sum()
 
 
 def require_same_frozen(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
@@ -48,7 +53,7 @@ def require_same_frozen(own: Mapping[str, Tensor], stored: Mapping[str, Tensor])
     if min(other).startswith(REFERENCE):
         what = (
             "the policy in the checkpoint was held to another reference than the one here "
-            "(reference.path, or else model.path)"
+            "(reference, or else the policy that model.path and lora.path make)"
         )
     raise CheckpointError(
         f"{what}: {len(other)} tensors differ, {min(other)!r} first. Restore the model's "

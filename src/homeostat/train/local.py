@@ -7,7 +7,6 @@ the device until `apply`, which copies it to the host in one piece.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +32,7 @@ from homeostat.train.roles import Reference, acting, require_policy
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Accumulated, make_report, to_host, total_loss
+from homeostat.train.writing import writing_weights
 from homeostat.types import (
     FloatArray,
     LossSpec,
@@ -111,19 +111,19 @@ class LocalTrainer:
     def _accumulate_in_lanes(
         self, parts: Sequence[TrainBatch], spec: LossSpec, *, step: int, lanes: Lanes
     ) -> None:
-        params = list(self.optimizer.params.values())
+        params = self.optimizer.params
 
         def work(part: TrainBatch) -> tuple[Accumulated, tuple[Tensor | None, ...]]:
             scores, terms = self.forward.loss(self.model, part, spec, step=step)
-            grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
+            grads = torch.autograd.grad(terms.loss, tuple(params.values()), allow_unused=True)
             is_first = part is parts[0]
             return Accumulated.of(part, scores, terms, is_first=is_first), grads
 
         for done, grads in lanes.map(work, parts):
             self._pending.append(done)
-            for param, grad in zip(params, grads, strict=True):
+            for name, grad in zip(params, grads, strict=True):
                 if grad is not None:
-                    param.grad = grad if param.grad is None else param.grad.add_(grad)
+                    self.optimizer.add_grad(name, grad)
 
     def discard(self, role: Role) -> None:
         require_policy(role)
@@ -136,14 +136,16 @@ class LocalTrainer:
         share = to_host(self._pending, self.pending_norm())
         report = make_report(share, step=step, learning_rate=learning_rate)
         if report.applied:
-            with self.probe.around(step, learning_rate=learning_rate) as moved:
+            self.probe.start(step, learning_rate=learning_rate)
+            with writing_weights(step):
                 self.optimizer.step(
                     learning_rate=learning_rate,
                     grad_norm=report.grad_norm,
                     max_grad_norm=self.config.max_grad_norm,
                 )
-            report = replace(report, probes=self.probe.metrics(moved))
         self.discard(role)
+        if report.applied:
+            report = self.probe.reported(report, [self.probe.finish(learning_rate=learning_rate)])
         interval = self.config.empty_cache_interval
         if interval and step % interval == 0:
             torch.cuda.empty_cache()
@@ -235,8 +237,7 @@ class LocalTrainer:
         reference = self._reference_params() if stays else ()
         return frozen_checksums(self.model.causal_lm.named_parameters(), reference)
 
-    def _frozen_now(self) -> dict[str, int]:
+    def _frozen_now(self) -> dict[str, Tensor]:
         """Checksums of what the optimizer does not own: the weights under an adapter."""
         named, owned = self.model.causal_lm.named_parameters(), self.optimizer.params
-        sums = checksums((name, param) for name, param in named if name not in owned)
-        return {name: int(value) for name, value in sums.items()}
+        return checksums((name, param) for name, param in named if name not in owned)

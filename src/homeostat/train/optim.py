@@ -5,17 +5,22 @@ master. Where it is bf16, the optimizer owns an fp32 master and an fp32 gradient
 bf16 gradient is added to the fp32 one as soon as autograd has made it and then freed, so nothing
 is summed in bf16; after a step the masters are written back into the parameters in place. The first
 micro-batch of an update overwrites what the fp32 gradient held: nothing has to be zeroed.
+
+However a gradient was computed (by `backward`, or by `torch.autograd.grad`, which fires no hooks),
+it reaches its master through `MasterAdamW.add_grad`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from homeostat.config.trainer import AdamWConfig
 from homeostat.train.checkpoint import copy_tensors
+from homeostat.train.frozen import CHUNK_ELEMENTS
 
 # torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
 CLIP_EPS = 1e-6
@@ -28,6 +33,14 @@ class MasterAdamW:
         self.params = {name: param for name, param in named if param.requires_grad}
         assert self.params, "nothing is trainable"
         self.masters = {name: _master_of(param) for name, param in self.params.items()}
+        # Held throughout: an update never waits for memory that another one took.
+        self._totals = {
+            name: torch.zeros_like(master)
+            for name, master in self.masters.items()
+            if master is not self.params[name]
+        }
+        for name in self._totals:
+            self.params[name].register_post_accumulate_grad_hook(partial(self._take_grad, name))
         pairs = [(self.params[name], master) for name, master in self.masters.items()]
         self._copied = [(param, master) for param, master in pairs if param is not master]
         matrices = [m for m in self.masters.values() if m.ndim >= 2]
@@ -51,11 +64,28 @@ class MasterAdamW:
             self.params[name].grad = None
             master.grad = None
 
+    def add_grad(self, name: str, grad: Tensor) -> None:
+        """Add a micro-batch's gradient to that of the parameter's master, in the master's dtype."""
+        master, total = self.masters[name], self._totals.get(name)
+        if total is None:
+            master.grad = grad if master.grad is None else master.grad.add_(grad)
+        elif master.grad is None:
+            master.grad = total.copy_(grad)
+        else:
+            total.add_(grad)
+
+    def _take_grad(self, name: str, param: Tensor) -> None:
+        """Hook of `backward` on a parameter that is not its own master."""
+        assert param.grad is not None
+        self.add_grad(name, param.grad)
+        param.grad = None
+
     def grads(self) -> list[Tensor]:
         return [m.grad for m in self.masters.values() if m.grad is not None]
 
     def grad_norm(self) -> Tensor:
         """Norm over all gradients, before clipping, as a device scalar."""
+        assert self.grads(), "no gradient has reached the optimizer"
         norms = torch._foreach_norm(self.grads())
         return torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
 
@@ -71,7 +101,7 @@ class MasterAdamW:
         self._write_back()
 
     def update_norms(self, learning_rate: float) -> Tensor:
-        """Of what the last step took off each master, weight decay aside: from the moments, again.
+        """Norm of what the last step took off each master, weight decay aside, from the moments.
 
         lr * (m / c1) / (sqrt(v / c2) + eps) = lr sqrt(c2) / c1 * m / (sqrt(v) + eps sqrt(c2)) with
         c = 1 - beta^step: all but one sum and one quotient is done for all tensors at once.
@@ -82,7 +112,7 @@ class MasterAdamW:
         count = torch.stack([state["step"] for state in states]).clamp_min(1)
         root = (1 - beta2**count).sqrt()
         norms = [
-            torch.linalg.vector_norm(state["exp_avg"] / state["exp_avg_sq"].sqrt().add_(small))
+            _norm_of_quotient(state["exp_avg"], state["exp_avg_sq"], small)
             for state, small in zip(states, (eps * root).unbind(), strict=True)
         ]
         return torch.stack(norms) * (learning_rate * root / (1 - beta1**count))
@@ -110,21 +140,13 @@ class MasterAdamW:
         self._write_back()
 
 
+def _norm_of_quotient(mean: Tensor, square: Tensor, small: Tensor) -> Tensor:
+    """Norm of mean / (sqrt(square) + small), by chunks: never a copy of a whole tensor."""
+    chunks = zip(*(t.reshape(-1).split(CHUNK_ELEMENTS) for t in (mean, square)), strict=True)
+    norms = [torch.linalg.vector_norm(m / v.sqrt().add_(small)) for m, v in chunks]
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
 def _master_of(param: nn.Parameter) -> Tensor:
-    """The parameter itself, or an fp32 copy that collects its gradients."""
-    if param.dtype == torch.float32:
-        return param
-    master = param.detach().float().clone()
-    # Held throughout: an update never waits for memory that another one took.
-    total = torch.zeros_like(master)
-
-    def move_grad(source: Tensor) -> None:
-        assert source.grad is not None
-        if master.grad is None:
-            master.grad = total.copy_(source.grad)
-        else:
-            total.add_(source.grad)
-        source.grad = None
-
-    param.register_post_accumulate_grad_hook(move_grad)
-    return master
+    """The parameter itself where it is fp32, else an fp32 copy of it."""
+    return param if param.dtype == torch.float32 else param.detach().float().clone()

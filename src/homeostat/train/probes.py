@@ -12,16 +12,17 @@ moved is read from the weights themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from homeostat.ops.memory import is_out_of_memory
 from homeostat.train.frozen import checksums
 from homeostat.train.optim import MasterAdamW
+from homeostat.types import UpdateReport
 
 # Steps that are measured: the first few, and then one in so many.
 NUM_FIRST = 3
@@ -41,34 +42,63 @@ class Moved:
     changed: Mapping[str, bool]
     update_squares: Mapping[str, float]
     weight_squares: Mapping[str, float]
+    frozen_changed: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """Why a rank could not measure an update that was made."""
+
+    why: str
 
 
 class UpdateProbe:
-    """Measures the updates of one optimizer. `named` are all parameters, also frozen ones."""
+    """Measures the updates of one optimizer: `start`, the update, `finish`, `reported`.
+
+    `named` are all parameters, also frozen ones; `frozen` gives checksums of what the optimizer
+    does not own (of this rank's part of it). `start` may run out of memory, for nothing is written
+    yet. `finish` says so in place of raising: an update that was made must not be begun again.
+    """
 
     def __init__(
         self,
         optimizer: MasterAdamW,
         named: Callable[[], Iterable[tuple[str, nn.Parameter]]],
-        frozen: Callable[[], Mapping[str, int]],
+        frozen: Callable[[], Mapping[str, Tensor]],
     ) -> None:
         self.optimizer = optimizer
         self.named = named
         self.frozen = frozen
         self.kinds = {name: (p.dtype, p.requires_grad) for name, p in named()}
-        self._before: dict[str, Tensor] = {}
+        self._before: dict[str, Tensor] | None = None
 
-    @contextmanager
-    def around(self, step: int, *, learning_rate: float) -> Iterator[list[Moved]]:
-        """Around an optimizer step. The list has what was seen of it, where it was measured."""
-        found: list[Moved] = []
+    def start(self, step: int, *, learning_rate: float) -> None:
+        """Before an update: note the weights, where it is to be measured."""
         is_due = learning_rate > 0 and is_measured(step)
+        self._before = checksums(self.optimizer.masters.items()) if is_due else None
         if is_due:
-            self._before = checksums(self.optimizer.masters.items())
             _ = self.frozen_at_start
-        yield found
-        if is_due:
-            found.append(self._after(learning_rate=learning_rate))
+
+    def finish(self, *, learning_rate: float) -> Moved | Unmeasured | None:
+        """After it: what this rank saw of it, or why not; None where it was not to be measured."""
+        before, self._before = self._before, None
+        if before is None:
+            return None
+        try:
+            return self._moved(before, learning_rate=learning_rate)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return Unmeasured(f"out of memory: {str(error).splitlines()[0]}")
+
+    def reported(
+        self, report: UpdateReport, parts: Sequence[Moved | Unmeasured | None]
+    ) -> UpdateReport:
+        """The report with what all ranks saw, or with the reason why that is missing."""
+        failed = [part.why for part in parts if isinstance(part, Unmeasured)]
+        if failed:
+            return replace(report, unmeasured=failed[0])
+        return replace(report, probes=self._metrics([p for p in parts if isinstance(p, Moved)]))
 
     @cached_property
     def groups(self) -> dict[str, str]:
@@ -83,13 +113,12 @@ class UpdateProbe:
 
     @cached_property
     def frozen_at_start(self) -> Mapping[str, int]:
-        return dict(self.frozen())
+        return {name: int(value) for name, value in self.frozen().items()}
 
     @torch.no_grad()
-    def _after(self, *, learning_rate: float) -> Moved:
-        """By one copy from the device."""
+    def _moved(self, before: Mapping[str, Tensor], *, learning_rate: float) -> Moved:
         now = checksums(self.optimizer.masters.items())
-        sums = (torch.stack(list(found.values())) for found in (now, self._before))
+        sums = (torch.stack(list(found.values())) for found in (now, before))
         norms = (
             self.optimizer.update_norms(learning_rate),
             torch.stack(torch._foreach_norm(list(self.optimizer.masters.values()))),
@@ -103,17 +132,21 @@ class UpdateProbe:
             group = self.groups[name]
             update_squares[group] = update_squares.get(group, 0.0) + update
             weight_squares[group] = weight_squares.get(group, 0.0) + weight
-        return Moved(moved, update_squares, weight_squares)
+        start = self.frozen_at_start
+        other = frozenset(n for n, total in self.frozen().items() if int(total) != start[n])
+        return Moved(moved, update_squares, weight_squares, other)
 
-    def metrics(self, parts: Sequence[Moved]) -> dict[str, float]:
-        """Of all ranks together, by their names in observe/names.py; nothing of no ranks."""
+    def _metrics(self, parts: Sequence[Moved]) -> dict[str, float]:
+        """Metrics of all ranks together, by their names in observe/names.py; none of no ranks."""
         if not parts:
             return {}
-        still = [name for name in self._before if not any(part.changed[name] for part in parts)]
-        now, start = self.frozen(), self.frozen_at_start
+        names = parts[0].changed
+        still = [name for name in names if not any(part.changed[name] for part in parts)]
         found = {
             "probe/trained_unchanged": float(len(still)),
-            "probe/frozen_changed": float(sum(now[name] != start[name] for name in start)),
+            "probe/frozen_changed": float(
+                len(frozenset().union(*(p.frozen_changed for p in parts)))
+            ),
             "probe/dtype_odd": float(
                 sum((p.dtype, p.requires_grad) != self.kinds[name] for name, p in self.named())
             ),

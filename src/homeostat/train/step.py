@@ -1,7 +1,9 @@
 """One optimizer update that survives running out of memory and numbers that are not finite.
 
-Out of memory: see `oom`. Not finite: nothing is applied; the rows at fault are written down, the
-update is replayed to name the module and direction, and the run skips the step or halts.
+Out of memory: see `oom`. What is begun again ends before the first write to weights or optimizer
+state (`writing`), so that no update is applied twice. Not finite: nothing is applied; the rows at
+fault are written down, the update is replayed to name the module and direction, and the run skips
+the step or halts.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ class GuardedStep:
             budget = self.memory.shrink(plan.micro_batches, step=plan.step)
             plan = repack(plan, max_tokens=budget, num_ranks=ranks)
             report = self._attempt(plan, learning_rate)
+        if report.unmeasured:
+            self.emit("update_unmeasured", plan.step, error=report.unmeasured)
         if report.applied:
             self.state.skipped_in_a_row = 0
         else:

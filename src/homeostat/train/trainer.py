@@ -74,7 +74,11 @@ class Trainer(Protocol):
         ...
 
     def apply(self, role: Role, *, step: int, learning_rate: float) -> UpdateReport:
-        """Clip, check and apply the accumulated gradient; nothing that is not finite is applied."""
+        """Clip, check and apply the accumulated gradient; nothing that is not finite is applied.
+
+        Memory that runs out before anything is written is raised as such, and `discard` undoes the
+        update; from the first write on it is an OutOfMemoryHaltError, which nobody begins again.
+        """
         ...
 
     def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,12 @@ from torch import Tensor, nn
 
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.errors import CheckpointWriteError, OutOfMemoryHaltError, TrainingHaltedError
+from homeostat.errors import (
+    CheckpointWriteError,
+    HomeostatError,
+    OutOfMemoryHaltError,
+    TrainingHaltedError,
+)
 from homeostat.models.build import LoadedModel, ModelSheet
 from homeostat.models.hf import save_hf
 from homeostat.models.lora import adapter_state, merged_state, save_adapter
@@ -45,6 +49,7 @@ from homeostat.train.runtime import Runtime
 from homeostat.train.shards import Rows, TensorReader, copy_rows, write_shard
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Accumulated, UpdateShare, make_report, merge, to_host
+from homeostat.train.writing import writing_weights
 from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 if TYPE_CHECKING:
@@ -140,18 +145,22 @@ class FsdpTrainer:
 
     def apply(self, role: Role, *, step: int, learning_rate: float) -> UpdateReport:
         require_policy(role)
-        report = make_report(self.pending(), step=step, learning_rate=learning_rate)
-        if report.applied:
-            with self.probe.around(step, learning_rate=learning_rate) as moved:
-                self.optimizer.step(
-                    learning_rate=learning_rate,
-                    grad_norm=report.grad_norm,
-                    max_grad_norm=self.config.max_grad_norm,
-                )
-            if moved:
-                seen = self.ranks.gather(moved[0])[: self.ranks.num_shards]
-                report = replace(report, probes=self.probe.metrics(seen))
+        with self._naming_memory():
+            report = make_report(self.pending(), step=step, learning_rate=learning_rate)
+            if report.applied:
+                self.probe.start(step, learning_rate=learning_rate)
+                with writing_weights(step):
+                    self.optimizer.step(
+                        learning_rate=learning_rate,
+                        grad_norm=report.grad_norm,
+                        max_grad_norm=self.config.max_grad_norm,
+                    )
         self.discard(role)
+        seen = self.probe.finish(learning_rate=learning_rate) if report.applied else None
+        if seen is not None:
+            # A rank that could not measure takes part all the same: the others wait for it.
+            parts = self.ranks.gather(seen)[: self.ranks.num_shards]
+            report = self.probe.reported(report, parts)
         interval = self.config.empty_cache_interval
         if interval and step % interval == 0:
             torch.cuda.empty_cache()
@@ -301,11 +310,11 @@ class FsdpTrainer:
         sums = self._summed(frozen_checksums(frozen, reference))
         return {name: torch.tensor(total) for name, total in sums.items()}
 
-    def _frozen_now(self) -> dict[str, int]:
-        """Checksums of what the optimizer does not own: the weights under an adapter."""
+    def _frozen_now(self) -> dict[str, Tensor]:
+        """Checksums of this rank's part of what the optimizer does not own."""
         named, owned = self.model.causal_lm.named_parameters(), self.trained
         frozen = ((name, param) for name, param in named if name not in owned)
-        return self._summed(checksums(self._computed(frozen)))
+        return checksums(self._computed(frozen))
 
     def _computed(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """This rank's rows of parameters, as they are computed with."""
@@ -330,6 +339,8 @@ class FsdpTrainer:
         """The others wait for a rank that ran out of memory: there is no second try."""
         try:
             yield
+        except HomeostatError:
+            raise
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
