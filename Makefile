@@ -7,7 +7,11 @@ STAMP := $(VENV)/.current
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.current
 
-.PHONY: setup demo test lint types layers unit test-slow test-ranks setup-vllm test-vllm docs bench-setup clean
+# Most of the time that a short-lived Python process takes is the compilation of torch's sources,
+# unless bytecode may be kept; and many tests start such processes.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: setup demo test lint types layers unit test-nightly test-slow test-ranks setup-vllm test-vllm docs bench-setup clean
 
 setup: $(STAMP)
 
@@ -41,8 +45,9 @@ layers: setup
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not ranks and not slow' --numprocesses 2 --dist worksteal
 
-# Kin of tests that run always: other moments of a crash, other places of a full disk.
-test-slow: setup
+# Slower variants of tests in the default suite: every other moment of a crash, place of a full disk
+# and transport. CI leaves them out; run them once a night, and before a release.
+test-nightly test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not vllm' --numprocesses 2 --dist worksteal
 
 # Runs and checks over several trainer ranks: each start is some processes that import torch.

@@ -83,6 +83,10 @@ class WorkerError(HomeostatError, RuntimeError):
     exit_code = 1
 
 
+class WorkerDiedError(WorkerError):
+    """A worker process ended without having been asked to."""
+
+
 class SyncError(HomeostatError, RuntimeError):
     """New weights did not reach the engine, or it does not serve what reached it."""
 

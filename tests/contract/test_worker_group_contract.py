@@ -93,7 +93,16 @@ def start(log_file: Path) -> Iterator[Start]:
         yield begin
 
 
-@pytest.fixture(params=SHAPES)
+# torchrun takes seconds to start. What any launcher must hold is tried with it in `group`; the
+# tests that start a group of their own do so with it at night.
+AT_NIGHT = {"torchrun": pytest.mark.slow, "torchrun_2": pytest.mark.slow}
+
+
+def at_night(name: str) -> Any:
+    return pytest.param(name, marks=AT_NIGHT.get(name, ()))
+
+
+@pytest.fixture(params=[at_night(name) for name in SHAPES])
 def shape(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -331,7 +340,7 @@ def test_a_killed_rank_ends_the_group_with_a_report(
     assert eventually(lambda: not shared.exists())
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+@pytest.mark.parametrize("launcher", ["spawn", at_night("torchrun")])
 def test_a_collective_works_and_its_broken_half_is_not_the_report(
     launcher: str, start: Start, log_file: Path
 ) -> None:
@@ -446,6 +455,7 @@ def test_a_factory_that_fails_is_told_at_once(
     assert not processes_of(log_file)
 
 
+@pytest.mark.slow
 def test_under_torchrun_too(start: Start, log_file: Path) -> None:
     with pytest.raises(WorkerError, match=r"rank 1 ended with exit code 7(.|\n)*about to fail"):
         start("torchrun_2", MAKE_NONE, {"kind": "exits"})

@@ -15,7 +15,6 @@ import json
 import math
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +25,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from tests.support import runs
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from homeostat.config import load_config
@@ -266,15 +266,16 @@ def test_groups_are_shared_out_among_the_updates_whole_and_in_order(oracle: Modu
     assert oracle.split([*range(5)], 3) == [[0], [1, 2], [3, 4]]
 
 
-def test_it_learns_by_trial_and_says_so_line_by_line(tmp_path: Path) -> None:
+def test_it_learns_by_trial_and_says_so_line_by_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """To answer nothing: one token in 13 is right at first."""
     save_model(tmp_path)
     write_prompts(tmp_path / "prompts.jsonl", count=20, answer="")
-    command = [sys.executable, str(EXAMPLE), "--model", str(tmp_path), "--lr", "3e-3"]
-    command += ["--data", str(tmp_path / "prompts.jsonl"), "--max_steps", "30"]
-    command += ["--prompts_per_step", "16", "--max_new_tokens", "4", "--updates_per_step", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    options = ["--model", str(tmp_path), "--lr", "3e-3", "--max_steps", "30"]
+    options += ["--prompts_per_step", "16", "--max_new_tokens", "4", "--updates_per_step", "2"]
+    runs.run_script(EXAMPLE, *options, "--data", str(tmp_path / "prompts.jsonl"))
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["step"] for record in printed] == list(range(1, 31))
     assert printed[0]["reward"] < 0.3
     assert printed[-1]["reward"] > 0.9

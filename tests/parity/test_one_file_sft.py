@@ -11,7 +11,6 @@ import ast
 import importlib.util
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tests.support import runs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -162,14 +162,16 @@ def test_the_schedule_is_the_library_s_default(oracle: ModuleType, total: int) -
 
 
 def test_losses_equal_a_padded_transformers_loop(
-    oracle: ModuleType, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    oracle: ModuleType,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = save_model(tmp_path, tokenizer, family="llama", tied=True)
     rows = write_rows(tmp_path / "rows.jsonl", count=10)
-    command = [sys.executable, str(EXAMPLE), "--model", str(tmp_path), "--lr", "1e-2"]
-    command += ["--data", str(tmp_path / "rows.jsonl"), "--max_steps", "5", "--batch_rows", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    options = ["--model", str(tmp_path), "--lr", "1e-2", "--max_steps", "5", "--batch_rows", "4"]
+    runs.run_script(EXAMPLE, *options, "--data", str(tmp_path / "rows.jsonl"))
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     settings = oracle.Settings(model="", data="", max_steps=5, batch_rows=4, lr=1e-2)
     expected = padded_losses(oracle, settings, model, [oracle.tokenize(r, tokenizer) for r in rows])

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,13 @@ def name_of(file: Path) -> str:
     return file.relative_to(ROOT / "src" / "homeostat").as_posix()
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -117,7 +123,7 @@ def test_only_the_command_line_prints() -> None:
         f"{name_of(file)}:{node.lineno}"
         for file in SOURCES
         if not name_of(file).startswith("cli/")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(file))
         if prints(node)
     ]
     assert not calls
@@ -126,7 +132,7 @@ def test_only_the_command_line_prints() -> None:
 def test_every_module_says_what_it_is() -> None:
     # A package's __init__ may be empty: its modules speak for it.
     files = [file for file in SOURCES if file.read_text(encoding="utf-8").strip()]
-    silent = [name_of(file) for file in files if not ast.get_docstring(ast.parse(file.read_text()))]
+    silent = [name_of(file) for file in files if not ast.get_docstring(tree_of(file))]
     assert not silent
 
 
@@ -189,7 +195,7 @@ def test_a_recipe_parses_and_is_named_as_its_file(recipe: Path) -> None:
 def event_kinds() -> Iterator[tuple[str, str]]:
     """Every kind that the sources emit, with its place: first arguments of event() and emit()."""
     for file in SOURCES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(file)):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             if ast.unparse(node.func).split(".")[-1] not in ("event", "emit", "append_event"):

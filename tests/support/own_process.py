@@ -72,26 +72,26 @@ class OwnProcess:
 
     def engine(self, kwargs: dict[str, Any], *, vocabulary: int) -> RemoteEngine:
         """`kwargs` are those of `build_engine`."""
-
-        def start() -> Any:
-            if self._group is None:
-                self._folder = TemporaryDirectory(prefix="own-process-")
-                self._group = start_processes(
-                    "tests.support.own_process:make_workshop",
-                    {},
-                    name="engine",
-                    log_file=Path(self._folder.name) / "engine.log",
-                )
-            self._group.call(0, "rebuild", kwargs).result(timeout_s=TIMEOUT_S)
-            return Lease(self._group)
-
         return RemoteEngine(
-            start,
+            lambda: self.lease(kwargs),
             vocabulary=vocabulary,
             can_decode=True,
             timeout_s=TIMEOUT_S,
             update_timeout_s=TIMEOUT_S,
         )
+
+    def lease(self, kwargs: dict[str, Any]) -> Any:
+        """The process, as the group of an engine that is built now."""
+        if self._group is None:
+            self._folder = TemporaryDirectory(prefix="own-process-")
+            self._group = start_processes(
+                "tests.support.own_process:make_workshop",
+                {},
+                name="engine",
+                log_file=Path(self._folder.name) / "engine.log",
+            )
+        self._group.call(0, "rebuild", kwargs).result(timeout_s=TIMEOUT_S)
+        return Lease(self._group)
 
     def close(self) -> None:
         if self._group is not None:

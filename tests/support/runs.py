@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 
@@ -26,6 +28,12 @@ def train(config: RunConfig) -> RunResult:
         config, recipe="", command=["homeostat", "train"], console=console, log_level="warning"
     ) as session:
         return dispatch.train(config, session)
+
+
+def run_script(file: Path, *arguments: str) -> None:
+    """`python file arguments`, in this process: a child would spend seconds on imports alone."""
+    with patch.object(sys, "argv", [str(file), *arguments]):
+        runpy.run_path(str(file), run_name="__main__")
 
 
 def losses(config: RunConfig) -> list[float]:

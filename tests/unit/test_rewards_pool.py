@@ -316,6 +316,62 @@ def test_a_forked_child_cannot_answer_for_the_worker(bench: Bench) -> None:
     assert not bench.troubles
 
 
+# The file NUM_KILLS holds how many processes are still to be killed, by themselves, over a reward.
+KILLED = """
+import os, signal
+from pathlib import Path
+
+def kill_some():
+    file = Path(__file__).with_name("NUM_KILLS")
+    num_left = int(file.read_text())
+    if num_left > 0:
+        file.write_text(str(num_left - 1))
+        {kill}
+
+{load}
+
+def f(completions):
+    {call}
+    return [float(len(text)) for text in completions]
+"""
+KILLS = {
+    "worker": "os.kill(os.getpid(), signal.SIGKILL)",
+    "worker and guardian": "os.killpg(0, signal.SIGKILL)",
+}
+
+
+@pytest.mark.parametrize("moment", ["load", "call"])
+@pytest.mark.parametrize("who", KILLS)
+def test_workers_that_are_killed_change_no_reward(
+    bench: Bench, tmp_path: Path, who: str, moment: str
+) -> None:
+    """Nor do those that are killed while they are started in place of others."""
+    places = {"load": "", "call": "", moment: "kill_some()"}
+    bench.file = tmp_path / "killed.py"
+    bench.file.write_text(KILLED.format(kill=KILLS[who], **places))
+    kills = tmp_path / "NUM_KILLS"
+    kills.write_text("2" if moment == "load" else "0")
+    with bench.pool("f", timeout_s=20.0) as pool:
+        kills.write_text("2")
+        if moment == "load":
+            for worker in pool._workers:
+                os.killpg(worker._process.pid, signal.SIGKILL)
+        scored = score(pool, group(0), group(1))
+    assert kills.read_text() == "0"
+    assert [one.values for one in scored] == [{"f": [1.0, 2.0, 3.0]}] * 2
+    assert not bench.troubles
+    assert not pool.counts()
+
+
+def test_idle_workers_may_all_be_lost_at_once(bench: Bench) -> None:
+    with bench.pool("length", workers=4) as pool:
+        for worker in pool._workers:
+            os.killpg(worker._process.pid, signal.SIGKILL)
+        scored = score(pool, *(group(number) for number in range(8)))
+    assert [one.values for one in scored] == [{"length": [1, 2, 3]}] * 8
+    assert not bench.troubles
+
+
 @pytest.mark.parametrize("act", ["grandchild_then_exit", "grandchild_then_hang"])
 def test_what_a_lost_worker_started_ends_with_it(
     bench: Bench, act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

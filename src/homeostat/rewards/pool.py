@@ -3,9 +3,14 @@
     UnscoredGroup ... -> score() -> ScoredGroup ...      troubles -> on_trouble, counts()
 
 A group is the unit of work: an idle worker takes the next one and answers reward by reward. A call
-that hangs, or that takes its worker with it, costs that reward's values for that group and nothing
-else: the worker is replaced and the group's other rewards are computed by the next one. Groups come
-back in the order in which they were given.
+that hangs, or that ends its worker, costs that reward's values for that group and nothing else: the
+worker is replaced and the group's other rewards are computed by the next one. Groups come back in
+the order in which they were given.
+
+A worker that was killed (SIGKILL: by a person, or by the system for want of memory) says nothing
+about the call that it was busy with: the call is made again by another worker, so that a kill
+changes no reward. Where that worker is killed too, `MAX_KILLED_TRIES` times in all, the call is
+taken for the cause.
 
 Any call may run into its limit, so a step waits for rewards at most `timeout_s` per call. A reward
 that always hangs is still called each time: only its author knows whether a run without it means
@@ -14,6 +19,7 @@ anything. Its troubles say for how many calls in a row it has hung.
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from collections import Counter, deque
@@ -32,9 +38,14 @@ from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.process import LOAD_SECONDS, Setup, WorkerGoneError, WorkerProcess
 from homeostat.rewards.trouble import RewardTrouble, TroubleKind, shorten
 
-# Workers that end without having been asked anything, in a row, before that is an error.
-MAX_FAILED_STARTS = 3
+# Workers that end without having been asked anything, in a row, before that is an error. All that
+# there are may be lost at one moment, which counts as one.
+MAX_FAILED_STARTS = 5
+# Workers that may be killed over the same call.
+MAX_KILLED_TRIES = 3
 CLOSE_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -45,6 +56,8 @@ class _Job:
     call: Call
     labels: deque[str]
     scored: ScoredGroup
+    # Workers that were killed over the call that comes next.
+    num_kills: int = 0
 
 
 class RewardPool:
@@ -80,6 +93,7 @@ class RewardPool:
             while not all(worker.is_loaded for worker in self._workers):
                 self._turn(deque(), refuse=True)
             stack.pop_all()
+        self._failed_starts = 0
         return self
 
     def __exit__(
@@ -159,9 +173,17 @@ class RewardPool:
             if job is None:
                 self._replace_unasked(worker, str(gone))
             else:
-                self._streaks[job.labels[0]] = 0
-                self._fail(job, TroubleKind.WORKER_DIED, str(gone), where=worker.where())
+                self._lose(worker, job, str(gone))
                 self._replace(worker, waiting)
+
+    def _lose(self, worker: WorkerProcess, job: _Job, how: str) -> None:
+        """A worker ended in a call: the call is made again, or has failed."""
+        job.num_kills += 1
+        if worker.was_killed and job.num_kills < MAX_KILLED_TRIES:
+            log.warning("reward %s: %s. The call is made again.", job.labels[0], how)
+            return
+        self._streaks[job.labels[0]] = 0
+        self._fail(job, TroubleKind.WORKER_DIED, how, where=worker.where())
 
     def _give_up(self, worker: WorkerProcess, waiting: deque[_Job]) -> None:
         job = self._workers[worker]
@@ -180,6 +202,7 @@ class RewardPool:
         worker.deadline = time.monotonic() + self.config.timeout_s
         self._failed_starts = 0
         label = job.labels.popleft()
+        job.num_kills = 0
         self._streaks[label] = 0
         job.scored.values[label] = message["values"]
         for name, values in message["metrics"].items():
@@ -194,6 +217,7 @@ class RewardPool:
     def _fail(self, job: _Job, kind: TroubleKind, message: str, *, where: str) -> None:
         """The call that was under way has no values; the job goes on with the next reward."""
         label = job.labels.popleft()
+        job.num_kills = 0
         num = len(job.group.texts)
         job.scored.values[label] = [None] * num
         whole = {"kind": kind, "message": message, "traceback": where, "samples": list(range(num))}
@@ -230,7 +254,7 @@ class RewardPool:
     def _replace_unasked(self, worker: WorkerProcess, what: str) -> None:
         """It is lost, and no reward's call can be blamed: that must not go on for ever."""
         self._failed_starts += 1
-        if self._failed_starts >= MAX_FAILED_STARTS:
+        if self._failed_starts >= MAX_FAILED_STARTS * self.config.workers:
             log = f" What it printed is in {self._setup.log_file}." if self._setup.log_file else ""
             raise RewardError(f"reward workers do not stay alive: {what}.{log}")
         self._replace(worker, deque())

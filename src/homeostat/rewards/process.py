@@ -66,7 +66,9 @@ class WorkerProcess:
         self.channel.settimeout(SEND_SECONDS)
         with theirs:
             self._process = _start(setup, channel=theirs.fileno(), dump=self._dump.fileno())
-        send_frame(self.channel, pickle.dumps(setup.rewards))
+        # A process that is dead already is found so by the first read.
+        with contextlib.suppress(ConnectionError):
+            send_frame(self.channel, pickle.dumps(setup.rewards))
 
     def ask(self, labels: Sequence[str], call: Call, *, timeout_s: float) -> None:
         """Have the rewards computed, one answer each, in this order."""
@@ -91,6 +93,13 @@ class WorkerProcess:
         if not data:
             raise WorkerGoneError(self.last_words())
         return messages
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it was ended by SIGKILL, alone or with its guardian. A crash of a reward's own
+        code ends it by another signal, or by an exit code."""
+        code = self._process.returncode
+        return code is not None and (code < 0 or code == 128 + signal.SIGKILL)
 
     def last_words(self) -> str:
         """How it ended."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from homeostat.errors import EngineDiedError, EngineError, SyncError, WorkerError
+from homeostat.errors import EngineDiedError, EngineError, WorkerDiedError, WorkerError
 from homeostat.rollout.checks import require_servable
 from homeostat.rollout.engine import Capabilities, Engine, EngineStats, Quiesce, Request
 from homeostat.types import Completion, FloatArray, TokenRow
@@ -231,14 +231,26 @@ class RemoteEngine:
         except WorkerError as error:
             return str(error)
 
+    def death(self) -> EngineDiedError | None:
+        """Ask the process for a sign of life. None where it lives, or does not answer in time."""
+        try:
+            self._group.call(0, "health").result(timeout_s=HEALTH_SECONDS)
+        except WorkerDiedError as error:
+            return self._died(error)
+        except WorkerError:
+            return None
+        return None
+
     def close(self) -> None:
         self._is_closed = True
         self._known = replace(self._known, stats=replace(self.stats(), cache_bytes=0))
         self._group.close()
 
     def restart(self, give_weights: Callable[[], T]) -> T:
-        """Another process in place of the one that died; with its weights the round begins anew.
-        Returns what `give_weights` does."""
+        """Start another process in place of the one that died, and queue the round again.
+
+        Returns what `give_weights` does. The new process may die as well, at any moment: then this
+        raises EngineDiedError, or what `give_weights` makes of it, and may be called again."""
         self._group.close()
         self._late, self._is_updating = None, False
         self._queue.clear()
@@ -251,9 +263,11 @@ class RemoteEngine:
         return given
 
     def _begun(self) -> tuple[WorkerGroup, Reply]:
-        """A process, and how its engine stands."""
+        """Start a process. Returns it, and the state of its engine."""
         try:
             group = self._start()
+        except WorkerDiedError as error:
+            raise EngineDiedError(f"the engine's process died as it started: {error}") from None
         except WorkerError as error:
             raise EngineError(
                 f"the engine's process did not start: {error}\n"
@@ -261,6 +275,9 @@ class RemoteEngine:
             ) from None
         try:
             return group, group.call(0, "about").result(timeout_s=self.timeout_s)
+        except WorkerDiedError as error:
+            group.close()
+            raise EngineDiedError(f"the engine's process died as it started: {error}") from None
         except WorkerError as error:
             group.close()
             raise EngineError(
@@ -374,15 +391,6 @@ class RemoteEngine:
             raise EngineError(f"the {self.capabilities.name} engine is closed.")
         if self._is_updating:
             raise EngineError(f"{verb}() between begin_update() and commit(): weights may change.")
-
-
-def death_in(error: EngineDiedError | SyncError) -> EngineDiedError:
-    """The death that a publication failed of. Raises the error again where it was none."""
-    if isinstance(error, EngineDiedError):
-        return error
-    if isinstance(error.__cause__, EngineDiedError):
-        return error.__cause__
-    raise error
 
 
 def _raise(error: EngineDiedError) -> NoReturn:

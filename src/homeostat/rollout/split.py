@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from homeostat.errors import EngineDiedError, EngineError, PolicyNotFiniteError
@@ -64,7 +65,7 @@ class SplitEngine:
         self._how = Quiesce.DRAIN
         self._is_updating = self._is_asleep = False
         for helper in helpers:
-            give_weights(helper, own.policy_version, Quiesce.DRAIN)
+            self._of(helper, partial(give_weights, helper, own.policy_version, Quiesce.DRAIN))
 
     @property
     def capabilities(self) -> Capabilities:

@@ -9,6 +9,7 @@ from typing import Any
 from homeostat.config.rollout import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.errors import EngineDiedError
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.native.engine import NativeEngine
@@ -17,6 +18,7 @@ from homeostat.rollout.vllm.host import FACTORY as VLLM
 from homeostat.rollout.vllm.options import require_installed
 from homeostat.rollout.vllm.served import Served
 from homeostat.run.helpers import with_helpers
+from homeostat.run.restarts import Restarts
 from homeostat.run.session import Session
 from homeostat.train.local import LocalTrainer
 from homeostat.train.trainer import Trainer
@@ -35,6 +37,7 @@ def open_engine(
     session: Session,
     *,
     version: int,
+    restarts: Restarts,
 ) -> Engine | None:
     """None where debug.mode asks for none. One in a process of its own has no weights yet that
     count: run/publish.py sends them."""
@@ -49,17 +52,24 @@ def open_engine(
             has_threads=own.bursts is not None,
         )
         kwargs = _native_kwargs(config, trainer)
-        helpers = [
-            _remote(config, trainer, session, factory=NATIVE, kwargs=kwargs, name=f"helper{number}")
+        starts = [
+            partial(
+                *(_remote, config, trainer, session),
+                **{"factory": NATIVE, "kwargs": kwargs, "name": f"helper{number}"},
+            )
             for number in range(1, count)
         ]
-        return with_helpers(own, helpers, config=config, trainer=trainer, session=session)
+        return with_helpers(own, starts, config=config, trainer=trainer, session=session)
     if isinstance(config.engine, NativeEngineConfig):
         factory, kwargs = NATIVE, _native_kwargs(config, trainer)
     else:
         require_installed()
         factory, kwargs = VLLM, _vllm_kwargs(config, trainer, tokenizer, session)
-    return _remote(config, trainer, session, factory=factory, kwargs=kwargs, name="engine")
+    while True:
+        try:
+            return _remote(config, trainer, session, factory=factory, kwargs=kwargs, name="engine")
+        except EngineDiedError as error:
+            restarts.count(error, step=version)
 
 
 def sampling_processes(config: RunConfig, *, lanes: int, num_params: int, has_threads: bool) -> int:

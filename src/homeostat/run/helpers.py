@@ -7,15 +7,17 @@ engine that shares its weights, and never behind.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
 from homeostat.errors import EngineDiedError, SyncError
 from homeostat.rollout.engine import Engine, Quiesce
-from homeostat.rollout.remote import RemoteEngine, death_in
+from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.split import SplitEngine
 from homeostat.run.host_weights import PolicyWeights
+from homeostat.run.restarts import death_in
 from homeostat.run.session import Session
 from homeostat.sync.publish import Publisher
 from homeostat.sync.transports import open_transport
@@ -26,22 +28,33 @@ log = logging.getLogger(__name__)
 
 def with_helpers(
     own: Engine,
-    helpers: Sequence[RemoteEngine],
+    starts: Sequence[Callable[[], RemoteEngine]],
     *,
     config: RunConfig,
     trainer: Trainer,
     session: Session,
 ) -> Engine:
-    """The engine itself where there are none."""
-    if not helpers:
-        return own
+    """Start the helpers. Returns the engine itself where there are none."""
 
     def tell(error: EngineDiedError) -> None:
         log.warning("%s\nIts requests begin again in the trainer's process.", error)
         session.event("helper_lost", session.last_step, error=str(error))
 
     weights = HelperWeights(config, trainer, session)
-    return SplitEngine(own, helpers, give_weights=weights.give, on_loss=tell)
+    with ExitStack() as undo:
+        helpers: list[RemoteEngine] = []
+        for start in starts:
+            try:
+                helpers.append(start())
+            except EngineDiedError as error:
+                tell(error)
+            else:
+                undo.callback(helpers[-1].close)
+        if not helpers:
+            return own
+        engine = SplitEngine(own, helpers, give_weights=weights.give, on_loss=tell)
+        undo.pop_all()
+    return engine
 
 
 class HelperWeights:
@@ -52,6 +65,7 @@ class HelperWeights:
         self.trainer = trainer
         self.folder = session.run_dir.path
         self._publishers: dict[RemoteEngine, Publisher] = {}
+        self._num_opened = 0
 
     def give(self, helper: RemoteEngine, version: int, how: Quiesce) -> None:
         """Raises EngineDiedError where the helper is found dead."""
@@ -60,12 +74,15 @@ class HelperWeights:
             source = PolicyWeights(self.trainer)
             publisher.publish(source, helper, version=version, quiesce=how, on_ended=list)
         except (EngineDiedError, SyncError) as error:
-            raise death_in(error) from error
+            death = death_in(error, helper)
+            self._publishers.pop(helper).close()
+            raise death from error
 
     def _connected(self, helper: RemoteEngine) -> Publisher:
+        self._num_opened += 1
         transport = open_transport(
             SharedMemoryConfig(),
-            folder=self.folder / f"helper{len(self._publishers) + 1}",
+            folder=self.folder / f"helper{self._num_opened}",
             device=self.trainer.runtime.device,
             timeout_s=self.config.sync.timeout_s,
         )

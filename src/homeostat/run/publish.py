@@ -28,19 +28,14 @@ from torch import Tensor
 
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
-from homeostat.errors import (
-    CheckpointError,
-    EngineDiedError,
-    EngineError,
-    NotServedError,
-    SyncError,
-)
+from homeostat.errors import CheckpointError, EngineDiedError, NotServedError, SyncError
 from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.rollout.engine import Engine, Quiesce
-from homeostat.rollout.remote import RemoteEngine, death_in
+from homeostat.rollout.remote import RemoteEngine
 from homeostat.run.engines import most_tokens
 from homeostat.run.host_weights import PolicyWeights, host_weights
+from homeostat.run.restarts import Restarts, death_in
 from homeostat.run.session import Session
 from homeostat.sync.parcel import Manifest, Packer, Parcel
 from homeostat.sync.publish import Publisher, WeightSource
@@ -135,8 +130,10 @@ class SentWeights:
         probe: Probe,
         rl_state: RlState,
         session: Session,
+        restarts: Restarts,
     ) -> None:
         self.engine = engine
+        self.restarts = restarts
         self.config = config
         self.trainer = trainer
         self.probe = probe if config.sync.verify else None
@@ -146,7 +143,6 @@ class SentWeights:
         self._copy: dict[str, Tensor] | None = None
         self._publisher: Publisher | None = None
         self._is_sending = False
-        self._num_restarts = 0
         self._step = 0
         engine.on_death = self._revive
 
@@ -224,50 +220,42 @@ class SentWeights:
         return StoredWeights(self._copy)
 
     def _deliver(self, source: Callable[[], WeightSource], version: int) -> Manifest:
-        """Send; a process that dies over it is started anew and sent everything. One that does
-        not serve what it took in is sent it once more."""
+        """Send the weights. A process that dies meanwhile is replaced, and sent everything."""
 
         def send() -> Manifest:
-            return self._send(source(), version)
+            return self._send_until_served(source, version)
 
         try:
             return send()
+        except (EngineDiedError, SyncError) as error:
+            return self._restarted(death_in(error, self.engine), send)
+
+    def _send_until_served(self, source: Callable[[], WeightSource], version: int) -> Manifest:
+        """Send the weights; once more where the engine does not serve what it took in."""
+        try:
+            return self._send(source(), version)
         except NotServedError as error:
             if self.config.health.heal == "off":
                 raise
             self._tell_again(error)
-            return send()
-        except (EngineDiedError, SyncError) as error:
-            return self._restarted(death_in(error), send)
+        return self._send(source(), version)
 
     def _revive(self, error: EngineDiedError) -> None:
-        """The process was found dead by a verb that will be tried again."""
+        """Replace a process that was found dead by a verb that will be tried again."""
         if self._is_sending:
             raise error
         version = self.rl_state.published_version
-        self._restarted(error, lambda: self._send(self._last_published(), version))
+        self._restarted(error, lambda: self._send_until_served(self._last_published, version))
 
     def _restarted(self, error: EngineDiedError, send: Callable[[], Manifest]) -> Manifest:
+        """Start processes until one lives to have the weights, or no restart is left."""
         while True:
-            self._count_restart(error)
+            self.restarts.count(error, step=self._step)
             self.close()
             try:
                 return self.engine.restart(send)
             except (EngineDiedError, SyncError) as again:
-                error = death_in(again)
-
-    def _count_restart(self, error: EngineDiedError) -> None:
-        most = self.config.engine.max_restarts
-        if self._num_restarts == most:
-            raise EngineError(
-                f"{error}\nThe engine was started anew {most} times before "
-                "(engine.max_restarts). Nothing saved is lost: the same command goes on from there."
-            ) from error
-        self._num_restarts += 1
-        log.warning("%s\nIt is started anew (%d of %d).", error, self._num_restarts, most)
-        self.session.event(
-            "engine_restarted", self._step, error=str(error), restarts=self._num_restarts
-        )
+                error = death_in(again, self.engine)
 
     def _send(self, source: WeightSource, version: int) -> Manifest:
         self._is_sending = True
@@ -327,6 +315,8 @@ def open_feed(
     trainer: Trainer,
     rl_state: RlState,
     session: Session,
+    *,
+    restarts: Restarts,
 ) -> Feed:
     """The engine has its first weights when this returns."""
     found = session.resume.found
@@ -343,6 +333,7 @@ def open_feed(
         probe=probe_of(config, trainer),
         rl_state=rl_state,
         session=session,
+        restarts=restarts,
     )
     feed.start(session.start_step, checkpoint)
     return feed

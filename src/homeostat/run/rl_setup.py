@@ -31,6 +31,7 @@ from homeostat.rollout.journal import Journal
 from homeostat.run.completions import drop_completions_after
 from homeostat.run.engines import open_engine
 from homeostat.run.publish import Feed, open_feed
+from homeostat.run.restarts import Restarts
 from homeostat.run.reward_troubles import TroubleLog
 from homeostat.run.session import Session
 from homeostat.run.setup import describe_model, open_trainer, require_vocabulary, restored_state
@@ -127,13 +128,9 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         rl_state, moments = _rl_state(config, session)
         troubles = TroubleLog(session)
         rewards = _rewards(config, session, troubles)
-        engine = None
-        if not is_complete(state, total_steps):
-            engine = open_engine(config, trainer, tokenizer, session, version=state.step)
-        if engine is not None:
-            stack.callback(engine.close)
-        feed = stack.enter_context(
-            contextlib.closing(open_feed(config, engine, trainer, rl_state, session))
+        version = None if is_complete(state, total_steps) else state.step
+        engine, feed = stack.enter_context(
+            _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
         if engine is not None:
             # Without an engine nothing new is to be scored: the journal holds the values.
@@ -167,6 +164,32 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             rl_state=rl_state,
             total_steps=total_steps,
         )
+
+
+@contextmanager
+def _engine_and_feed(
+    config: RunConfig,
+    session: Session,
+    trainer: Trainer,
+    tokenizer: ChatTokenizer,
+    rl_state: RlState,
+    *,
+    version: int | None,
+) -> Iterator[tuple[Engine | None, Feed]]:
+    """The engine, with its first weights, and what sends it the next ones. `version` is the one of
+    the trainer's weights; None where nothing is left to sample."""
+    restarts = Restarts(config.engine.max_restarts, session)
+    with ExitStack() as stack:
+        engine = None
+        if version is not None:
+            engine = open_engine(
+                config, trainer, tokenizer, session, version=version, restarts=restarts
+            )
+        if engine is not None:
+            stack.callback(engine.close)
+        feed = open_feed(config, engine, trainer, rl_state, session, restarts=restarts)
+        stack.callback(feed.close)
+        yield engine, feed
 
 
 def _total_steps(config: RunConfig, prompts: Prompts) -> int:

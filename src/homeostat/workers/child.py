@@ -129,6 +129,11 @@ def _guard(worker: int, ticket: Ticket, *, rank: int, output: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def exit_code_of_worker(code: int) -> int:
+    """Undo what `_guard` returns: a worker that was ended by a signal has its negative number."""
+    return 128 - code if code > 128 else code
+
+
 def _end_the_rest(group: int) -> None:
     """Python's own tracker frees shared memory now, and must be let to; then all are killed."""
     end = time.monotonic() + TIDY_SECONDS

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from homeostat.errors import WorkerError
+from homeostat.errors import WorkerDiedError, WorkerError
 from homeostat.workers.child import Ticket
 from homeostat.workers.group import Pending, describe_overdue, gather
 from homeostat.workers.hosting import CLOSE, START
@@ -159,7 +159,12 @@ class ProcessGroup:
         while any(link.is_awaited for link in self._links) and time.monotonic() < last:
             time.sleep(0.01)
         for link in self._links:
-            link.refuse(self._report or f"{self.name}: the group is closed.")
+            link.refuse(self._end_of_group())
+
+    def _end_of_group(self) -> WorkerError:
+        if self._report is not None:
+            return WorkerDiedError(self._report)
+        return WorkerError(f"{self.name}: the group is closed.")
 
     def _ask(
         self, ranks: Sequence[int], method: str, bodies: Sequence[bytes]
@@ -197,7 +202,7 @@ class ProcessGroup:
         end = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}."
         report = end + link.log.last_words(link.rank)
         if self._is_closed:
-            link.refuse(report)
+            link.refuse(WorkerError(report))
         else:
             self._die(report)
 
@@ -207,7 +212,7 @@ class ProcessGroup:
                 return
             self._report = report
         for link in self._links:
-            link.refuse(report)
+            link.refuse(WorkerDiedError(report))
         self._death.set()
         self._end()
 

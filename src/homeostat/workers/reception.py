@@ -17,8 +17,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
-from homeostat.errors import WorkerError
-from homeostat.workers.child import GUARDIAN, WORKER
+from homeostat.errors import WorkerDiedError, WorkerError
+from homeostat.workers.child import GUARDIAN, WORKER, exit_code_of_worker
 from homeostat.workers.link import Line, RankLink
 from homeostat.workers.log import WorkerLog, describe_exit
 
@@ -85,9 +85,10 @@ class Reception:
             if code is not None:
                 is_own = len(launchers) == self._size
                 who = f"the process of rank {rank}" if is_own else "the launcher"
-                raise WorkerError(
-                    f"{self._log.group_name}: {who} {describe_exit(code)} before rank {absent} "
-                    "had started." + self._log.last_words(rank if is_own else absent)
+                how = describe_exit(exit_code_of_worker(code) if is_own else code)
+                raise WorkerDiedError(
+                    f"{self._log.group_name}: {who} {how} before rank {absent} had started."
+                    + self._log.last_words(rank if is_own else absent)
                 )
 
     def _accept(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from tests.support.every_key.workshop import (
     shows,
 )
 from tests.support.kills import killed_at
+from tests.support.own_process import OwnProcess
 
 from homeostat.errors import EngineError
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.run import engines
 
 OWN = ("engine.own_process=true",)
 # A bucket holds less than the smallest matrix, so that every tensor travels alone.
@@ -39,6 +42,27 @@ def patched(**verbs: Any) -> Iterator[None]:
         for name, verb in verbs.items():
             patch.setattr(RemoteEngine, name, verb)
         yield
+
+
+OWN_PROCESS = OwnProcess()
+atexit.register(OWN_PROCESS.close)
+
+
+def warm(case: Case) -> Case:
+    """The case, whose engines share one real process: a start takes seconds, and its own cases show
+    it."""
+
+    def start(server: str, served: dict[str, Any], **place: Any) -> Any:
+        assert (server, served["factory"]) == (engines.SERVER, engines.NATIVE)
+        return OWN_PROCESS.lease(served["kwargs"])
+
+    @wraps(case)
+    def warm_case(workshop: Workshop) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engines, "start_processes", start)
+            case(workshop)
+
+    return warm_case
 
 
 def a_dead_engine_is_not_started_anew(workshop: Workshop) -> None:
@@ -91,9 +115,12 @@ def files_lie_where_they_are_told_to(workshop: Workshop) -> None:
     assert list(folder.iterdir()) == []
 
 
-BY_SHARED_MEMORY = weights_travel_by("shared_memory")
-BY_COLLECTIVE = weights_travel_by("collective")
-NEEDS_A_GPU = refuses("sync.transport={type: cuda_ipc, bucket_bytes: 64}", "cuda_ipc", base=OWN)
+BY_SHARED_MEMORY = warm(weights_travel_by("shared_memory"))
+BY_DISK = warm(files_lie_where_they_are_told_to)
+BY_COLLECTIVE = warm(weights_travel_by("collective"))
+NEEDS_A_GPU = warm(
+    refuses("sync.transport={type: cuda_ipc, bucket_bytes: 64}", "cuda_ipc", base=OWN)
+)
 
 CASES: dict[str, Case] = {
     "engine.own_process (native)": shows(
@@ -110,21 +137,23 @@ CASES: dict[str, Case] = {
         "engine.start_timeout_s=0.001", "engine", base=OWN
     ),
     "engine.max_restarts (native)": a_dead_engine_is_not_started_anew,
-    "sync.interval": shows(
-        "sync.interval=2", published, was=[0, 1, 2], now=[0, 2],
-        base=(*OWN, "trainer.max_steps=2"),
+    "sync.interval": warm(
+        shows(
+            "sync.interval=2", published, was=[0, 1, 2], now=[0, 2],
+            base=(*OWN, "trainer.max_steps=2"),
+        )
     ),
-    "sync.verify": what_is_published_is_scored,
-    "sync.timeout_s": refuses("sync.timeout_s=1e-9", r"sync\.timeout_s", base=OWN),
+    "sync.verify": warm(what_is_published_is_scored),
+    "sync.timeout_s": warm(refuses("sync.timeout_s=1e-9", r"sync\.timeout_s", base=OWN)),
     "sync.transport.type (in_process)": all_of(
         shows("sync.transport={type: in_process}", transports, was=set(), now=set(), same="bits"),
-        refuses("sync.transport={type: in_process}", r"sync\.transport\.type", base=OWN),
+        warm(refuses("sync.transport={type: in_process}", r"sync\.transport\.type", base=OWN)),
     ),
     "sync.transport.type (shared_memory)": BY_SHARED_MEMORY,
     "sync.transport.bucket_bytes (shared_memory)": BY_SHARED_MEMORY,
-    "sync.transport.type (disk)": files_lie_where_they_are_told_to,
-    "sync.transport.bucket_bytes (disk)": files_lie_where_they_are_told_to,
-    "sync.transport.folder (disk)": files_lie_where_they_are_told_to,
+    "sync.transport.type (disk)": BY_DISK,
+    "sync.transport.bucket_bytes (disk)": BY_DISK,
+    "sync.transport.folder (disk)": BY_DISK,
     "sync.transport.type (collective)": BY_COLLECTIVE,
     "sync.transport.bucket_bytes (collective)": BY_COLLECTIVE,
     "sync.transport.type (cuda_ipc)": NEEDS_A_GPU,

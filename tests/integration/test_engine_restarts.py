@@ -1,0 +1,141 @@
+"""An engine's process may die at any moment of its life-cycle: each death costs one restart and
+nothing else, until none is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import mortal_engine, runs, tiny_rl
+
+from homeostat.config import RunConfig
+from homeostat.errors import EngineError
+from homeostat.observe.jsonl import read_metrics
+from homeostat.run import engines
+from homeostat.workers.launchers import LAUNCHERS
+
+OWN = ("model.numerics=invariant", "engine.own_process=true")
+STEPS = "trainer.max_steps=3"
+# What a clock or another process decides, or only one of the engines has.
+MEASURED = ("time", "throughput/", "memory/", "engine/", "sync/")
+
+Mortal = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("restarts")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> RunConfig:
+    """The run with the engine that shares the trainer's weights."""
+    config = tiny_rl.config(folder, "name=undisturbed", OWN[0], STEPS)
+    runs.train(config)
+    return config
+
+
+@pytest.fixture
+def mortal(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mortal:
+    """The config of a run whose engine processes die by a plan."""
+
+    def planned(moments: list[str | None], *overrides: str) -> RunConfig:
+        plan = mortal_engine.write_plan(tmp_path / "plan.json", moments)
+        monkeypatch.setenv(mortal_engine.PLAN, str(plan))
+        monkeypatch.setattr(engines, "NATIVE", mortal_engine.FACTORY)
+        launch = mortal_engine.killing_launcher(LAUNCHERS["spawn"])
+        monkeypatch.setitem(LAUNCHERS, "spawn", launch)
+        return tiny_rl.config(folder, f"name={tmp_path.name}", *OWN, STEPS, *overrides)
+
+    return planned
+
+
+def comparable(config: RunConfig) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in record.items() if not name.startswith(MEASURED)}
+        for record in read_metrics(config.run_dir / "metrics.jsonl")
+    ]
+
+
+def assert_equal(one: RunConfig, other: RunConfig) -> None:
+    assert comparable(one) == comparable(other)
+    assert runs.final_tensors(one) == runs.final_tensors(other)
+
+
+def train_through(config: RunConfig, moments: list[str | None], undisturbed: RunConfig) -> None:
+    """Every death is a restart that is counted and named, and changes nothing."""
+    runs.train(config)
+    deaths = [moment for moment in moments if moment is not None]
+    found = runs.events(config, "engine_restarted")
+    assert [event["restarts"] for event in found] == list(range(1, len(deaths) + 1))
+    for moment, event in zip(deaths, found, strict=True):
+        assert "SIGKILL" in event["error"]
+        words = "before rank 0 had started" if moment == "spawn" else mortal_engine.LAST_WORDS
+        assert words in event["error"], moment
+    assert_equal(config, undisturbed)
+
+
+def test_a_death_while_it_starts_or_is_started_again_costs_one_restart(
+    mortal: Mortal, undisturbed: RunConfig
+) -> None:
+    moments = ["spawn", "load", "poll 2", "load", "spawn", "apply 1", None]
+    train_through(mortal(moments, "engine.max_restarts=6"), moments, undisturbed)
+
+
+MOMENTS: dict[str, list[str | None]] = {
+    "first publication": ["built", "connect 1", "begin_update 1", "commit 1", "score 1", None],
+    "publication after a restart": ["poll 3", "connect 1", "apply 2", "commit 1", "score 1", None],
+    "later publication": ["begin_update 2", "apply 3", "commit 2", "score 2", None],
+    "sampling": ["submit 3", "poll 1", "built", "poll 1", None],
+    "sleep": ["sleep 1", "sleep 1", "connect 1", "sleep 2", None],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", "collective", "disk"])
+@pytest.mark.parametrize("when", MOMENTS)
+def test_a_death_at_any_moment_costs_one_restart(
+    mortal: Mortal, undisturbed: RunConfig, when: str, transport: str
+) -> None:
+    moments = MOMENTS[when]
+    more = [f"sync.transport={{type: {transport}, bucket_bytes: 20000}}"]
+    more += ["engine.sleep=true"] if when == "sleep" else []
+    config = mortal(moments, f"engine.max_restarts={len(moments) - 1}", *more)
+    train_through(config, moments, undisturbed)
+
+
+@pytest.mark.parametrize("when", ["at the first start", "at a restart"])
+def test_a_run_halts_only_after_the_last_restart(
+    mortal: Mortal, undisturbed: RunConfig, when: str
+) -> None:
+    alive: list[str | None] = ["poll 2"] if when == "at a restart" else []
+    config = mortal([*alive, "spawn", "load", "load"], f"engine.max_restarts={2 + len(alive)}")
+    with pytest.raises(EngineError, match=r"engine\.max_restarts") as caught:
+        runs.train(config)
+    told = str(caught.value)
+    assert f"started anew {2 + len(alive)} times before" in told
+    assert f"{mortal_engine.LAST_WORDS} load" in told
+    assert "SIGKILL" in told
+    assert len(runs.events(config, "engine_restarted")) == 2 + len(alive)
+
+
+@pytest.mark.slow
+def test_a_run_that_halted_goes_on_to_the_same_bits(mortal: Mortal, undisturbed: RunConfig) -> None:
+    config = mortal(["poll 4", "load", None], "engine.max_restarts=1")
+    with pytest.raises(EngineError, match=r"engine\.max_restarts"):
+        runs.train(config)
+    runs.train(config)
+    assert_equal(config, undisturbed)
+
+
+def test_an_engine_that_refuses_to_start_is_not_started_again(
+    mortal: Mortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its factory raises would be raised again."""
+    config = mortal([None])
+    monkeypatch.setattr(engines, "NATIVE", "tests.support.mortal_engine:no_such_factory")
+    with pytest.raises(EngineError, match="no_such_factory"):
+        runs.train(config)
+    assert runs.events(config, "engine_restarted") == []
