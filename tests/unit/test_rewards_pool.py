@@ -177,7 +177,8 @@ def test_a_failure_costs_its_own_call_and_no_more(
     assert (trouble.reward, trouble.kind, trouble.prompt_id) == ("acting", kind, 1)
     assert (trouble.prompt, trouble.num_samples) == ("prompt 1", 3)
     assert hint in trouble.message
-    assert pool.counts() == {("acting", TroubleKind(kind)): 3}
+    assert failed.failed == {"acting": frozenset({0, 1, 2}), "length": frozenset()}
+    assert before.failed == {"acting": frozenset(), "length": frozenset()}
 
 
 def test_hangs_end_at_the_limit_and_show_where(bench: Bench) -> None:
@@ -223,11 +224,13 @@ def test_values_that_are_none_are_counted_by_sample(
     bench: Bench, act: str, kind: str, values: list[float | None], completion: str | None
 ) -> None:
     with bench.pool("acting") as pool:
-        assert score(pool, group(4, act=act))[0].values == {"acting": values}
+        (scored,) = score(pool, group(4, act=act))
+    assert scored.values == {"acting": values}
     (trouble,) = bench.troubles
     assert (trouble.kind, trouble.completion) == (TroubleKind(kind), completion)
     assert trouble.kind.is_error == (kind != "none")
-    assert pool.counts() == {("acting", TroubleKind(kind)): values.count(None)}
+    without = {sample for sample, value in enumerate(values) if value is None}
+    assert scored.failed == {"acting": frozenset() if kind == "none" else without}
 
 
 def test_what_functions_print_goes_to_the_log(

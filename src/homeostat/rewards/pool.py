@@ -1,6 +1,6 @@
 """Rewards in worker processes, with a time limit for every call.
 
-    UnscoredGroup ... -> score() -> ScoredGroup ...      troubles -> on_trouble, counts()
+    UnscoredGroup ... -> score() -> ScoredGroup ...      troubles -> on_trouble
 
 A group is the unit of work: an idle worker takes the next one and answers reward by reward. A call
 that hangs, or that takes its worker with it, costs that reward's values for that group and nothing
@@ -27,6 +27,13 @@ from typing import Any
 from homeostat.config.rewards import AnyReward, RewardsConfig
 from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.observe.redact import mask_text
+from homeostat.rewards.answers import (
+    BadAnswerError,
+    CallProblem,
+    LoadFailure,
+    read_answer,
+    read_load_failures,
+)
 from homeostat.rewards.calls import Call, TrainerState
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.process import LOAD_SECONDS, Setup, WorkerGoneError, WorkerProcess
@@ -68,7 +75,6 @@ class RewardPool:
         self._setup = Setup(rewards, folder=Path.cwd(), log_file=log_file)
         # What each worker is busy with; None while it loads or idles.
         self._workers: dict[WorkerProcess, _Job | None] = {}
-        self._counts: Counter[tuple[str, TroubleKind]] = Counter()
         self._streaks: Counter[str] = Counter()
         self._failed_starts = 0
 
@@ -98,14 +104,10 @@ class RewardPool:
             worker.close(patience_s=CLOSE_SECONDS if worker in idle else 0.0)
         self._workers.clear()
 
-    def counts(self) -> dict[tuple[str, TroubleKind], int]:
-        """Samples that were left without a value so far, by reward and reason."""
-        return dict(self._counts)
-
     def score(
         self, groups: Sequence[UnscoredGroup], *, step: int, total_steps: int
     ) -> list[ScoredGroup]:
-        """What every reward gives to every sample."""
+        """The values that every reward gives to every sample, group by group."""
         assert self._workers, "a RewardPool has workers inside its with statement only"
         state = TrainerState(global_step=step, max_steps=total_steps)
         jobs = [self._job(group, state) for group in groups]
@@ -152,8 +154,9 @@ class RewardPool:
                     self._take_answer(worker, message)
                 else:
                     worker.is_loaded = True
-                    if refuse and message.get("failed"):
-                        raise _refusal(message["failed"])
+                    failures = _load_failures(message)
+                    if refuse and failures:
+                        raise _refusal(failures)
         except WorkerGoneError as gone:
             job = self._workers[worker]
             if job is None:
@@ -175,33 +178,38 @@ class RewardPool:
 
     def _take_answer(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         job = self._workers[worker]
-        if job is None or not _is_answer(message, num=len(job.group.texts)):
-            raise WorkerGoneError("the worker's answer makes no sense")
+        if job is None:
+            raise WorkerGoneError("the worker answered without having been asked")
+        try:
+            answer = read_answer(message, num=len(job.group.texts))
+        except BadAnswerError as error:
+            raise WorkerGoneError(f"the worker's answer makes no sense: {error}") from error
         worker.deadline = time.monotonic() + self.config.timeout_s
         self._failed_starts = 0
         label = job.labels.popleft()
         self._streaks[label] = 0
-        job.scored.values[label] = message["values"]
-        for name, values in message["metrics"].items():
+        job.scored.values[label] = answer.values
+        job.scored.failed[label] = answer.failed
+        for name, values in answer.metrics.items():
             job.scored.metrics[f"{label}/{name}"] = values
-        for name, values in message["extras"].items():
-            job.scored.extras[f"{label}/{name}"] = values
+        for name, cells in answer.extras.items():
+            job.scored.extras[f"{label}/{name}"] = cells
         if not job.labels:
             self._workers[worker] = None
-        for problem in message["problems"]:
+        for problem in answer.problems:
             self._report(job, label, problem)
 
     def _fail(self, job: _Job, kind: TroubleKind, message: str, *, where: str) -> None:
         """The call that was under way has no values; the job goes on with the next reward."""
         label = job.labels.popleft()
         num = len(job.group.texts)
+        samples = tuple(range(num))
         job.scored.values[label] = [None] * num
-        whole = {"kind": kind, "message": message, "traceback": where, "samples": list(range(num))}
-        self._report(job, label, whole)
+        job.scored.failed[label] = frozenset(samples)
+        self._report(job, label, CallProblem(kind, message, samples, where))
 
-    def _report(self, job: _Job, label: str, problem: dict[str, Any]) -> None:
-        kind, samples = TroubleKind(problem["kind"]), problem["samples"]
-        self._counts[label, kind] += len(samples)
+    def _report(self, job: _Job, label: str, problem: CallProblem) -> None:
+        kind, samples = problem.kind, problem.samples
         texts = job.group.texts
         # Where the call failed as a whole, no single sample is known to be at fault.
         known = kind in _SAMPLES_KNOWN or len(texts) == 1
@@ -209,12 +217,12 @@ class RewardPool:
             RewardTrouble(
                 reward=label,
                 kind=kind,
-                message=mask_text(problem["message"]),
+                message=mask_text(problem.message),
                 prompt_id=job.group.prompt.prompt_id,
                 prompt=shorten(text_of_prompt(job.group.prompt.prompt)),
                 num_samples=len(samples),
                 completion=shorten(texts[samples[0]]) if known else None,
-                traceback_tail=mask_text(problem["traceback"]),
+                traceback_tail=mask_text(problem.traceback),
                 streak=self._streaks[label],
             )
         )
@@ -271,17 +279,15 @@ def _described(reward: AnyReward) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _refusal(failed: list[dict[str, Any]]) -> RewardError | MissingDependencyError:
-    if all(one["missing"] for one in failed):
-        return MissingDependencyError("\n".join(one["message"] for one in failed))
-    lines = [f"reward {one['label']}: {one['message']}\n{one['traceback']}" for one in failed]
+def _load_failures(message: dict[str, Any]) -> list[LoadFailure]:
+    try:
+        return read_load_failures(message)
+    except BadAnswerError as error:
+        raise WorkerGoneError(f"the worker's first message makes no sense: {error}") from error
+
+
+def _refusal(failed: list[LoadFailure]) -> RewardError | MissingDependencyError:
+    if all(one.is_missing_package for one in failed):
+        return MissingDependencyError("\n".join(one.message for one in failed))
+    lines = [f"reward {one.label}: {one.message}\n{one.traceback}" for one in failed]
     return RewardError(mask_text("\n".join(line.rstrip() for line in lines)))
-
-
-def _is_answer(message: dict[str, Any], *, num: int) -> bool:
-    """Our own worker code wrote it, but in a process that foreign code shares."""
-    values = message.get("values")
-    if not isinstance(values, list) or len(values) != num:
-        return False
-    numbers = all(value is None or type(value) is float for value in values)
-    return numbers and {"problems", "metrics", "extras"} <= set(message)
