@@ -353,7 +353,7 @@ def _special_tokens(
 def _with_turn_end(
     special: SpecialTokens, template: str, backend: Tokenizer
 ) -> tuple[SpecialTokens, tuple[str, ...]]:
-    """Count the token that ends a turn of the template as a stop token, with a note if it is new."""
+    """Count the token that ends a turn of the template as a stop token; note one that is new."""
     end = find_turn_end(template, special.words, backend)
     special = replace(special, turn_end=end)
     if end is None or end.token is None or end.token in special.stop_ids:

@@ -14,6 +14,7 @@ anything. Its troubles say for how many calls in a row it has hung.
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from collections import Counter, deque
@@ -36,12 +37,15 @@ from homeostat.rewards.answers import (
 )
 from homeostat.rewards.calls import Call, TrainerState
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
+from homeostat.rewards.log_limit import MAX_BYTES, was_trimmed
 from homeostat.rewards.process import LOAD_SECONDS, Setup, WorkerGoneError, WorkerProcess
 from homeostat.rewards.trouble import RewardTrouble, TroubleKind, shorten
 
 # Workers that end without having been asked anything, in a row, before that is an error.
 MAX_FAILED_STARTS = 3
 CLOSE_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -77,6 +81,7 @@ class RewardPool:
         self._workers: dict[WorkerProcess, _Job | None] = {}
         self._streaks: Counter[str] = Counter()
         self._failed_starts = 0
+        self._told_of_the_log = False
 
     def __enter__(self) -> RewardPool:
         with ExitStack() as stack:
@@ -114,7 +119,21 @@ class RewardPool:
         waiting = deque(job for job in jobs if job.labels)
         while waiting or any(self._workers.values()):
             self._turn(waiting)
+        self._tell_of_the_log()
         return [job.scored for job in jobs]
+
+    def _tell_of_the_log(self) -> None:
+        """Say once that functions print more than is kept."""
+        file = self._setup.log_file
+        if file is None or self._told_of_the_log or not was_trimmed(file):
+            return
+        self._told_of_the_log = True
+        log.warning(
+            "reward functions have printed more than %d MB: %s keeps the beginning and the newest "
+            "lines",
+            MAX_BYTES // 2**20,
+            file,
+        )
 
     def _job(self, group: UnscoredGroup, state: TrainerState) -> _Job:
         prompt = group.prompt
@@ -239,8 +258,9 @@ class RewardPool:
         """It is lost, and no reward's call can be blamed: that must not go on for ever."""
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS:
-            log = f" What it printed is in {self._setup.log_file}." if self._setup.log_file else ""
-            raise RewardError(f"reward workers do not stay alive: {what}.{log}")
+            file = self._setup.log_file
+            place = f" What it printed is in {file}." if file is not None else ""
+            raise RewardError(f"reward workers do not stay alive: {what}.{place}")
         self._replace(worker, deque())
 
     def _start_worker(self) -> None:
