@@ -59,8 +59,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _sighting(view: RunView, name: str, failed: Series, options: Options) -> Sighting:
-    per_record, samples = float(failed.values.mean()), samples_per_step(view)
-    share = per_record / samples if samples else None
+    per_record, share = float(failed.values.mean()), _share(view, name, failed)
     causes = tuple(_causes(view, name, share))
     level = Level.WARN if share is None or share > options.max_share else Level.INFO
     said = f"{share:.1%} of the samples" if share is not None else f"{per_record:.4g} a record"
@@ -77,6 +76,15 @@ def _sighting(view: RunView, name: str, failed: Series, options: Options) -> Sig
         subject=name,
         level=Level.ERROR if share is not None and share > 0.5 else level,
     )
+
+
+def _share(view: RunView, name: str, failed: Series) -> float | None:
+    """Share of the samples since the failures began; from the sizes where it is not logged."""
+    logged = view.series(f"rewards/{name}/failed_share")
+    if logged is not None and len(since := logged.since(int(failed.steps[0]))):
+        return float(since.values.mean())
+    samples = samples_per_step(view)
+    return float(failed.values.mean()) / samples if samples else None
 
 
 def _causes(view: RunView, name: str, share: float | None) -> Iterator[Cause]:
