@@ -106,8 +106,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion with what it earned. `rewards` has every function's value, None where it has
-    none; `reward` is their weighted sum as trained on, None where no function gave a value."""
+    """A completion with what it earned.
+
+    `rewards` holds every function's value. None says that the function does not apply to the sample
+    (TRL's convention), or that it failed: `failed` names those. `reward` is the weighted sum as
+    trained on. It is None, and the sample is not trained, where a function that counts failed or
+    where none applies.
+    """
 
     completion: Completion
     text: str
@@ -115,6 +120,7 @@ class Sample:
     reward: float | None
     # What reward functions had to say of it (log_extra): shown to people, never trained on.
     extras: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    failed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,44 @@ def test_a_run_begun_again_over_changed_files_replays_nothing(
     assert runs.final_tensors(again) == runs.final_tensors(fresh)
 
 
+FLAKY = """
+def right(completions, first, n, log_metric, **columns):
+    log_metric("judged/by hand @ 100 %", 1.0)
+    if n[0] % 3 == 0:
+        raise TimeoutError("the judge does not answer")
+    return [float(text[:1] == wanted) for text, wanted in zip(completions, first)]
+"""
+
+
+def test_a_run_with_failing_rewards_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replayed round leaves the same samples out, and a logged name may hold anything."""
+    (tmp_path / "flaky.py").write_text(FLAKY)
+    functions = [
+        {"type": "function", "path": f"{tmp_path / 'flaky.py'}:right"},
+        {"type": "regex_format", "pattern": "[0-4].*"},
+    ]
+    sections: dict[str, Any] = {
+        "checkpoint": NO_SAVE,
+        "rewards": {"functions": functions},
+        "algorithm": {"type": "dapo"},
+    }
+    crash_in_step(tiny_rl.config(tmp_path, **sections), 3, monkeypatch)
+    again = tiny_rl.config(tmp_path, **sections)
+    runs.train(again)
+    whole = tiny_rl.config(tmp_path, "name=whole", **sections)
+    runs.train(whole)
+    assert values(again, "rollout/replayed_rounds")[0] > 0
+    for name in ("reward", "grad_norm", "rewards/right/failed", "rollout/failed_share"):
+        assert values(again, name) == values(whole, name)
+    assert sum(values(whole, "rewards/right/failed")) > 0
+    # Groups that lost all their samples taught nothing, and others took their place.
+    assert sum(values(whole, "rollout/groups_passed_over")) > 0
+    assert values(whole, "rewards/right/logged/judged/by hand @ 100 %") == [1.0] * 4
+    assert runs.final_tensors(again) == runs.final_tensors(whole)
+
+
 def test_rollouts_of_a_way_not_taken_are_gone(tmp_path: Path) -> None:
     """Back to step 2 with another rate, then on with the old one: step 7 was of another policy."""
     runs.train(tiny_rl.config(tmp_path, "trainer.max_steps=8", checkpoint=SAVE_ALL, **KEEP))

@@ -53,7 +53,9 @@ def random_sample(rng: np.random.Generator, request_id: str) -> Sample:
     names = ["exact_match", "length", "mine.é"][: rng.integers(0, 4)]
     rewards = {name: random_number(rng) for name in names}
     completion = Completion(request_id, segments, stop)
-    return Sample(completion, str(rng.choice(TEXTS)), rewards, random_number(rng))
+    failed = frozenset(n for n, value in rewards.items() if value is None and rng.random() < 0.5)
+    text = str(rng.choice(TEXTS))
+    return Sample(completion, text, rewards, random_number(rng), failed=failed)
 
 
 def random_groups(rng: np.random.Generator, num_groups: int) -> list[RolloutGroup]:

@@ -142,7 +142,9 @@ def test_a_generation_prompt_unlike_the_turn_is_refused(tmp_path):
 
 
 def test_a_turn_without_stop_token_is_refused(tmp_path):
-    tokenizer = make_tokenizer(tmp_path, Style(CHATML, (), eos="<|endoftext|>", end=""))
+    """The marker is text to this template's tokenizer: it has no token for it."""
+    template = CHATML.replace("<|im_end|>", "[END]")
+    tokenizer = make_tokenizer(tmp_path, Style(template, (), eos="<|endoftext|>", end=""))
     with pytest.raises(BadRowError, match=r"no end-of-turn token.*<\|endoftext\|>"):
         encode(chat(("user", "a"), ("assistant", "b")), tokenizer)
     with pytest.raises(BadRowError, match="no end-of-turn token"):

@@ -38,6 +38,23 @@ def test_a_reward_without_a_value_is_left_out_of_the_sum() -> None:
     assert weighted_sum({"right": None, "form": None}, weights) is None
 
 
+def test_a_reward_that_failed_leaves_no_sum_at_all() -> None:
+    weights = {"right": 2.0, "form": -0.5, "watched": 0.0}
+    values = {"right": None, "form": 3.0, "watched": None}
+    assert weighted_sum(values, weights) == -1.5
+    assert weighted_sum(values, weights, failed={"right"}) is None
+    assert weighted_sum(values, weights, failed={"right", "watched"}) is None
+    # A reward without weight is only watched.
+    assert weighted_sum(values, weights, failed={"watched"}) == -1.5
+
+
+def test_a_failed_sample_enters_neither_sums_nor_moments() -> None:
+    group = ScoredGroup({"right": [1.0, None, None], "form": [0.0, 1.0, 1.0]}, {"right": {1}})
+    moments = RunningMoments()
+    assert finish([group], config(normalise="none"), moments) == [[2.0, None, -0.5]]
+    assert (moments.count, moments.mean) == (2, 0.75)
+
+
 @given(st.lists(st.lists(st.tuples(reward, reward), max_size=5), max_size=4))
 def test_sums_are_a_nansum_per_sample(pairs: list[list[tuple[float | None, float | None]]]) -> None:
     groups = [scored([r for r, _ in group], [f for _, f in group]) for group in pairs]

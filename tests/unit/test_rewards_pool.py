@@ -17,7 +17,7 @@ import pytest
 
 from homeostat.config.rewards import RewardsConfig
 from homeostat.errors import MissingDependencyError, RewardError
-from homeostat.rewards import process
+from homeostat.rewards import log_limit, process
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
 from homeostat.rewards.trouble import RewardTrouble, TroubleKind
@@ -35,6 +35,17 @@ def spin():
 def grandchild():
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]
     Path(os.environ["PID_FILE"]).write_text(str(subprocess.Popen(argv).pid))
+
+def daemon():
+    # Forked twice, in a session of its own: the child of nobody.
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(os.environ["PID_FILE"]).write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    while not Path(os.environ["PID_FILE"]).exists():
+        time.sleep(0.01)
 
 def forks():
     if os.fork() == 0:
@@ -54,6 +65,10 @@ ACTS = {
     "fork": forks,
     "grandchild_then_exit": lambda: (grandchild(), os._exit(1)),
     "grandchild_then_hang": lambda: (grandchild(), time.sleep(600)),
+    "daemon": daemon,
+    "daemon_then_hang": lambda: (daemon(), time.sleep(600)),
+    "daemon_then_kill_group": lambda: (daemon(), os.killpg(0, signal.SIGKILL)),
+    "lie": lambda: setattr(json, "dumps", lambda message: '{"values": [1.0], "metrics": 7}'),
     "interrupt": lambda: [os.kill(os.getpid(), s) for s in (signal.SIGINT, signal.SIGTERM)],
     "close_all": lambda: os.closerange(3, 100),
 }
@@ -177,7 +192,8 @@ def test_a_failure_costs_its_own_call_and_no_more(
     assert (trouble.reward, trouble.kind, trouble.prompt_id) == ("acting", kind, 1)
     assert (trouble.prompt, trouble.num_samples) == ("prompt 1", 3)
     assert hint in trouble.message
-    assert pool.counts() == {("acting", TroubleKind(kind)): 3}
+    assert failed.failed == {"acting": frozenset({0, 1, 2}), "length": frozenset()}
+    assert before.failed == {"acting": frozenset(), "length": frozenset()}
 
 
 def test_hangs_end_at_the_limit_and_show_where(bench: Bench) -> None:
@@ -223,11 +239,13 @@ def test_values_that_are_none_are_counted_by_sample(
     bench: Bench, act: str, kind: str, values: list[float | None], completion: str | None
 ) -> None:
     with bench.pool("acting") as pool:
-        assert score(pool, group(4, act=act))[0].values == {"acting": values}
+        (scored,) = score(pool, group(4, act=act))
+    assert scored.values == {"acting": values}
     (trouble,) = bench.troubles
     assert (trouble.kind, trouble.completion) == (TroubleKind(kind), completion)
     assert trouble.kind.is_error == (kind != "none")
-    assert pool.counts() == {("acting", TroubleKind(kind)): values.count(None)}
+    without = {sample for sample, value in enumerate(values) if value is None}
+    assert scored.failed == {"acting": frozenset() if kind == "none" else without}
 
 
 def test_what_functions_print_goes_to_the_log(
@@ -384,6 +402,36 @@ def test_what_a_lost_worker_started_ends_with_it(
         assert score(pool, group(1, act=""))[0].values == {"acting": [1] * 3}
 
 
+@pytest.mark.parametrize("act", ["daemon", "daemon_then_hang", "daemon_then_kill_group"])
+def test_a_child_forked_twice_does_not_outlive_the_pool(
+    bench: Bench, act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    monkeypatch.setenv("PID_FILE", str(pid_file))
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with bench.pool("acting", timeout_s=2.0) as pool:
+        score(pool, group(0, act=act))
+        if act == "daemon":
+            assert is_alive(int(pid_file.read_text()))
+        assert score(pool, group(1, act=""))[0].values == {"acting": [1] * 3}
+    assert not is_alive(int(pid_file.read_text()))
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def test_a_malformed_answer_costs_its_call_and_no_more(bench: Bench) -> None:
+    with bench.pool("acting", "length") as pool:
+        (lied,) = score(pool, group(0, act="lie"))
+        (after,) = score(pool, group(1, act=""))
+    assert lied.values == {"acting": [None] * 3, "length": [1, 2, 3]}
+    assert lied.failed["acting"] == {0, 1, 2}
+    assert after.values == {"acting": [1] * 3, "length": [1, 2, 3]}
+    (trouble,) = bench.troubles
+    assert trouble.kind is TroubleKind.WORKER_DIED
+    assert "makes no sense: 1 values for 3 samples" in trouble.message
+
+
 def test_nothing_is_left_after_the_pool(bench: Bench) -> None:
     files_before = len(os.listdir("/proc/self/fd"))
     with bench.pool("pids", "acting", workers=2, timeout_s=1.0) as pool:
@@ -501,3 +549,60 @@ def test_workers_end_with_a_parent_that_was_killed(
     assert len(workers) == 4  # a guardian and a worker, twice
     os.kill(process.pid, signal.SIGKILL)
     assert eventually(lambda: not any(is_alive(pid) for pid in workers))
+
+
+def test_a_daemon_ends_with_a_parent_that_was_killed(
+    parent: Callable[[str], subprocess.Popen[bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pid_file = tmp_path / "pid"
+    monkeypatch.setenv("PID_FILE", str(pid_file))
+    process = parent("daemon_then_hang")
+    assert eventually(pid_file.exists, 30)
+    os.kill(process.pid, signal.SIGKILL)
+    assert eventually(lambda: not is_alive(int(pid_file.read_text())))
+
+
+def test_the_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "rewards.log"
+    sizes = {"limit": 4000, "head": 1000, "tail": 1000}
+    # As a worker does: opened once, for appending.
+    with file.open("ab", buffering=0) as writer:
+        for number in range(1000):
+            writer.write(b"line %d\n" % number)
+            log_limit.trim(file, **sizes)
+        text = file.read_text()
+    assert len(text) <= 4000 + 20
+    assert text.startswith("line 0\nline 1\n")
+    assert text.endswith("line 998\nline 999\n")
+    assert text.count("left out here") == 1
+    assert log_limit.was_trimmed(file, head=1000)
+    assert not log_limit.trim(file, **sizes)
+    lines = text.partition("left out here")[2].splitlines()[1:]
+    assert all(line.startswith("line ") for line in lines)
+    assert not log_limit.trim(tmp_path / "missing")
+
+
+def test_functions_cannot_fill_the_disk(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.file = tmp_path / "loud.py"
+    bench.file.write_text(
+        "import os, time\ndef loud(completions):\n"
+        "    os.write(1, b'first words\\n')\n"
+        "    for _ in range(70): os.write(1, b'x' * 2**20)\n"
+        "    os.write(1, b'last words\\n')\n"
+        "    time.sleep(1.0)\n    return [1.0] * len(completions)\n"
+    )
+    log_file = tmp_path / "rewards.log"
+    with bench.pool("loud", log_file=log_file, timeout_s=60.0) as pool:
+        for number in range(2):
+            score(pool, group(number))
+    assert log_file.stat().st_size < log_limit.MAX_BYTES
+    with log_file.open("rb") as log:
+        assert log.read(11) == b"first words"
+        log.seek(-11, os.SEEK_END)
+        assert log.read() == b"last words\n"
+    told = [record for record in caplog.records if "printed more than" in record.getMessage()]
+    assert len(told) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import resource
@@ -19,9 +20,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save
 from tests.support.rollouts import random_groups
 
 from homeostat.errors import DataError, RunDirWriteError
+from homeostat.rollout import journal as journal_module
 from homeostat.rollout.journal import Journal
 from homeostat.types import Prompt, RolloutGroup, Sample, Segment
 
@@ -58,6 +62,7 @@ def flat_sample(sample: Sample) -> tuple[Any, ...]:
         {name: bits(value) for name, value in sample.rewards.items()},
         bits(sample.reward),
         repr(dict(sample.extras)),
+        sample.failed,
     )
 
 
@@ -110,6 +115,37 @@ def test_a_round_comes_back_to_the_bit(tmp_path_factory, seed, num_groups):
     assert flat(found[0]) == flat(groups)
     assert found[1] == FACTS
     assert [group.prompt for group in found[0]] == [group.prompt for group in groups]
+
+
+def as_format_1(path: Path, counts: dict[str, int]) -> None:
+    """The file as it was written before failures had a mark of their own."""
+    with safe_open(path, framework="numpy") as file:
+        text = file.metadata()["journal"].partition(" ")[2]
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header = json.loads(text) | {"version": 1, "facts": {"missing": counts}}
+    kinds = arrays["sample/rewards/kinds"]
+    kinds[kinds == 3] = 1
+    text = json.dumps(header)
+    digest = journal_module._digest(text, arrays)
+    path.write_bytes(save(arrays, metadata={"journal": f"{digest} {text}"}))
+
+
+def test_a_round_of_the_first_format_trains_no_sample_that_may_have_failed(tmp_path: Path) -> None:
+    (group, *_) = some_groups()
+    (sample, *_) = group.samples
+    cells = [({"a": None, "b": None}, {"a"}), ({"a": 1.0, "b": None}, set()), ({"a": None}, set())]
+    samples = [replace(sample, rewards=r, failed=frozenset(failed)) for r, failed in cells]
+    groups = [replace(group, samples=tuple(samples))]
+    journal = Journal(tmp_path)
+    for counts, expected in (
+        ({"rewards/a/failed": 1, "rewards/b/none": 2}, [{"a"}, set(), {"a"}]),
+        ({"rewards/b/none": 2}, [set(), set(), set()]),
+    ):
+        as_format_1(journal.write(1, 0, groups, {}), counts)
+        found = journal.read(1, 0, among(groups))
+        assert found is not None
+        assert [one.failed for one in found[0][0].samples] == expected
+        assert [dict(one.rewards) for one in found[0][0].samples] == [r for r, _ in cells]
 
 
 def test_a_round_that_is_not_there_is_none(tmp_path):

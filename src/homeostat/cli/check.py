@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
 from homeostat.config import load_config
+from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from homeostat.run.check_item import Item
@@ -29,7 +29,7 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     from homeostat.run.preflight import Preflight
     from homeostat.run.waiting import progress_of
 
-    console = Console(stderr=format is Format.JSON)
+    console = SafeConsole(stderr=format is Format.JSON)
     with progress_of("tokenising rows", console) as progress:
         preflight = Preflight(config, progress=progress)
         items = list(preflight.run())

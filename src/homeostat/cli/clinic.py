@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from homeostat.cli.options import Format, OutputFormat
+from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from homeostat.clinic.ward import Ended
@@ -66,7 +67,7 @@ def clinic(
         with_cures=not short,
         first_seed=first_seed,
     )
-    console = Console(file=sys.stderr if format is Format.JSON else sys.stdout)
+    console = SafeConsole(file=sys.stderr if format is Format.JSON else sys.stdout)
     report = hold(plan, tell=lambda ended: _tell(console, ended))
     text = json.dumps(as_json(report), indent=2)
     out.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,13 @@ from rich.text import Text
 from homeostat.cli.plain import heading, marks, printable
 from homeostat.errors import RunDirError
 from homeostat.observe import format as fmt
-from homeostat.observe.completions import REWARD_PREFIX, Row, best_and_worst, read_completions
+from homeostat.observe.completions import (
+    REWARD_PREFIX,
+    Row,
+    best_and_worst,
+    failed_rewards,
+    read_completions,
+)
 from homeostat.observe.jsonl import encode
 from homeostat.observe.run_dir import RunPaths
 from homeostat.types import StopReason
@@ -46,10 +52,15 @@ def _show(name: str, row: Row, console: Console) -> None:
     newline = marks(console)[2]
     for text, style in ((_asked(row["prompt"]), "dim"), (row["completion"], _mood(row))):
         console.print(Text(printable(text, newline=newline), style=style), soft_wrap=True)
-    earned = [
-        f", {key.removeprefix(REWARD_PREFIX)} {_number(value)}"
+    failed = failed_rewards(row)
+    values = {
+        key.removeprefix(REWARD_PREFIX): value
         for key, value in row.items()
         if key.startswith(REWARD_PREFIX)
+    }
+    earned = [
+        f", {label} {'failed' if label in failed else _number(value)}"
+        for label, value in values.items()
     ]
     line = Text.assemble(
         (f"reward {_number(row['reward'])}", "bold"),
@@ -92,6 +103,8 @@ def _show_summary(rows: list[Row], console: Console) -> None:
         "reward": f"{_number(fmean(rewards) if rewards else None)} on average",
     }
     if missing := len(rows) - len(rewards):
+        num_failed = sum(bool(failed_rewards(row)) and row["reward"] is None for row in rows)
         lines["reward"] += f", {missing} without one"
+        lines["reward"] += f" ({num_failed} because a reward failed)" if num_failed else ""
     for name, line in lines.items():
         console.print(Text.assemble((f"{name:<13}", "bold"), line), soft_wrap=True)

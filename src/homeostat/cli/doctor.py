@@ -14,6 +14,7 @@ import typer
 from homeostat.cli.options import Format, OutputFormat
 from homeostat.errors import HomeostatError
 from homeostat.health.finding import Level
+from homeostat.observe.safe_text import safe_page
 
 if TYPE_CHECKING:
     from homeostat.health.rule import Rule
@@ -125,6 +126,7 @@ def _has_color() -> bool:
 
 
 def _write(text: str) -> None:
-    """To standard output, whatever it can encode: a log may hold any character."""
+    """To standard output, whatever it can encode and show: a log may hold any character."""
     encoding = sys.stdout.encoding or "utf-8"
+    text = safe_page(text)
     typer.echo(text.encode(encoding, errors="backslashreplace").decode(encoding))

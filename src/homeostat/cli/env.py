@@ -14,7 +14,9 @@ from rich.text import Text
 
 from homeostat.cli.options import Format, OutputFormat
 from homeostat.observe.environment import Environment, TorchFacts, gather_environment
+from homeostat.observe.safe_text import safe_text
 from homeostat.observe.sheet import bug_sheet, cuda_lines, require_run_dir
+from homeostat.observe.terminal import SafeConsole
 
 
 def env(
@@ -36,11 +38,11 @@ def env(
     if run is not None:
         sheet = bug_sheet(run, environment, environ=os.environ)
         as_json = format is Format.JSON
-        typer.echo(json.dumps({"sheet": sheet}) if as_json else sheet, nl=as_json)
+        typer.echo(json.dumps({"sheet": sheet}) if as_json else safe_text(sheet), nl=as_json)
     elif format is Format.JSON:
         typer.echo(json.dumps(environment.as_json(), indent=2))
     else:
-        _show(environment, Console())
+        _show(environment, SafeConsole())
 
 
 def read_torch() -> TorchFacts:

@@ -12,6 +12,7 @@ from rich.table import Table
 from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
 from homeostat.config import load_config
 from homeostat.errors import ModelError
+from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from homeostat.run.estimate import MemoryPlan
@@ -36,7 +37,7 @@ def estimate(
             "model.implementation is transformers, whose memory cannot be planned: only the native "
             "decoder can be computed without data. Set it to native, or try the run."
         )
-    console = Console(stderr=format is Format.JSON)
+    console = SafeConsole(stderr=format is Format.JSON)
     with progress_of("tokenising rows", console) as progress:
         preflight = Preflight(config, progress=progress)
         preflight.read_inputs()

@@ -20,6 +20,7 @@ from homeostat.cli.plain import heading, is_unicode, marks, printable
 from homeostat.config import load_config
 from homeostat.errors import ConfigError, Problem
 from homeostat.observe import format as fmt
+from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from homeostat.config.run import RunConfig
@@ -63,7 +64,7 @@ def inspect(
     Of an RL recipe it shows prompts, up to where the answer begins. Of the folder of an RL run it
     shows the completions of a step that earned the most and the least, --rows of each.
     """
-    console = Console(stderr=format is Format.JSON, highlight=False)
+    console = SafeConsole(stderr=format is Format.JSON, highlight=False)
     if recipe.is_dir():
         _refuse(overrides or row_id, "KEY=VALUE and --row-id", "they belong to a recipe.")
         show_step(recipe, step, console, num_rows=rows, as_json=format is Format.JSON)

@@ -13,6 +13,7 @@ from homeostat.cli import doctor, explain, rules
 from homeostat.cli.app import new_app
 from homeostat.cli.quick import arguments_of
 from homeostat.errors import ConfigError, HomeostatError
+from homeostat.observe.safe_text import safe_text
 
 QUICK_VERBS = {"doctor": doctor.doctor, "explain": explain.explain, "rules": rules.rules}
 
@@ -57,7 +58,7 @@ def _show_error(error: HomeostatError) -> None:
     text = str(error)
     if isinstance(error, ConfigError) and len(error.problems) > 1:
         text = f"{len(error.problems)} problems:\n" + "\n".join(f"  {x}" for x in text.split("\n"))
-    typer.echo(f"error: {text}", err=True)
+    typer.echo(f"error: {safe_text(text)}", err=True)
 
 
 def _wants_json(argv: list[str]) -> bool:

@@ -8,7 +8,10 @@ from rich.text import Text
 
 
 def printable(text: str, *, newline: str) -> str:
-    """Control characters as escapes (data must not steer the terminal), line ends visible."""
+    """Control characters as escapes (data must not steer the terminal), line ends and tabs visible.
+
+    Stricter than `safe_text`: someone who looks at single tokens wants to see every odd space.
+    """
     shown = (
         f"{newline}\n" if char == "\n" else char if char.isprintable() else repr(char)[1:-1]
         for char in text

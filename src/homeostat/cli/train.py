@@ -14,6 +14,7 @@ from homeostat.cli.options import Format, LogLevel, OutputFormat, Overrides, Rec
 from homeostat.config import load_config
 from homeostat.observe.logs import resolve_level
 from homeostat.observe.outlet import Outlet
+from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from homeostat.run.result import RunResult
@@ -37,7 +38,7 @@ def train(
     from homeostat.run.session import open_session
 
     out = sys.stderr if format is Format.JSON else sys.stdout
-    console = Console(file=cast(IO[str], Outlet(out)))
+    console = SafeConsole(file=cast(IO[str], Outlet(out)))
     text = recipe.read_text(encoding="utf-8")
     with open_session(
         config, recipe=text, command=sys.argv, console=console, log_level=level

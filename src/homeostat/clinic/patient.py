@@ -9,13 +9,13 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from homeostat.clinic.catalogue import HEALTHY, INJECTORS
 from homeostat.clinic.job import Job, Kind
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.config.load import build_config
 from homeostat.errors import HomeostatError
+from homeostat.observe.safe_text import safe_text
+from homeostat.observe.terminal import SafeConsole
 from homeostat.run import dispatch
 from homeostat.run.hooks import NO_HOOKS, Hooks
 from homeostat.run.session import open_session
@@ -53,12 +53,12 @@ def _train(raw: Raw, hooks: Hooks) -> int:
             config,
             recipe=json.dumps(raw, indent=2),
             command=["homeostat", "train", "recipe.yaml"],
-            console=Console(file=sys.stderr),
+            console=SafeConsole(file=sys.stderr),
             log_level="info",
         ) as session:
             dispatch.train(config, session, hooks)
     except HomeostatError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {safe_text(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -100,10 +100,27 @@ def hanging(*, onset: int, **call: Any) -> Values:
     return _from(onset, ill, **call)
 
 
+def flaky(*, onset: int, share: float, **call: Any) -> Values:
+    """Raises for a share of the prompts, as a judge does that does not answer."""
+    if _is_hit(onset, share, call):
+        raise ConnectionError("the judge refused the connection")
+    return right(**call)
+
+
+def stuck(*, onset: int, share: float, **call: Any) -> Values:
+    """Hangs for a share of the prompts."""
+    if _is_hit(onset, share, call):
+        time.sleep(600.0)
+    return right(**call)
+
+
+def _is_hit(onset: int, share: float, call: dict[str, Any]) -> bool:
+    step = call["trainer_state"].global_step
+    return step >= onset and random.Random(f"{step}{call['answer'][0]}").random() < share
+
+
 def deadly(*, onset: int, share: float, **call: Any) -> Values:
     """Its process is killed, now and then, as the kernel does when memory runs out."""
-    step = call["trainer_state"].global_step
-    rng = random.Random(f"{step}{call['answer'][0]}")
-    if step >= onset and rng.random() < share:
+    if _is_hit(onset, share, call):
         os.kill(os.getpid(), signal.SIGKILL)
     return right(**call)

@@ -110,9 +110,26 @@ class EvalSamplingConfig(Settings):
     max_new_tokens: int | None = key(
         None, ge=1, resume="warn", help="Default: rollout.max_new_tokens."
     )
-    solved_at: float = key(1.0, resume="warn", help="Reward from which on a prompt is solved.")
+    solved_at: float = key(
+        1.0,
+        resume="warn",
+        help="A sample counts as solved for pass@k where the deciding reward gives it this or "
+        "more, before its weight.",
+    )
     solved_by: str | None = key(
-        None, resume="warn", help="Name of the reward that decides it. Default: their sum."
+        None,
+        resume="warn",
+        help="Name of the reward that decides what is solved. Default: the built-in rewards that "
+        "compare with an expected answer; else the only function, or the only reward. Where "
+        "several could be meant, pass@k is reported for each (eval/pass@k/<name>).",
+    )
+    min_coverage: float = key(
+        1.0,
+        ge=0,
+        le=1,
+        resume="warn",
+        help="Share of the held-out samples that no reward may have failed on for an evaluation to "
+        "become the best one. Lower it for a judge that fails now and then.",
     )
 
 

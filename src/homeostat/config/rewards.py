@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -41,6 +41,8 @@ class Reward(Settings):
         help="Name in metrics (rewards/<name>/mean). Default: the type, or the function's name.",
     )
     weight: float = key(1.0, help="Weight in the sum.")
+    # Whether it compares with an expected answer, and so can say that a prompt is solved.
+    verifies: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -53,6 +55,7 @@ class Reward(Settings):
 class ExactMatchReward(Reward):
     """1 where the completion's answer is the expected text, else 0."""
 
+    verifies: ClassVar[bool] = True
     type: Literal["exact_match"]
     column: str = key("answer", help="Column of the expected answer.")
     extract: Pattern | None = key(
@@ -81,6 +84,7 @@ class RegexFormatReward(Reward):
 class MathVerifyReward(Reward):
     """1 where math-verify finds the completion's answer equal to the expected one, else 0."""
 
+    verifies: ClassVar[bool] = True
     type: Literal["math_verify"]
     column: str = key("answer", help="Column of the expected answer (LaTeX or plain).")
 
@@ -111,6 +115,7 @@ class LengthReward(Reward):
 class ReasoningGymReward(Reward):
     """The score that the prompt's own reasoning-gym task gives (rows of a reasoning_gym source)."""
 
+    verifies: ClassVar[bool] = True
     type: Literal["reasoning_gym"]
     extract: Pattern | None = key(
         None,
@@ -167,8 +172,8 @@ class RewardsConfig(Settings):
         gt=0,
         le=86400,
         resume="free",
-        help="Seconds one reward may take for the samples of a group. Then it has no value for "
-        "them, and its process is ended.",
+        help="Seconds one reward may take for the samples of a group. Beyond them it has failed: "
+        "its process is ended, and these samples are not trained.",
     )
     workers: int = key(1, ge=1, le=64, resume="free", help="Processes that compute rewards.")
     normalise: Literal["none", "scale", "standardise"] = key(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from homeostat.config.model import ModelConfig
 from homeostat.data.sources import BadRowError
+from homeostat.data.stops import TurnEnd, configured_stops, find_turn_end, name_stops
 from homeostat.data.templates import TEMPLATE_ERRORS, check_options, check_template, render
 from homeostat.data.tokenizer_class import tokenizer_class
 from homeostat.errors import HomeostatError, MissingDependencyError, ModelError
@@ -30,7 +31,6 @@ from homeostat.types import IntArray
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-MAX_JSON_BYTES = 10_000_000
 # Our name -> the name in GGUF's metadata.
 GGUF_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 _LOAD_ERRORS = (*TEMPLATE_ERRORS, OSError, ImportError, StrictDataclassError)
@@ -65,6 +65,8 @@ class SpecialTokens:
     stop_ids: frozenset[int]
     prefix_ids: tuple[int, ...]
     words: Mapping[str, str | bool | int | float]
+    # What ends a turn of the chat template; None where there is no template, or it does not tell.
+    turn_end: TurnEnd | None = None
 
 
 class ChatTokenizer:
@@ -147,6 +149,20 @@ class ChatTokenizer:
             words=self.special.words,
         )
 
+    def require_turn_end(self, *, wanted_by: str) -> None:
+        """Refuse a chat template whose turns no token ends: every answer would run to the limit."""
+        end = self.special.turn_end
+        if end is None or end.token is not None:
+            return
+        how = f"with {end.text!r}, which is not one token" if end.text else "with nothing at all"
+        raise ModelError(
+            f"{wanted_by}: the chat template ends a turn {how} of the tokenizer's own, so that "
+            "nothing tells the engine where an answer ends, and every completion would run to "
+            "rollout.max_new_tokens. Set rollout.stop to the text that ends a turn (or "
+            "rollout.stop_token_ids), add the marker to the tokenizer as a special token, or name "
+            "a template in model.chat_template that ends turns with eos_token."
+        )
+
     def require_chat_template(self, *, wanted_by: str) -> None:
         if self.chat_template is None:
             raise ModelError(
@@ -161,6 +177,9 @@ class ChatTokenizer:
         self._original.pad_token = self._original.convert_ids_to_tokens(self.pad_id)
         self._original.chat_template = self.chat_template
         self._original.save_pretrained(str(folder))
+        end = self.special.turn_end
+        if end is not None and end.token not in (None, self.eos_id):
+            name_stops(folder / "generation_config.json", self.stop_ids)
 
     def _hash(self) -> str:
         parts = {
@@ -188,6 +207,9 @@ def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
     with _Refuse(f"{setting}: the tokenizer of {place} cannot be used"):
         backend = _exact_backend(original)
         special, notes = _special_tokens(original, backend, model, setting)
+        if template is not None:
+            special, more = _with_turn_end(special, template, backend)
+            notes += more
         return ChatTokenizer(
             backend, special=special, chat_template=template, notes=notes, original=original
         )
@@ -303,7 +325,7 @@ def _keep_spaces(part: Any) -> None:
 def _special_tokens(
     original: PreTrainedTokenizerFast, backend: Tokenizer, model: ModelConfig, setting: str
 ) -> tuple[SpecialTokens, tuple[str, ...]]:
-    stop_ids = _configured_stops(model)
+    stop_ids = configured_stops(model)
     eos_id = original.eos_token_id
     if eos_id is None:
         if not stop_ids:
@@ -328,33 +350,20 @@ def _special_tokens(
     return special, notes
 
 
-def _configured_stops(model: ModelConfig) -> set[int]:
-    """End-of-sequence ids that generation would stop at, from the model's own config files."""
-    found: set[int] = set()
-    for folder in {Path(model.path), Path(model.tokenizer or model.path)}:
-        for name in ("generation_config.json", "config.json"):
-            value = _read_object(folder / name).get("eos_token_id")
-            ids = value if isinstance(value, list) else [value]
-            found.update(_token_id(token, folder / name) for token in ids if token is not None)
-    return found
-
-
-def _token_id(value: Any, file: Path) -> int:
-    if type(value) is not int or not 0 <= value < 2**31:
-        raise ModelError(f"{file}: eos_token_id is {value!r:.60}, which is no token's number.")
-    return value
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    if file.stat().st_size > MAX_JSON_BYTES:
-        raise ModelError(f"{file}: larger than any such file should be.")
-    try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: not JSON: {error}.") from None
-    return value if isinstance(value, dict) else {}
+def _with_turn_end(
+    special: SpecialTokens, template: str, backend: Tokenizer
+) -> tuple[SpecialTokens, tuple[str, ...]]:
+    """Count the token that ends a turn of the template as a stop token; note one that is new."""
+    end = find_turn_end(template, special.words, backend)
+    special = replace(special, turn_end=end)
+    if end is None or end.token is None or end.token in special.stop_ids:
+        return special, ()
+    word = backend.id_to_token(end.token)
+    note = (
+        f"the chat template ends a turn with {word!r}, which the model's files do not name as an "
+        "end of sequence: it is a stop token of this run"
+    )
+    return replace(special, stop_ids=special.stop_ids | {end.token}), (note,)
 
 
 def _pad_id(

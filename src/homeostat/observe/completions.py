@@ -4,7 +4,8 @@
 
 One row per completion: where it comes from (step, prompt_id, group, sample), what was asked and
 answered as text (messages and the data's own columns as JSON text), how it ended, and what it
-earned (`reward/<name>` per function; null where a function had no value).
+earned (`reward/<name>` per function; null where a function does not apply or failed; `failed` names
+the functions that failed, as a JSON list, and is null where none did).
 
 Nothing is computed from these files: what fails here is an OSError that costs the run nothing.
 pyarrow is imported when it is needed, so that the doctor starts without it.
@@ -41,6 +42,8 @@ COLUMNS = {
     "advantage": "float64",
     "columns": "string",
 }
+# Files of earlier versions have no such column.
+LATER_COLUMNS = {"failed": "string"}
 REWARD_PREFIX = "reward/"
 # What a reward function gave to log_extra, as JSON text.
 EXTRA_PREFIX = "extra/"
@@ -62,7 +65,12 @@ def write_completions(
     names = dict.fromkeys(name for row in rows for name in row)
     rewards = [name for name in names if name.startswith(REWARD_PREFIX)]
     extras = [name for name in names if name.startswith(EXTRA_PREFIX)]
-    types = COLUMNS | dict.fromkeys(rewards, "float64") | dict.fromkeys(extras, "string")
+    types = (
+        COLUMNS
+        | LATER_COLUMNS
+        | dict.fromkeys(rewards, "float64")
+        | dict.fromkeys(extras, "string")
+    )
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in types.items()])
     stream = pa.BufferOutputStream()
     table = pa.Table.from_pylist(rows, schema=schema)
@@ -101,6 +109,7 @@ def _own(sample: Sample) -> Row:
         # The oldest: it says how far behind the policy a completion is.
         "policy_version": min(versions, default=None),
         "reward": sample.reward,
+        "failed": _json(sorted(sample.failed)) if sample.failed else None,
         **{f"{REWARD_PREFIX}{name}": value for name, value in sample.rewards.items()},
         **{f"{EXTRA_PREFIX}{name}": _json(value) for name, value in sample.extras.items()},
     }
@@ -150,6 +159,14 @@ def read_completions(folder: Path, step: int | None = None) -> list[Row]:
     if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise RunDirError(f"{path}: holds no column {missing[0]!r}: not a file of completions.")
     return rows
+
+
+def failed_rewards(row: Row) -> frozenset[str]:
+    """The functions that failed on a completion."""
+    try:
+        return frozenset(map(str, json.loads(row.get("failed") or "[]")))
+    except (ValueError, TypeError):
+        return frozenset()
 
 
 def _spans(steps: list[int]) -> str:

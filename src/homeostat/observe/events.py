@@ -92,9 +92,17 @@ _LIST: tuple[EventInfo, ...] = (
         "new_best", "The held-out rows or prompts never scored better.", ("loss", "reward"), "good"
     ),
     EventInfo(
+        "eval_incomplete",
+        "Rewards failed on held-out samples, so that this evaluation cannot become the best one "
+        "(eval.sampling.min_coverage).",
+        ("reward", "coverage", "needed"),
+        "warn",
+    ),
+    EventInfo(
         "reward_trouble",
-        "A reward gave no usable value: which, why, and the input that caused it. The sample goes "
-        "without it. Of each kind only the first are written down; the metric counts all.",
+        "A reward gave no usable value: which, why, and the input that caused it. A sample on "
+        "which a reward failed is not trained; one that it returned None for does without it. Of "
+        "each kind only the first are written down; the metric counts all.",
         ("reward", "failure", "message", "num_samples", "prompt_id", "prompt", "completion",
          "traceback", "calls_in_a_row"),
         "warn",

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
+from homeostat.observe.safe_text import safe_text
+
 ASCII_BARS = ".:-=+*%#"  # for terminals that have no blocks
-# What acts on a terminal or reorders the text around it, and half surrogate pairs.
-_UNSEEN = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ufeff"
-    "\\ud800-\\udfff]"
-)
 _BARS = "▁▂▃▄▅▆▇█"  # one block per eighth of the range
 
 
@@ -67,14 +63,9 @@ def percent(share: float) -> str:
     return f"{value:.0f} %" if value == 0 or abs(value) >= 9.95 else f"{value:.1f} %"
 
 
-def visible(text: str) -> str:
-    """Text that can do nothing but be read: control and direction characters as escapes."""
-    return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], text)
-
-
 def one_line(text: str) -> str:
-    """The same in one line, white space as single spaces."""
-    return visible(" ".join(text.split()))
+    """Safe to show, in one line, with white space as single spaces."""
+    return safe_text(" ".join(text.split()))
 
 
 def sparkline(values: Sequence[float], width: int, *, bars: str = _BARS) -> str:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from homeostat.errors import ConfigError, Problem
+from homeostat.observe.safe_text import safe_text
 
 LEVELS = ("debug", "info", "warning", "error")
 PROGRESS_LOGGER = "homeostat.progress"
@@ -82,18 +83,28 @@ def _console_handler(console: Console) -> logging.Handler:
         handler: logging.Handler = RichHandler(
             console=console, show_path=False, log_time_format="%H:%M:%S", markup=False
         )
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(SafeFormatter("%(message)s"))
         return handler
     handler = logging.StreamHandler(console.file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     return handler
 
 
 def _file_handler(path: Path) -> logging.Handler:
     handler = _ConsoleLog(path, encoding="utf-8", errors="backslashreplace")
     form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    handler.setFormatter(logging.Formatter(form))
+    handler.setFormatter(SafeFormatter(form))
     return handler
+
+
+class SafeFormatter(logging.Formatter):
+    """Formats a record, its traceback included, as text that cannot steer a terminal.
+
+    console.log gets the same: people read it with cat.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return safe_text(super().format(record))
 
 
 class _ConsoleLog(logging.FileHandler):
@@ -110,4 +121,5 @@ class _ConsoleLog(logging.FileHandler):
             super().handleError(record)
         elif not self._told:
             self._told = True
-            print(f"cannot write {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)
+            text = f"cannot write {self.baseFilename}: {sys.exc_info()[1]}"
+            print(safe_text(text), file=sys.stderr)

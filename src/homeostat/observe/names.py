@@ -32,7 +32,11 @@ class Reduce(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """One line of the catalogue. `<i>` in a name stands for a number, `<name>` for a label."""
+    """One line of the catalogue.
+
+    `<i>` in a name stands for a number, `<name>` for a label of ours, `<text>` for a name that a
+    user's function chose: printable characters, slashes and spaces among them.
+    """
 
     name: str
     unit: str
@@ -48,12 +52,18 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("reward", "", _MEAN, "Mean reward of the sampled completions, as trained on."),
     MetricInfo("reward_std", "", _MEAN, "Deviation of the rewards within a group, mean of groups."),
     MetricInfo(
-        "frac_reward_zero_std", "share", _MEAN, "Share of groups whose rewards are all the same."
+        "frac_reward_zero_std",
+        "share",
+        _MEAN,
+        "Share of groups whose rewards are all the same, of those with two rewards or more.",
     ),
     MetricInfo("rewards/<name>/mean", "", _MEAN, "Mean value of one reward function."),
     MetricInfo("rewards/<name>/std", "", _MEAN, "Deviation of one reward function's values."),
-    MetricInfo("rewards/<name>/logged/<name>", "", _MEAN, "What a function gave to log_metric."),
+    MetricInfo("rewards/<name>/logged/<text>", "", _MEAN, "What a function gave to log_metric."),
     MetricInfo("rewards/<name>/failed", "samples", _SUM, "Values that a reward failed to give."),
+    MetricInfo(
+        "rewards/<name>/failed_share", "share", _MEAN, "Share of the samples it failed to give."
+    ),
     MetricInfo("rewards/<name>/none", "samples", _SUM, "Samples that a reward gave None for."),
     MetricInfo("advantages/mean", "", _MEAN, "Mean advantage of the samples."),
     MetricInfo("advantages/std", "", _MEAN, "Deviation of the samples' advantages."),
@@ -142,13 +152,21 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("rollout/replayed_rounds", "rounds", _SUM, "Rounds taken from the journal."),
     MetricInfo("rollout/groups_passed_over", "groups", _SUM, "Groups that had nothing to teach."),
     MetricInfo("rollout/untrained_share", "share", _MEAN, "Share of samples that is not trained."),
+    MetricInfo(
+        "rollout/failed_share", "share", _MEAN, "Share not trained because a reward failed on it."
+    ),
     MetricInfo("rollout/overlong_penalty", "", _MEAN, "Mean penalty for length."),
     MetricInfo("train/updates_without_signal", "updates", _SUM, "Updates left out: no advantage."),
     MetricInfo("replay/logp_difference/mean", "nats", _MEAN, "Engine now from engine then."),
     MetricInfo("replay/logp_difference/max", "nats", _MAX, "Largest such distance of a token."),
     MetricInfo("eval/reward", "", _LAST, "Mean reward on the held-out prompts.", own_step=True),
+    MetricInfo(
+        "eval/reward_coverage", "share", _LAST, "Share of the samples that no reward failed on."
+    ),
     MetricInfo("eval/rewards/<name>/mean", "", _LAST, "The same for one reward function."),
+    MetricInfo("eval/rewards/<name>/failed", "samples", _LAST, "Samples that it failed on."),
     MetricInfo("eval/pass@<i>", "share", _LAST, "Prompts of which one of i samples is solved."),
+    MetricInfo("eval/pass@<i>/<name>", "share", _LAST, "The same, where this reward decides."),
     MetricInfo("eval/policy_version", "", _LAST, "The step whose weights were evaluated (RL)."),
     MetricInfo("eval/completions/mean_length", "tokens", _LAST, "Mean length on held-out prompts."),
     MetricInfo("eval/completions/clipped_ratio", "share", _LAST, "Share of those that were cut."),
@@ -226,10 +244,15 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("gpu/<i>/temperature", "C", _MAX, "Temperature of device i."),
 )
 
-_HOLES = {"<i>": r"(?:0|[1-9]\d*)", "<name>": r"[A-Za-z0-9_.-]+"}
+_HOLES = {
+    "<i>": r"(?:0|[1-9]\d*)",
+    "<name>": r"[A-Za-z0-9_.-]+",
+    # No control characters, no line or bidi controls, no halves of surrogate pairs.
+    "<text>": r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]{1,100}",
+}
 _EXACT = {info.name: info for info in CATALOGUE if "<" not in info.name}
 _PATTERNS = {
-    re.compile(re.sub(r"<i>|<name>", lambda hole: _HOLES[hole.group()], info.name)): info
+    re.compile(re.sub("|".join(_HOLES), lambda hole: _HOLES[hole.group()], info.name)): info
     for info in CATALOGUE
     if "<" in info.name
 }

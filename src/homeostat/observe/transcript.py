@@ -125,7 +125,9 @@ def off_policy_signs(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 def passes(metrics: Mapping[str, float]) -> list[str]:
     """eval/pass@1 and the pass@k of the largest k, where they are known."""
-    sizes = sorted(int(name[10:]) for name in metrics if name.startswith("eval/pass@"))
+    found = (name.removeprefix("eval/pass@") for name in metrics if name.startswith("eval/pass@"))
+    # Those of single rewards (eval/pass@4/<name>) are for the report.
+    sizes = sorted(int(size) for size in found if size.isdigit())
     return [f"eval/pass@{k}" for k in dict.fromkeys((*sizes[:1], *sizes[-1:]))]
 
 

@@ -29,6 +29,11 @@ MAX_MESSAGE_CHARS = 1000
 MAX_TRACEBACK_CHARS = 4000
 # A cell of the completions table.
 MAX_EXTRA_CHARS = 10_000
+MAX_INTEGER = 2**63 - 1
+# What one call may hand to log_metric and log_extra.
+MAX_LOGGED_NAMES = 100
+MAX_LOGGED_VALUES = 10_000
+MAX_NAME_CHARS = 100
 # Columns that TRL does not hand on either: they go under the names of the call.
 _TAKEN_COLUMNS = ("prompt", "completion", "completion_ids")
 _NOT_THE_USERS = (str(Path(__file__).parent), "<frozen importlib")
@@ -81,14 +86,20 @@ class Answer:
     extras: dict[str, list[Any]] = field(default_factory=dict)
 
     def log_metric(self, name: str, value: Any) -> None:
-        self.metrics.setdefault(str(name), []).append(float(value))
+        name, number = _new_name(name, self.metrics), float(value)
+        if len(self.metrics.get(name, ())) >= MAX_LOGGED_VALUES:
+            raise ValueError(
+                f"log_metric({name!r}) was called more than {MAX_LOGGED_VALUES} times for a group"
+            )
+        self.metrics.setdefault(name, []).append(number)
 
     def log_extra(self, column: str, values: Iterable[Any]) -> None:
         cells = [_cell(value) for value in values]
+        column = _new_name(column, self.extras)
         if len(cells) != len(self.values):
             samples = len(self.values)
             raise ValueError(f"log_extra({column!r}): {len(cells)} values for {samples} samples")
-        self.extras[str(column)] = cells
+        self.extras[column] = cells
 
     def fail(self, kind: TroubleKind, message: str, *, tail: str = "") -> None:
         """The call failed as a whole."""
@@ -124,6 +135,29 @@ def answer_call(
     except BaseException as error:
         answer.fail(TroubleKind.EXCEPTION, describe(error), tail=tail_of(error))
     return answer
+
+
+def check_logged_name(name: Any) -> str:
+    """The name that a function gives to log_metric or log_extra, if it can be one.
+
+    Slashes, spaces, % and @ are welcome, as in W&B. Control characters are not: names are printed.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"a logged name is a {type(name).__name__}, not a text")
+    if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
+        raise ValueError(
+            f"the logged name {shorten(name, 60)!r} cannot be used: a name has 1 to "
+            f"{MAX_NAME_CHARS} printable characters and no space at either end"
+        )
+    return name
+
+
+def _new_name(name: Any, table: Mapping[str, Any]) -> str:
+    """The name, if the table has it or has room for it."""
+    name = check_logged_name(str(name))
+    if name not in table and len(table) >= MAX_LOGGED_NAMES:
+        raise ValueError(f"a call logs more than {MAX_LOGGED_NAMES} names; {name!r} is too many")
+    return name
 
 
 def describe(error: BaseException) -> str:
@@ -228,6 +262,11 @@ def _note(answer: Answer, kind: TroubleKind, sample: int, message: str) -> None:
 
 
 def _cell(value: Any) -> str | int | float | bool | None:
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool):
         return value
+    # Subclasses (numpy's float64, an IntEnum) become plain numbers, which JSON knows.
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int) and abs(value) <= MAX_INTEGER:
+        return int(value)
     return shorten(str(value), MAX_EXTRA_CHARS)

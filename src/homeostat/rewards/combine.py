@@ -2,15 +2,20 @@
 
     values per reward -> weighted sum -> normalised by the run's moments -> clipped
 
-A reward without a value for a sample is left out of its sum, as in TRL. A sample has no reward only
-where no function gave one. The moments are part of the run's state: they are checkpointed, and a
-resumed run goes on from the same numbers.
+A reward that returns None for a sample does not apply to it and is left out of the sum, as in TRL.
+A reward that *failed* (it raised, ran out of time, died, or gave no finite number) is another
+matter: what the sample deserved is not known, so the sample has no sum at all and is not trained.
+Leaving the failed reward out would count it as 0, and a right answer whose check ran out of time
+would be punished. A reward of weight 0 is only watched: its failures change nothing.
+
+The moments are part of the run's state: they are checkpointed, and a resumed run goes on from the
+same numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,19 +27,30 @@ Mode = Literal["none", "scale", "standardise"]
 SMALLEST_DEVIATION = 1e-9
 
 
-def weighted_sum(values: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
-    """None only where every function gave None."""
+def weighted_sum(
+    values: Mapping[str, float | None],
+    weights: Mapping[str, float],
+    *,
+    failed: Collection[str] = (),
+) -> float | None:
+    """The sum over the rewards that apply; None where none applies or one that counts failed."""
+    if any(weights[label] != 0 for label in failed):
+        return None
     terms = [weights[label] * value for label, value in values.items() if value is not None]
     return math.fsum(terms) if terms else None
 
 
 def totals(scored: Sequence[ScoredGroup], config: RewardsConfig) -> list[list[float | None]]:
-    """The weighted sum of every sample, as evaluation reports it."""
+    """The weighted sum of every sample, group by group."""
     weights = {reward.label: reward.weight for reward in config.functions}
     return [
         [
-            weighted_sum(dict(zip(group.values, column, strict=True)), weights)
-            for column in zip(*group.values.values(), strict=True)
+            weighted_sum(
+                dict(zip(group.values, column, strict=True)),
+                weights,
+                failed=group.failed_on(sample),
+            )
+            for sample, column in enumerate(zip(*group.values.values(), strict=True))
         ]
         for group in scored
     ]
@@ -89,7 +105,7 @@ class RunningMoments:
 def finish(
     scored: Sequence[ScoredGroup], config: RewardsConfig, moments: RunningMoments
 ) -> list[list[float | None]]:
-    """What is trained on, per group and sample. Takes the rewards into `moments`."""
+    """The rewards to train on, per group and sample. Takes them into `moments`."""
     sums = totals(scored, config)
     rewards = moments.apply([reward for group in sums for reward in group], config.normalise)
     if (bound := config.clip) is not None:

@@ -1,4 +1,4 @@
-"""What goes into a RewardPool and what comes out. `_G` is over the samples of the group."""
+"""The groups that go into a RewardPool, and the scored groups that come out."""
 
 from __future__ import annotations
 
@@ -27,12 +27,18 @@ class UnscoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """What every reward gave to every sample of a group.
+    """The values that every reward gave to every sample of a group.
 
-    `values[label]` has one entry per sample, None where the reward has none. What functions handed
-    to TRL's log_metric and log_extra is under `<label>/<name>`.
+    `values[label]` has one entry per sample. None says that the reward does not apply to the sample
+    or that it failed; `failed[label]` holds the indices of the samples that it failed on. What
+    functions handed to TRL's log_metric and log_extra is under `<label>/<name>`.
     """
 
     values: dict[str, list[float | None]] = field(default_factory=dict)
+    failed: dict[str, frozenset[int]] = field(default_factory=dict)
     metrics: dict[str, list[float]] = field(default_factory=dict)
     extras: dict[str, list[Scalar]] = field(default_factory=dict)
+
+    def failed_on(self, sample: int) -> frozenset[str]:
+        """The rewards that failed on a sample."""
+        return frozenset(label for label, samples in self.failed.items() if sample in samples)

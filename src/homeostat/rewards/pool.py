@@ -1,6 +1,6 @@
 """Rewards in worker processes, with a time limit for every call.
 
-    UnscoredGroup ... -> score() -> ScoredGroup ...      troubles -> on_trouble, counts()
+    UnscoredGroup ... -> score() -> ScoredGroup ...      troubles -> on_trouble
 
 A group is the unit of work: an idle worker takes the next one and answers reward by reward. A call
 that hangs, or that ends its worker, costs that reward's values for that group and nothing else: the
@@ -33,8 +33,16 @@ from typing import Any
 from homeostat.config.rewards import AnyReward, RewardsConfig
 from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.observe.redact import mask_text
+from homeostat.rewards.answers import (
+    BadAnswerError,
+    CallProblem,
+    LoadFailure,
+    read_answer,
+    read_load_failures,
+)
 from homeostat.rewards.calls import Call, TrainerState
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
+from homeostat.rewards.log_limit import MAX_BYTES, was_trimmed
 from homeostat.rewards.process import LOAD_SECONDS, Setup, WorkerGoneError, WorkerProcess
 from homeostat.rewards.trouble import RewardTrouble, TroubleKind, shorten
 
@@ -81,9 +89,9 @@ class RewardPool:
         self._setup = Setup(rewards, folder=Path.cwd(), log_file=log_file)
         # What each worker is busy with; None while it loads or idles.
         self._workers: dict[WorkerProcess, _Job | None] = {}
-        self._counts: Counter[tuple[str, TroubleKind]] = Counter()
         self._streaks: Counter[str] = Counter()
         self._failed_starts = 0
+        self._told_of_the_log = False
 
     def __enter__(self) -> RewardPool:
         with ExitStack() as stack:
@@ -112,21 +120,31 @@ class RewardPool:
             worker.close(patience_s=CLOSE_SECONDS if worker in idle else 0.0)
         self._workers.clear()
 
-    def counts(self) -> dict[tuple[str, TroubleKind], int]:
-        """Samples that were left without a value so far, by reward and reason."""
-        return dict(self._counts)
-
     def score(
         self, groups: Sequence[UnscoredGroup], *, step: int, total_steps: int
     ) -> list[ScoredGroup]:
-        """What every reward gives to every sample."""
+        """The values that every reward gives to every sample, group by group."""
         assert self._workers, "a RewardPool has workers inside its with statement only"
         state = TrainerState(global_step=step, max_steps=total_steps)
         jobs = [self._job(group, state) for group in groups]
         waiting = deque(job for job in jobs if job.labels)
         while waiting or any(self._workers.values()):
             self._turn(waiting)
+        self._tell_of_the_log()
         return [job.scored for job in jobs]
+
+    def _tell_of_the_log(self) -> None:
+        """Say once that functions print more than is kept."""
+        file = self._setup.log_file
+        if file is None or self._told_of_the_log or not was_trimmed(file):
+            return
+        self._told_of_the_log = True
+        log.warning(
+            "reward functions have printed more than %d MB: %s keeps the beginning and the newest "
+            "lines",
+            MAX_BYTES // 2**20,
+            file,
+        )
 
     def _job(self, group: UnscoredGroup, state: TrainerState) -> _Job:
         prompt = group.prompt
@@ -166,8 +184,9 @@ class RewardPool:
                     self._take_answer(worker, message)
                 else:
                     worker.is_loaded = True
-                    if refuse and message.get("failed"):
-                        raise _refusal(message["failed"])
+                    failures = _load_failures(message)
+                    if refuse and failures:
+                        raise _refusal(failures)
         except WorkerGoneError as gone:
             job = self._workers[worker]
             if job is None:
@@ -197,21 +216,26 @@ class RewardPool:
 
     def _take_answer(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         job = self._workers[worker]
-        if job is None or not _is_answer(message, num=len(job.group.texts)):
-            raise WorkerGoneError("the worker's answer makes no sense")
+        if job is None:
+            raise WorkerGoneError("the worker answered without having been asked")
+        try:
+            answer = read_answer(message, num=len(job.group.texts))
+        except BadAnswerError as error:
+            raise WorkerGoneError(f"the worker's answer makes no sense: {error}") from error
         worker.deadline = time.monotonic() + self.config.timeout_s
         self._failed_starts = 0
         label = job.labels.popleft()
         job.num_kills = 0
         self._streaks[label] = 0
-        job.scored.values[label] = message["values"]
-        for name, values in message["metrics"].items():
+        job.scored.values[label] = answer.values
+        job.scored.failed[label] = answer.failed
+        for name, values in answer.metrics.items():
             job.scored.metrics[f"{label}/{name}"] = values
-        for name, values in message["extras"].items():
-            job.scored.extras[f"{label}/{name}"] = values
+        for name, cells in answer.extras.items():
+            job.scored.extras[f"{label}/{name}"] = cells
         if not job.labels:
             self._workers[worker] = None
-        for problem in message["problems"]:
+        for problem in answer.problems:
             self._report(job, label, problem)
 
     def _fail(self, job: _Job, kind: TroubleKind, message: str, *, where: str) -> None:
@@ -219,13 +243,13 @@ class RewardPool:
         label = job.labels.popleft()
         job.num_kills = 0
         num = len(job.group.texts)
+        samples = tuple(range(num))
         job.scored.values[label] = [None] * num
-        whole = {"kind": kind, "message": message, "traceback": where, "samples": list(range(num))}
-        self._report(job, label, whole)
+        job.scored.failed[label] = frozenset(samples)
+        self._report(job, label, CallProblem(kind, message, samples, where))
 
-    def _report(self, job: _Job, label: str, problem: dict[str, Any]) -> None:
-        kind, samples = TroubleKind(problem["kind"]), problem["samples"]
-        self._counts[label, kind] += len(samples)
+    def _report(self, job: _Job, label: str, problem: CallProblem) -> None:
+        kind, samples = problem.kind, problem.samples
         texts = job.group.texts
         # Where the call failed as a whole, no single sample is known to be at fault.
         known = kind in _SAMPLES_KNOWN or len(texts) == 1
@@ -233,12 +257,12 @@ class RewardPool:
             RewardTrouble(
                 reward=label,
                 kind=kind,
-                message=mask_text(problem["message"]),
+                message=mask_text(problem.message),
                 prompt_id=job.group.prompt.prompt_id,
                 prompt=shorten(text_of_prompt(job.group.prompt.prompt)),
                 num_samples=len(samples),
                 completion=shorten(texts[samples[0]]) if known else None,
-                traceback_tail=mask_text(problem["traceback"]),
+                traceback_tail=mask_text(problem.traceback),
                 streak=self._streaks[label],
             )
         )
@@ -255,8 +279,9 @@ class RewardPool:
         """It is lost, and no reward's call can be blamed: that must not go on for ever."""
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS * self.config.workers:
-            log = f" What it printed is in {self._setup.log_file}." if self._setup.log_file else ""
-            raise RewardError(f"reward workers do not stay alive: {what}.{log}")
+            file = self._setup.log_file
+            place = f" What it printed is in {file}." if file is not None else ""
+            raise RewardError(f"reward workers do not stay alive: {what}.{place}")
         self._replace(worker, deque())
 
     def _start_worker(self) -> None:
@@ -295,17 +320,15 @@ def _described(reward: AnyReward) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _refusal(failed: list[dict[str, Any]]) -> RewardError | MissingDependencyError:
-    if all(one["missing"] for one in failed):
-        return MissingDependencyError("\n".join(one["message"] for one in failed))
-    lines = [f"reward {one['label']}: {one['message']}\n{one['traceback']}" for one in failed]
+def _load_failures(message: dict[str, Any]) -> list[LoadFailure]:
+    try:
+        return read_load_failures(message)
+    except BadAnswerError as error:
+        raise WorkerGoneError(f"the worker's first message makes no sense: {error}") from error
+
+
+def _refusal(failed: list[LoadFailure]) -> RewardError | MissingDependencyError:
+    if all(one.is_missing_package for one in failed):
+        return MissingDependencyError("\n".join(one.message for one in failed))
+    lines = [f"reward {one.label}: {one.message}\n{one.traceback}" for one in failed]
     return RewardError(mask_text("\n".join(line.rstrip() for line in lines)))
-
-
-def _is_answer(message: dict[str, Any], *, num: int) -> bool:
-    """Our own worker code wrote it, but in a process that foreign code shares."""
-    values = message.get("values")
-    if not isinstance(values, list) or len(values) != num:
-        return False
-    numbers = all(value is None or type(value) is float for value in values)
-    return numbers and {"problems", "metrics", "extras"} <= set(message)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +25,19 @@ from typing import Any
 
 from homeostat.rewards.calls import Call
 from homeostat.rewards.frames import FrameReader, send_frame
+from homeostat.rewards.reaping import MARKER, end_marked
 
 # Loading may import torch and fetch a judge; an idle worker takes a request at once.
 LOAD_SECONDS = 300.0
 SEND_SECONDS = 30.0
 DUMP_SECONDS = 0.5
 REAP_SECONDS = 10.0
+# The guardian ends what a worker started, and then itself.
+GUARDIAN_SECONDS = 3.0
 
 _BOOT = (
     "import sys; sys.path[:] = {path!r}; "
-    "from homeostat.rewards.worker import main; main({channel}, {dump})"
+    "from homeostat.rewards.worker import main; main({channel}, {dump}, {log!r})"
 )
 
 _SIGNALS = {int(number): number.name for number in signal.Signals}
@@ -62,10 +66,14 @@ class WorkerProcess:
         self.is_loaded = False
         self._reader = FrameReader()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115
+        # Everything below the worker can be known by it.
+        self._marker = uuid.uuid4().hex
         self.channel, theirs = socket.socketpair()
         self.channel.settimeout(SEND_SECONDS)
         with theirs:
-            self._process = _start(setup, channel=theirs.fileno(), dump=self._dump.fileno())
+            self._process = _start(
+                setup, self._marker, channel=theirs.fileno(), dump=self._dump.fileno()
+            )
         # A process that is dead already is found so by the first read.
         with contextlib.suppress(ConnectionError):
             send_frame(self.channel, pickle.dumps(setup.rewards))
@@ -144,25 +152,31 @@ class WorkerProcess:
         self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
+        assert self._process.stdin is not None
+        # The guardian takes the end of its input for the end of this process.
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GUARDIAN_SECONDS)
+        # A guardian that was killed or stopped by the reward leaves the rest to us.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         try:
             self._process.wait(REAP_SECONDS)
         except subprocess.TimeoutExpired:
             log.warning("reward worker %d does not end after SIGKILL", self._process.pid)
+        end_marked(self._marker)
 
     def close(self, *, patience_s: float = 0.0) -> None:
         """End it, and give back what it held."""
         self.end(patience_s=patience_s)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
         self._dump.close()
 
 
-def _start(setup: Setup, *, channel: int, dump: int) -> subprocess.Popen[bytes]:
+def _start(setup: Setup, marker: str, *, channel: int, dump: int) -> subprocess.Popen[bytes]:
     """Not by multiprocessing: it would import the parent's main module, and torch with it."""
     path = [str(setup.folder), *(entry for entry in sys.path if isinstance(entry, str))]
-    boot = _BOOT.format(path=path, channel=channel, dump=dump)
+    log_file = None if setup.log_file is None else str(setup.log_file.resolve())
+    boot = _BOOT.format(path=path, channel=channel, dump=dump, log=log_file)
     with open(setup.log_file or os.devnull, "ab") as output:
         return subprocess.Popen(
             [sys.executable, "-c", boot],
@@ -172,5 +186,6 @@ def _start(setup: Setup, *, channel: int, dump: int) -> subprocess.Popen[bytes]:
             bufsize=0,
             pass_fds=(channel, dump),
             cwd=setup.folder,
+            env={**os.environ, MARKER: marker},
             start_new_session=True,
         )

@@ -1,8 +1,10 @@
 """The process that runs rewards. Stdlib only until a reward asks for more, so that it starts fast.
 
-Two processes in a session of their own, so that one signal reaches them and all they started:
+Two processes in a session of their own:
 
-    guardian   runs no foreign code; ends the whole group when the parent is gone, even by kill -9
+    guardian   runs no foreign code; ends the worker and all that it started when the parent is
+               gone, even by kill -9, and what is left of it when the worker ends (see reaping.py);
+               keeps rewards.log within its bounds
     worker     loads the rewards, then answers one group after another
 
 The guardian's stdin is a pipe that the parent never writes to but to ask for a traceback: its end
@@ -24,7 +26,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -32,18 +36,23 @@ from homeostat.errors import MissingDependencyError
 from homeostat.rewards.calls import Call, answer_call, describe, tail_of
 from homeostat.rewards.frames import FrameReader, receive_frame, send_frame
 from homeostat.rewards.functions import RewardFunction, load_reward
+from homeostat.rewards.log_limit import trim
+from homeostat.rewards.reaping import MARKER, adopt_orphans, end_descendants, end_marked
 
+# From one look at the size of rewards.log to the next.
+LOG_SECONDS = 0.25
 _LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def main(channel_fd: int, dump_fd: int) -> None:
+def main(channel_fd: int, dump_fd: int, log_file: str | None) -> None:
+    adopt_orphans()
     for number in _LEFT_TO_THE_PARENT:
         # A handler, not SIG_IGN: programs that a reward starts would inherit that.
         signal.signal(number, _leave_to_the_parent)
     worker = os.fork()
     if worker:
         os.close(channel_fd)
-        _guard(worker)
+        _guard(worker, log_file)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.set_inheritable(dump_fd, False)
     faulthandler.enable(dump_fd)
@@ -65,17 +74,36 @@ def _let_go(channel: socket.socket) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _guard(worker: int) -> NoReturn:
+def _guard(worker: int, log_file: str | None) -> NoReturn:
     threading.Thread(target=_follow_the_parent, args=(worker,), daemon=True).start()
-    _, status = os.waitpid(worker, 0)
+    if log_file is not None:
+        threading.Thread(target=_bound_the_log, args=(Path(log_file),), daemon=True).start()
+    ended = 0
+    while ended != worker:
+        # Orphans that came to us are waited for on the way.
+        ended, status = os.waitpid(-1, 0)
     code = os.waitstatus_to_exitcode(status)
+    _end_the_rest()
     os._exit(code if code >= 0 else 128 - code)
 
 
 def _follow_the_parent(worker: int) -> None:
     while os.read(0, 1):
         os.kill(worker, signal.SIGUSR1)
+    _end_the_rest()
     os.killpg(0, signal.SIGKILL)
+
+
+def _end_the_rest() -> None:
+    end_descendants(os.getpid())
+    if marker := os.environ.get(MARKER):
+        end_marked(marker)
+
+
+def _bound_the_log(file: Path) -> NoReturn:
+    while True:
+        time.sleep(LOG_SECONDS)
+        trim(file)
 
 
 def _serve(channel: socket.socket) -> None:

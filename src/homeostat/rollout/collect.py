@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,10 +24,10 @@ from homeostat.config.run import RunConfig
 from homeostat.data.prompts import PromptSampler, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
+from homeostat.observe.names import describe
 from homeostat.rewards.combine import RunningMoments, finish
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
-from homeostat.rewards.trouble import TroubleKind
 from homeostat.rollout.engine import Engine, Request, Sampling, generate
 from homeostat.rollout.journal import Journal
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample
@@ -51,19 +50,20 @@ class StepRollouts:
     reward_s: float = 0.0
     # Sum and number of what functions handed to log_metric, by the metric's name.
     logged: dict[str, list[float]] = field(default_factory=dict)
-    # Values that are missing, by the metric's name.
-    missing: Counter[str] = field(default_factory=Counter)
 
     @property
     def all_groups(self) -> list[RolloutGroup]:
         return [*self.groups, *self.passed_over]
 
     def take_facts(self, facts: Mapping[str, Any]) -> None:
-        """What a round's rewards told besides their values, sampled now or long ago."""
+        """Add what the rewards of a round logged, whether it was sampled now or long ago."""
         for name, (total, count) in facts.get("logged", {}).items():
+            if describe(name) is None:
+                # Journals of earlier versions hold names that no function may log any more.
+                log.warning("the logged metric %r is left out: its name cannot be used", name)
+                continue
             before = self.logged.get(name, [0.0, 0])
             self.logged[name] = [before[0] + total, before[1] + count]
-        self.missing.update(facts.get("missing", {}))
 
 
 class Collector:
@@ -235,9 +235,8 @@ class Collector:
         step: int,
         total_steps: int,
     ) -> tuple[list[RolloutGroup], dict[str, Any]]:
-        """Groups with every reward's values, their sums still to be taken, and what else the
-        rewards told: see StepRollouts.take_facts."""
-        before = Counter(self.rewards.counts())
+        """Groups with every reward's values, their sums still to be taken, and what the rewards
+        logged: see StepRollouts.take_facts."""
         texts = [[self._text(completion) for completion in group] for group in completions]
         unscored = [
             UnscoredGroup(prompt, texts_G, [completion.tokens_T.tolist() for completion in group])
@@ -253,12 +252,12 @@ class Collector:
                     {name: values[index] for name, values in answer.values.items()},
                     None,
                     {name: cells[index] for name, cells in answer.extras.items()},
+                    answer.failed_on(index),
                 )
                 for index, completion in enumerate(group)
             ]
             groups.append(RolloutGroup(request.prompt, tuple(samples)))
-        missing = Counter(self.rewards.counts()) - before
-        return groups, {"logged": _logged(scored), "missing": _by_metric(missing)}
+        return groups, {"logged": _logged(scored)}
 
     def _text(self, completion: Completion) -> str:
         special = self.tokenizer.is_special
@@ -268,10 +267,7 @@ class Collector:
         """The rewards as trained on: weighted, normalised by the run so far, clipped."""
         assert self.config.rewards is not None, "combinations asks for rewards"
         labels = [reward.label for reward in self.config.rewards.functions]
-        scored = [
-            ScoredGroup({label: [s.rewards[label] for s in group.samples] for label in labels})
-            for group in groups
-        ]
+        scored = [_scored(group, labels) for group in groups]
         sums = finish(scored, self.config.rewards, self.moments)
         return [
             replace(
@@ -295,11 +291,15 @@ def _logged(scored: Sequence[ScoredGroup]) -> dict[str, list[float]]:
     return {name: [float(sum(found)), len(found)] for name, found in values.items() if found}
 
 
-def _by_metric(missing: Mapping[tuple[str, TroubleKind], int]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for (label, kind), count in missing.items():
-        found[f"rewards/{label}/{'failed' if kind.is_error else 'none'}"] += count
-    return found
+def _scored(group: RolloutGroup, labels: Sequence[str]) -> ScoredGroup:
+    samples = group.samples
+    return ScoredGroup(
+        {label: [sample.rewards[label] for sample in samples] for label in labels},
+        {
+            label: frozenset(n for n, sample in enumerate(samples) if label in sample.failed)
+            for label in labels
+        },
+    )
 
 
 def training_sampling(config: RunConfig, tokenizer: ChatTokenizer) -> Sampling:

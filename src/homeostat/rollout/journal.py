@@ -5,13 +5,18 @@
 A file is flat arrays laid end to end, with lengths beside them, and a JSON header:
 
     group/*    prompt ids, the prompts' tokens, samples of each
-    sample/*   request id, text, stop reason, reward, every function's reward, segments of each
+    sample/*   request id, text, stop reason, reward, every function's reward (a number, None, or
+               failed), segments of each
     segment/*  tokens (int32), engine_logp and sampled_logp (float32), version, policy, author
 
 Invariants: a file with its final name is whole (written under another name, synced, renamed). What
 is read is what was written, to the bit; a file whose checksum is wrong counts as not there. Prompts
 are the data set's: only their tokens are kept, and those must agree with what `prompt_of` gives.
 `facts` is the caller's: what the sampling depended on, for it to judge whether a file still holds.
+
+Format 1 did not tell a failed reward from None. It counted failures per round, and a round in which
+a reward failed has all its None values of that reward read as failures: better a sample that is not
+trained than one that is trained on a wrong reward.
 """
 
 from __future__ import annotations
@@ -41,12 +46,13 @@ from homeostat.types import (
     StopReason,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_FORMATS_READ = (1, 2)
 _NAME = re.compile(r"step_(\d{8})_round_(\d{2,})\.safetensors")
 _STOPS, _AUTHORS = list(StopReason), list(Author)
 # What a cell of a table of optional numbers holds.
-_ABSENT, _NONE, _NUMBER = 0, 1, 2
-_NOT_THERE = object()
+_ABSENT, _NONE, _NUMBER, _FAILED = 0, 1, 2, 3
+_NOT_THERE, _HAS_FAILED = object(), object()
 # What reading damaged bytes has been seen to raise.
 _DAMAGE = (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError)
 
@@ -166,7 +172,7 @@ def _group_arrays(groups: Sequence[RolloutGroup]) -> Arrays:
 
 def _sample_arrays(samples: Sequence[Sample], names: Sequence[str]) -> Arrays:
     completions = [sample.completion for sample in samples]
-    table = [[sample.rewards.get(name, _NOT_THERE) for name in names] for sample in samples]
+    table = [[_reward_cell(sample, name) for name in names] for sample in samples]
     return {
         "sample/segments": _ints([len(completion.segments) for completion in completions]),
         "sample/stop_reasons": _ints([_STOPS.index(c.stop_reason) for c in completions]),
@@ -176,6 +182,10 @@ def _sample_arrays(samples: Sequence[Sample], names: Sequence[str]) -> Arrays:
         **_number_arrays("sample/reward", [[sample.reward] for sample in samples], width=1),
         **_number_arrays("sample/rewards", table, width=len(names)),
     }
+
+
+def _reward_cell(sample: Sample, name: str) -> Any:
+    return _HAS_FAILED if name in sample.failed else sample.rewards.get(name, _NOT_THERE)
 
 
 def _segment_arrays(segments: Sequence[Segment], policies: Sequence[str]) -> Arrays:
@@ -208,15 +218,17 @@ def _text_arrays(name: str, texts: Sequence[str]) -> Arrays:
 
 
 def _number_arrays(name: str, table: Sequence[Sequence[Any]], *, width: int) -> Arrays:
-    """A table of numbers, some of them None or not there at all."""
+    """A table of numbers, some of them None, failed or not there at all."""
     values = np.zeros((len(table), width), dtype=np.float64)
     kinds = np.zeros((len(table), width), dtype=np.uint8)
     for row, cells in enumerate(table):
         for column, cell in enumerate(cells):
             if cell is _NOT_THERE:
                 continue
-            kinds[row, column] = _NONE if cell is None else _NUMBER
-            values[row, column] = 0.0 if cell is None else cell
+            if cell is None or cell is _HAS_FAILED:
+                kinds[row, column] = _NONE if cell is None else _FAILED
+            else:
+                kinds[row, column], values[row, column] = _NUMBER, cell
     return {name: values, f"{name}/kinds": kinds}
 
 
@@ -237,9 +249,20 @@ def _load(path: Path) -> tuple[dict[str, Any], Arrays]:
     if _digest(text, arrays) != digest:
         raise ValueError("its checksum is wrong")
     header = json.loads(text)
-    if header["version"] != FORMAT_VERSION:
+    if header["version"] not in _FORMATS_READ:
         raise ValueError(f"its format is {header['version']}, this is {FORMAT_VERSION}")
+    if header["version"] == 1:
+        _mark_failures(header, arrays)
     return header, arrays
+
+
+def _mark_failures(header: dict[str, Any], arrays: Arrays) -> None:
+    """Format 1: None of a reward that failed in the round counts as failed."""
+    counts = header["facts"].get("missing", {})
+    kinds = arrays["sample/rewards/kinds"]
+    for column, name in enumerate(header["rewards"]):
+        if counts.get(f"rewards/{name}/failed", 0):
+            kinds[kinds[:, column] == _NONE, column] = _FAILED
 
 
 def _prompts(arrays: Arrays, prompt_of: Callable[[int], Prompt], path: Path) -> Iterator[Prompt]:
@@ -273,6 +296,7 @@ def _samples(header: dict[str, Any], arrays: Arrays) -> Iterator[Sample]:
     segments = iter(_segments(header, arrays))
     stops = [StopReason(header["stop_reasons"][n]) for n in arrays["sample/stop_reasons"].tolist()]
     rewards = _numbers(arrays, "sample/rewards", header["rewards"])
+    failed = _failed(arrays, header["rewards"])
     totals = _numbers(arrays, "sample/reward", ["reward"])
     texts, ids = _texts(arrays, "sample/texts"), _texts(arrays, "sample/request_ids")
     # Journals of earlier versions have none.
@@ -283,7 +307,14 @@ def _samples(header: dict[str, Any], arrays: Arrays) -> Iterator[Sample]:
         own = tuple(itertools.islice(segments, count))
         completion = Completion(ids[place], own, stop)
         reward = totals[place]["reward"]
-        yield Sample(completion, texts[place], rewards[place], reward, json.loads(extras[place]))
+        yield Sample(
+            completion,
+            texts[place],
+            rewards[place],
+            reward,
+            json.loads(extras[place]),
+            failed[place],
+        )
 
 
 def _segments(header: dict[str, Any], arrays: Arrays) -> Iterator[Segment]:
@@ -329,4 +360,11 @@ def _numbers(arrays: Arrays, name: str, names: Sequence[str]) -> list[dict[str, 
             if kind != _ABSENT
         }
         for row, row_kinds in zip(values, kinds, strict=True)
+    ]
+
+
+def _failed(arrays: Arrays, names: Sequence[str]) -> list[frozenset[str]]:
+    return [
+        frozenset(name for name, kind in zip(names, kinds, strict=True) if kind == _FAILED)
+        for kinds in arrays["sample/rewards/kinds"].tolist()
     ]

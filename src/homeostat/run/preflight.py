@@ -37,6 +37,7 @@ from homeostat.run.preflight_health import (
 from homeostat.run.probes_tokenizer import compare_tokenizers
 from homeostat.run.rl_preflight import (
     engine_items,
+    evaluation_items,
     other_run_items,
     prompt_items,
     reward_items,
@@ -201,6 +202,7 @@ class Preflight:
     def _rl_sizes(self) -> Iterator[Item]:
         if self.prompts is not None:
             yield from size_items(self.config, self.prompts)
+            yield from evaluation_items(self.config)
 
     def _engine(self) -> Iterator[Item]:
         if self.prompts is not None and self.preview is not None:

@@ -165,6 +165,10 @@ def _evaluated(parts: RlParts, session: Session) -> tuple[dict[str, float], bool
     if not metrics:
         return {}, False
     state, rules, reward = parts.state, parts.config.eval, metrics["eval/reward"]
+    if (coverage := metrics["eval/reward_coverage"]) < rules.sampling.min_coverage:
+        fields = {"reward": reward, "coverage": coverage, "needed": rules.sampling.min_coverage}
+        session.recorder.event("eval_incomplete", state.step, **fields)
+        return metrics, False
     is_best = state.judge(reward, min_delta=rules.min_delta, higher_is_better=True)
     session.recorder.event("new_best" if is_best else "eval_done", state.step, reward=reward)
     if rules.patience is not None and state.evals_without_better >= rules.patience:

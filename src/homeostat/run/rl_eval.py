@@ -1,8 +1,9 @@
 """Held-out prompts: sampled, scored, and how many of them are solved.
 
-    pass@k = mean over prompts of 1 - C(n - c, k) / C(n, k), with c solved of n samples
-
-(Chen et al. 2021, arXiv:2107.03374.)
+`eval/reward` is the mean over the samples that no reward failed on, and `eval/reward_coverage` the
+share of those. A mean over a part of the prompts is not comparable with one over all of them: where
+the time limit strikes on long wrong answers, the worse policy has the better mean. So an evaluation
+with less coverage than eval.sampling.min_coverage is reported and never becomes the best one.
 
 The noise of a prompt's samples is the same at every evaluation, so that two of them differ by the
 policy alone.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from homeostat.rewards.combine import weighted_sum
 from homeostat.rollout.collect import in_groups
 from homeostat.rollout.engine import Request, Sampling, generate
 from homeostat.run.rl_setup import RlParts
+from homeostat.run.solved import deciding_rewards, pass_metrics
 from homeostat.types import RolloutGroup, Sample
 
 
@@ -32,42 +35,34 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
     assert rewards is not None, "combinations asks for rewards"
     weights = {reward.label: reward.weight for reward in rewards.functions}
     samples = [sample for group in groups for sample in group.samples]
-    sums = {id(sample): weighted_sum(sample.rewards, weights) for sample in samples}
-    known = [value for value in sums.values() if value is not None]
     lengths = [len(sample.completion) for sample in samples]
-    metrics = {
-        "eval/reward": float(np.mean(known)) if known else math.nan,
+    return {
+        **reward_metrics(samples, weights),
         "eval/completions/mean_length": float(np.mean(lengths)),
         "eval/completions/clipped_ratio": _share(s.completion.stop_reason.is_cut for s in samples),
         "eval/policy_version": float(parts.engine.policy_version),
         "time/eval": time.perf_counter() - started,
+        **pass_metrics(
+            groups,
+            deciding_rewards(rewards, solved_by=rules.solved_by),
+            at=rules.solved_at,
+            samples_per_prompt=rules.samples_per_prompt,
+        ),
+    }
+
+
+def reward_metrics(samples: list[Sample], weights: dict[str, float]) -> dict[str, float]:
+    """Means over the samples that have a value, and how many have none because a reward failed."""
+    sums = [weighted_sum(s.rewards, weights, failed=s.failed) for s in samples]
+    counts = {label for label, weight in weights.items() if weight != 0}
+    metrics = {
+        "eval/reward": _mean(sums),
+        "eval/reward_coverage": _share(not sample.failed & counts for sample in samples),
     }
     for label in weights:
-        values = [s.rewards[label] for s in samples if s.rewards[label] is not None]
-        metrics[f"eval/rewards/{label}/mean"] = float(np.mean(values)) if values else math.nan
-
-    def is_solved(sample: Sample) -> bool:
-        value = sums[id(sample)] if rules.solved_by is None else sample.rewards[rules.solved_by]
-        return value is not None and value >= rules.solved_at
-
-    solved = [sum(map(is_solved, group.samples)) for group in groups]
-    for k in _ks(rules.samples_per_prompt):
-        found = [pass_at(k, num_samples=rules.samples_per_prompt, num_solved=c) for c in solved]
-        metrics[f"eval/pass@{k}"] = float(np.mean(found))
+        metrics[f"eval/rewards/{label}/mean"] = _mean(s.rewards[label] for s in samples)
+        metrics[f"eval/rewards/{label}/failed"] = float(sum(label in s.failed for s in samples))
     return metrics
-
-
-def pass_at(k: int, *, num_samples: int, num_solved: int) -> float:
-    """The chance that one of k samples, drawn from these without replacement, is solved."""
-    if num_samples - num_solved < k:
-        return 1.0
-    return 1.0 - math.comb(num_samples - num_solved, k) / math.comb(num_samples, k)
-
-
-def _ks(num_samples: int) -> list[int]:
-    """1, 2, 4 ... and all of them."""
-    powers = [2**n for n in range(num_samples.bit_length()) if 2**n <= num_samples]
-    return sorted({*powers, num_samples})
 
 
 def _sampled(parts: RlParts) -> list[RolloutGroup]:
@@ -101,5 +96,10 @@ def _sampled(parts: RlParts) -> list[RolloutGroup]:
     return parts.collector.score(chosen, groups, step=step, total_steps=parts.total_steps)[0]
 
 
-def _share(flags) -> float:
+def _share(flags: Iterable[bool]) -> float:
     return float(np.mean([float(flag) for flag in flags]))
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else math.nan

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from homeostat.algorithms.baselines import has_signal
 from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.learn import Learned
@@ -30,7 +31,8 @@ def rl_metrics(
         **worst(learned.probes),
         **learned.mismatch,
         **_signal_metrics(rollouts, learned),
-        **_told_metrics(rollouts, labels),
+        **_missing_metrics(samples, labels),
+        **{name: total / count for name, (total, count) in rollouts.logged.items()},
         **_time_metrics(rollouts, learned, seconds=seconds, num_tokens=_num_tokens(groups)),
         "epoch": parts.collector.sampler.epoch,
         "num_tokens": parts.state.num_tokens,
@@ -47,11 +49,11 @@ def _reward_metrics(groups: list[RolloutGroup], labels: list[str]) -> dict[str, 
     by_group = [[s.reward for s in group.samples if s.reward is not None] for group in groups]
     known = [value for values in by_group for value in values]
     deviations = [float(np.std(values, ddof=1)) for values in by_group if len(values) > 1]
-    metrics = {
-        "reward": _mean(known),
-        "reward_std": _mean(deviations),
-        "frac_reward_zero_std": _mean(float(len(set(values)) <= 1) for values in by_group),
-    }
+    metrics = {"reward": _mean(known), "reward_std": _mean(deviations)}
+    # A group that lost its samples to a failing reward says nothing about how hard the prompt is.
+    judged = [np.array(values) for values in by_group if len(values) > 1]
+    if judged:
+        metrics["frac_reward_zero_std"] = _mean(float(not has_signal(values)) for values in judged)
     for label in labels:
         values = [s.rewards[label] for group in groups for s in group.samples]
         given = [value for value in values if value is not None]
@@ -60,11 +62,17 @@ def _reward_metrics(groups: list[RolloutGroup], labels: list[str]) -> dict[str, 
     return metrics
 
 
-def _told_metrics(rollouts: StepRollouts, labels: list[str]) -> dict[str, float]:
-    """Values that rewards did not give, and the means of what they logged."""
-    names = [f"rewards/{label}/{name}" for label in labels for name in ("failed", "none")]
-    missing = {name: float(rollouts.missing[name]) for name in names}
-    return missing | {name: total / count for name, (total, count) in rollouts.logged.items()}
+def _missing_metrics(samples: list[Sample], labels: list[str]) -> dict[str, float]:
+    """The values that rewards did not give: because they failed, or because they do not apply."""
+    metrics = {}
+    for label in labels:
+        failed = sum(label in sample.failed for sample in samples)
+        without = sum(sample.rewards[label] is None for sample in samples)
+        metrics[f"rewards/{label}/failed"] = float(failed)
+        metrics[f"rewards/{label}/failed_share"] = failed / len(samples)
+        metrics[f"rewards/{label}/none"] = float(without - failed)
+    lost = sum(bool(sample.failed) and sample.reward is None for sample in samples)
+    return metrics | {"rollout/failed_share": lost / len(samples)}
 
 
 def _completion_metrics(samples: list[Sample]) -> dict[str, float]:
@@ -145,16 +153,27 @@ def _signal_metrics(rollouts: StepRollouts, learned: Learned) -> dict[str, float
         "rollout/groups_passed_over": float(len(rollouts.passed_over)),
     }
     if learned.rows is not None:
-        per_sample = np.array([a.mean() if len(a) else 0.0 for a in learned.advantages_S])
         metrics |= {
-            "advantages/mean": float(per_sample.mean()),
-            "advantages/std": float(per_sample.std()),
-            "advantages/zero_share": float((per_sample == 0).mean()),
+            **_advantage_metrics(learned.advantages_S, ~np.isnan(learned.rows.rewards_S)),
             "rollout/untrained_share": float((~learned.rows.trained_S).mean()),
             "rollout/overlong_penalty": float(learned.rows.penalty_S.mean()),
             "train/updates_without_signal": float(learned.num_without_signal),
         }
     return metrics
+
+
+def _advantage_metrics(
+    advantages_S: list[np.ndarray], has_reward_S: np.ndarray
+) -> dict[str, float]:
+    """Of the samples with a reward: one that a failed reward left without has no advantage."""
+    per_sample = np.array([a.mean() if len(a) else 0.0 for a in advantages_S])[has_reward_S]
+    if not len(per_sample):
+        return {}
+    return {
+        "advantages/mean": float(per_sample.mean()),
+        "advantages/std": float(per_sample.std()),
+        "advantages/zero_share": float((per_sample == 0).mean()),
+    }
 
 
 def _time_metrics(

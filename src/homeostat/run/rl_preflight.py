@@ -24,7 +24,8 @@ from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.vllm.options import check_options, require_installed
 from homeostat.run.check_item import Item
 from homeostat.run.engines import sampling_processes
-from homeostat.run.rl_setup import require_stop_ids, saved_journal
+from homeostat.run.rl_setup import require_stop_ids, require_turn_end, saved_journal
+from homeostat.run.solved import deciding_rewards
 from homeostat.train.build import named_reference, reference_model
 from homeostat.train.runtime import resolve_device, resolve_dtype
 
@@ -45,6 +46,7 @@ def prompt_items(
         if not sources:
             continue
         prompts = prepare_prompts(sources, tokenizer, data, progress=progress)
+        require_turn_end(config, tokenizer, prompts, which=which)
         report = prompts.report
         lost = report.seen - report.kept
         text = (
@@ -98,6 +100,28 @@ def size_items(config: RunConfig, prompts: PromptSet) -> Iterator[Item]:
         yield Item("sizes", "warning", few)
     if problems := find_length_conflicts(config, total_steps=total):
         raise ConfigError(problems)
+
+
+def evaluation_items(config: RunConfig) -> Iterator[Item]:
+    """Say which reward decides what is solved, which is easily taken for another one."""
+    if not (config.data.validation or config.data.validation_share > 0):
+        return
+    assert config.rewards is not None, "combinations asks for rewards"
+    rules = config.eval.sampling
+    judges = deciding_rewards(config.rewards, solved_by=rules.solved_by)
+    facts = {"solved_by": [list(labels) for labels in judges.values()], "at": rules.solved_at}
+    if "" in judges:
+        names = " and ".join(judges[""])
+        give = "gives" if len(judges[""]) == 1 else "give"
+        text = f"pass@k: a sample is solved where {names} {give} {rules.solved_at:g} or more"
+        yield Item("evaluation", "ok", text, facts)
+        return
+    names = ", ".join(labels[0] for labels in judges.values())
+    text = (
+        f"no reward is known to say what is solved, so pass@k is reported for each of {names} "
+        "(eval/pass@k/<name>): name the one that decides in eval.sampling.solved_by"
+    )
+    yield Item("evaluation", "warning", text, facts)
 
 
 def reward_items(config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer) -> Iterator[Item]:

@@ -270,11 +270,25 @@ def _prepare(
     sources = config.data.train if which == "train" else config.data.validation
     with progress_of(f"tokenising {which} prompts", session.console) as progress:
         found = prepare_prompts(sources, tokenizer, config.data, progress=progress)
+    require_turn_end(config, tokenizer, found, which=which)
     report = found.report
     log.info("%s prompts: %d of %d kept", which, report.kept, report.seen)
     counts = {name: value for name, value in report.to_json().items() if "examples" not in name}
     session.event("data_prepared", session.start_step, which=which, **counts)
     return found
+
+
+def require_turn_end(
+    config: RunConfig, tokenizer: ChatTokenizer, prompts: PromptSet, *, which: str
+) -> None:
+    """A chat must have a token that ends the answer, unless the recipe says what ends it."""
+    if config.rollout.stop or config.rollout.stop_token_ids:
+        return
+    sources = config.data.train if which == "train" else config.data.validation
+    has_chat = any(getattr(source, "chat", False) for source in sources)
+    # A list of messages is a chat whatever the source says.
+    if has_chat or any(not isinstance(prompt.prompt, str) for prompt in prompts):
+        tokenizer.require_turn_end(wanted_by=f"data.{which}")
 
 
 def require_stop_ids(config: RunConfig, *, vocabulary: int) -> None:

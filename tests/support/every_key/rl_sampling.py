@@ -247,12 +247,24 @@ def certain_sampling_is_greedy(change: str) -> Case:
 
 
 def solved_by_one_reward(workshop: Workshop) -> None:
-    by_sum, by_one = (
+    by_each, by_one = (
         evaluated(workshop.run(*HELD_OUT, EARNED, *more))
         for more in ((), ("eval.sampling.solved_by=regex_format",))
     )
-    assert by_sum["eval/pass@1"] == 1
-    assert by_one["eval/pass@1"] == by_one["eval/rewards/regex_format/mean"] < 1
+    assert "eval/pass@1" not in by_each
+    assert by_each["eval/pass@1/any"] == 1
+    assert by_one["eval/pass@1"] == by_each["eval/pass@1/regex_format"] < 1
+    assert by_one["eval/pass@1"] == by_one["eval/rewards/regex_format/mean"]
+
+
+def an_evaluation_with_failures_is_no_best(workshop: Workshop) -> None:
+    base = (*HELD_OUT, "rewards.functions=[{type: function, path: 'rewards.py:fails_on_zero'}]")
+    strict, lenient = (
+        workshop.run(*base, *more) for more in ((), ("eval.sampling.min_coverage=0",))
+    )
+    assert 0 < evaluated(strict)["eval/reward_coverage"] < 1
+    assert evaluated(strict) == evaluated(lenient)
+    assert [len(run.events("new_best")) for run in (strict, lenient)] == [0, 1]
 
 
 CASES: dict[str, Case] = {
@@ -327,6 +339,7 @@ CASES: dict[str, Case] = {
         was=False, now=True, base=HELD_OUT, same="bits",
     ),
     "eval.sampling.solved_by": solved_by_one_reward,
+    "eval.sampling.min_coverage": an_evaluation_with_failures_is_no_best,
     "observe.completions.interval_steps": shows(
         "observe.completions.interval_steps=2",
         lambda run: completion_steps(run.dir / "completions"),

@@ -41,6 +41,9 @@ def starts_high(completions, **columns):
 def checksum(prompts, completions, **columns):
     return [float(zlib.crc32(repr(pair).encode()) % 1000) for pair in zip(prompts, completions)]
 
+def fails_on_zero(completions, **columns):
+    return [float("nan") if text[:1] == "0" else float(text[:1] in "12") for text in completions]
+
 def process(completions, **columns):
     return [float(os.getpid())] * len(completions)
 

@@ -114,6 +114,39 @@ class WorkerKilled(_Reward):
         return {"onset": self.dose.onset, "share": self.dose.strength}
 
 
+class _Beside(_Reward):
+    """A reward that fails on a share of the prompts, beside a format reward that never does."""
+
+    expects = ("reward-fn-failing", "reward-timeout")
+    strength = (0.25, 0.6)
+
+    def options(self) -> dict[str, Any]:
+        return {"onset": self.dose.onset, "share": self.dose.strength}
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        super().prepare(raw, folder)
+        form = {"type": "regex_format", "name": "form", "pattern": "[0-9]+", "weight": 0.2}
+        raw["rewards"]["functions"].append(form)
+
+
+class RaisesBeside(_Beside):
+    """The check of the answer raises for a share of the prompts; the format reward is fine."""
+
+    name, function = "reward_raises_beside", "flaky"
+
+
+class HangsBeside(_Beside):
+    """The check of the answer hangs for a share of the prompts; the format reward is fine."""
+
+    name, function = "reward_hangs_beside", "stuck"
+    body = FEW
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        super().prepare(raw, folder)
+        raw["rewards"]["timeout_s"] = 0.5
+        raw["rollout"]["prompts_per_step"] = 4
+
+
 class Slow(_Reward):
     """The reward takes most of a step."""
 
@@ -200,6 +233,8 @@ FAULTS: tuple[type[Injector], ...] = (
     MissingColumn,
     Hangs,
     WorkerKilled,
+    RaisesBeside,
+    HangsBeside,
     Slow,
     TooFewSamples,
     LengthHacking,

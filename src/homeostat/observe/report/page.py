@@ -28,12 +28,14 @@ from homeostat.observe.report.tables import (
 )
 from homeostat.observe.report.tiles import make_tiles
 from homeostat.observe.report.worst_tokens import worst_tokens_table
+from homeostat.observe.safe_text import safe_text
 
 
 def write_report(run_dir: Path) -> Path:
     """Write report.html for a run directory, finished or not. Returns its path."""
     facts = read_facts(run_dir)
-    write_atomically(facts.paths.report, render_page(facts))
+    # Browsers obey bidi controls, and people read the source in a terminal.
+    write_atomically(facts.paths.report, safe_text(render_page(facts)))
     return facts.paths.report
 
 

@@ -80,7 +80,7 @@ def _reward_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
              about="Samples for which a reward function gave no value."),
         *(Plot(label, "logged by the reward", [Line(label, columns[name], metric=name)],
                markers=markers)
-          for name, label in parts.labelled(columns, r"rewards/([^/]+/logged/[^/]+)").items()),
+          for name, label in parts.labelled(columns, r"rewards/([^/]+/logged/.+)").items()),
     ]  # fmt: skip
 
 
@@ -89,6 +89,8 @@ def _pass_lines(columns: Columns) -> list[Line]:
     if len(sizes) > 5:
         sizes = sorted({sizes[round(place)] for place in np.linspace(0, len(sizes) - 1, 5)})
     names = {f"eval/pass@{k}": f"pass@{k}" for k in sizes}
+    # Where no single reward decides, pass@1 of each.
+    names |= parts.labelled(columns, r"eval/pass@1/([^/]+)")
     return [replace(line, style="dots") for line in parts.many(columns, names, factor=100.0)]
 
 

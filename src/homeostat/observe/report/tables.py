@@ -17,6 +17,7 @@ from homeostat.observe.events import mood_of
 from homeostat.observe.progress import event_line
 from homeostat.observe.report.elements import block, heading, table
 from homeostat.observe.report.facts import RunFacts, StepSamples
+from homeostat.observe.safe_text import safe_text
 from homeostat.observe.samples import Row
 
 MAX_EVENT_ROWS = 200
@@ -97,7 +98,7 @@ def shortened(text: str | None, limit: int = MAX_TEXT) -> str:
     if len(text) > limit:
         half = limit // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
-    return fmt.visible(text)
+    return safe_text(text)
 
 
 def troubles_table(facts: RunFacts) -> str:

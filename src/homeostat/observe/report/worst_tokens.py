@@ -17,6 +17,7 @@ from typing import Any
 from homeostat.observe import format as fmt
 from homeostat.observe.report.elements import table
 from homeostat.observe.report.facts import RunFacts
+from homeostat.observe.safe_text import safe_text
 
 NUM_SHOWN = 8
 MAX_CONTEXT = 120
@@ -104,7 +105,7 @@ def _text(told: dict[str, Any]) -> str:
 
 def _plain(text: Any) -> str:
     # A text that reads "nan" or "inf" comes back from the file as a number.
-    return fmt.visible(str(text)).translate(_BREAKS) if isinstance(text, (str, float)) else ""
+    return safe_text(str(text)).translate(_BREAKS) if isinstance(text, (str, float)) else ""
 
 
 def _likely(logp: float) -> str:

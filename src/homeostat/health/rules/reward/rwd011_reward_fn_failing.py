@@ -5,13 +5,16 @@
 a share of a step's samples it is a warning from `max_share` on, an error from half on.
 
 ## Why it matters
-A sample without a value is trained without that reward. Failures that depend on the answer (long
-ones time out, odd ones raise) bend what the policy learns.
+A sample on which a reward failed is not trained, whatever the other rewards gave it: what it
+deserved is not known. Failures that depend on the answer (long ones time out, odd ones raise) still
+bend what the policy learns, because it learns from the others alone.
 
 ## Likely causes
 - dataset-column-missing: the function asks for a column that the rows do not have.
 - reward-fn-signature: it does not take the arguments that it is given.
-- reward-slow: it takes longer than rewards.timeout_s.
+- reward-timeout: it hangs. Call after call runs into rewards.timeout_s, so that a longer limit
+  would only make each step longer.
+- reward-slow: some of its calls take longer than rewards.timeout_s.
 - reward-fn-failing: it raises, dies, or returns lists of the wrong length or type.
 
 ## What to do
@@ -24,13 +27,20 @@ Rare failures on broken completions, which are information.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
+from homeostat.health.quote import quote
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import samples_per_step
-from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.view import Event, Kind, RunView, Series
 from homeostat.health.windows import newest_spell
+
+# From here on a function that runs out of time is one that hangs.
+HANGING_CALLS = 3
+HANGING_SHARE = 0.9
 
 
 class Options(RuleOptions):
@@ -49,14 +59,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _sighting(view: RunView, name: str, failed: Series, options: Options) -> Sighting:
-    per_record, samples = float(failed.values.mean()), samples_per_step(view)
-    share = per_record / samples if samples else None
-    causes = tuple(_causes(view, name))
+    per_record, share = float(failed.values.mean()), _share(view, name, failed)
+    causes = tuple(_causes(view, name, share))
     level = Level.WARN if share is None or share > options.max_share else Level.INFO
     said = f"{share:.1%} of the samples" if share is not None else f"{per_record:.4g} a record"
     return Sighting(
-        message=f"The reward {name} has failed on {said} since step {failed.steps[0]}. "
-        "The event reward_trouble shows why, with the completion.",
+        message=f"The reward {name} has failed on {said} since step {failed.steps[0]}; these are "
+        "not trained. The event reward_trouble shows why, with the completion.",
         evidence=(f"rewards/{name}/failed {failed.latest:.0f} at step {failed.steps[-1]}",),
         causes=causes,
         fixes=_fixes(causes[0].name),
@@ -69,17 +78,44 @@ def _sighting(view: RunView, name: str, failed: Series, options: Options) -> Sig
     )
 
 
-def _causes(view: RunView, name: str) -> Iterator[Cause]:
-    troubles = [e for e in view.events_of("reward_trouble") if e.fields.get("reward") == name]
-    said = " ".join(str(e.fields.get("message", "")) for e in troubles[-5:])
-    kinds = {str(e.fields.get("failure", "")) for e in troubles}
+def _share(view: RunView, name: str, failed: Series) -> float | None:
+    """Share of the samples since the failures began; from the sizes where it is not logged."""
+    logged = view.series(f"rewards/{name}/failed_share")
+    if logged is not None and len(since := logged.since(int(failed.steps[0]))):
+        return float(since.values.mean())
+    samples = samples_per_step(view)
+    return float(failed.values.mean()) / samples if samples else None
+
+
+def _causes(view: RunView, name: str, share: float | None) -> Iterator[Cause]:
+    events = [e for e in view.events_of("reward_trouble") if e.fields.get("reward") == name]
+    troubles = [event for event in events if event.fields.get("failure") != "none"]
+    messages = dict.fromkeys(str(e.fields.get("message", "")) for e in troubles[-5:])
+    said = quote(" | ".join(messages))
+    kinds = Counter(str(e.fields.get("failure", "")) for e in troubles)
     if "KeyError" in said or "column" in said:
-        yield Cause("dataset-column-missing", f"it said: {said[:120]}")
+        yield Cause("dataset-column-missing", f"it said: {said}")
     if "unexpected keyword" in said or "positional argument" in said:
-        yield Cause("reward-fn-signature", f"it said: {said[:120]}")
-    if "timeout" in kinds:
-        yield Cause("reward-slow", "it ran out of time")
-    yield Cause("reward-fn-failing", said[:120] or "values are missing")
+        yield Cause("reward-fn-signature", f"it said: {said}")
+    if kinds["timeout"]:
+        yield _time_out([e for e in troubles if e.fields.get("failure") == "timeout"], share)
+    yield Cause("reward-fn-failing", said or "values are missing")
+
+
+def _time_out(timeouts: list[Event], share: float | None) -> Cause:
+    """Whether it hangs, which more time does not mend, or is only slow now and then."""
+    in_a_row = max(_number(event.fields.get("calls_in_a_row")) for event in timeouts)
+    if in_a_row < HANGING_CALLS and (share is None or share < HANGING_SHARE):
+        return Cause("reward-slow", "some of its calls ran out of time")
+    stack = [line.strip() for line in str(timeouts[-1].fields.get("traceback", "")).splitlines()]
+    place = next((line for line in stack if line.startswith("File ")), "")
+    times = f"{in_a_row:.0f} calls in a row" if in_a_row > 1 else "call after call"
+    at = f", the last at {quote(place)}" if place else ""
+    return Cause("reward-timeout", f"it ran out of time {times}{at}")
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _fixes(cause: str) -> tuple[Fix, ...]:
@@ -88,6 +124,9 @@ def _fixes(cause: str) -> tuple[Fix, ...]:
             Fix("rewards.timeout_s", "3 times as long", "it is not given enough", Grade.SAFE),
             Fix("rewards.workers", "more", "groups are scored side by side", Grade.SAFE),
         )
+    if cause == "reward-timeout":
+        why = "it hangs: the event's traceback shows where. A longer limit only makes steps longer"
+        return (Fix("rewards.functions", "a function that comes to an end", why),)
     return (Fix("rewards.functions", "a function that takes every completion", "it fails now"),)
 
 
