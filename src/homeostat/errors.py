@@ -83,6 +83,10 @@ class WorkerError(HomeostatError, RuntimeError):
     exit_code = 1
 
 
+class WorkerOutOfMemoryError(WorkerError, MemoryError):
+    """A worker process was ended because memory ran out, before it could raise anything."""
+
+
 class SyncError(HomeostatError, RuntimeError):
     """New weights did not reach the engine, or it does not serve what reached it."""
 

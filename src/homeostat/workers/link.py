@@ -50,7 +50,7 @@ class RankLink:
         self._lock = threading.Lock()
         self._pending: dict[int, Pending[Any]] = {}
         self._num_calls = 0
-        self._refusal: str | None = None
+        self._refusal: WorkerError | None = None
 
     def start(self, *, on_end: Callable[[RankLink], None], hold_back: Callable[[], None]) -> None:
         """`hold_back` runs before a failure is told: see ProcessGroup."""
@@ -66,19 +66,19 @@ class RankLink:
         pending = Pending(name, rank, method, last_words=lambda: self.log.last_words(rank))
         with self._lock:
             if self._refusal is not None:
-                raise WorkerError(self._refusal)
+                raise type(self._refusal)(str(self._refusal))
             self._num_calls += 1
             self._pending[self._num_calls] = pending
             self._outbox.put((pickle.dumps((self._num_calls, method)), body))
         return pending
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: WorkerError) -> None:
         """Fail what is pending and whatever is asked from now on."""
         with self._lock:
             self._refusal = why
             failed, self._pending = self._pending, {}
         for pending in failed.values():
-            pending.fail(WorkerError(why))
+            pending.fail(type(why)(str(why)))
 
     @property
     def is_awaited(self) -> bool:
