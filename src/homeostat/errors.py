@@ -87,6 +87,10 @@ class WorkerDiedError(WorkerError):
     """A worker process ended without having been asked to."""
 
 
+class WorkerOutOfMemoryError(WorkerDiedError, MemoryError):
+    """A worker process was ended because memory ran out, before it could raise anything."""
+
+
 class SyncError(HomeostatError, RuntimeError):
     """New weights did not reach the engine, or it does not serve what reached it."""
 

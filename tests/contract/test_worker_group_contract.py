@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from homeostat.errors import ConfigError, EngineError, WorkerError
+from homeostat.errors import ConfigError, EngineError, WorkerError, WorkerOutOfMemoryError
 from homeostat.types import Completion, Segment, StopReason
 from homeostat.workers.group import WorkerGroup, gather
 from homeostat.workers.in_process import InProcessGroup
@@ -369,6 +369,14 @@ def test_a_rank_that_ends_by_itself_says_how(
     group = start("two")
     calls = [group.call(0, "sleep", 600.0), group.call(1, method, number)]
     with pytest.raises(WorkerError, match=f"trainer rank 1 {how}"):
+        gather(calls, timeout_s=SOON_S)
+
+
+def test_a_rank_that_aborts_for_want_of_memory_is_known_by_its_last_words(start: Start) -> None:
+    """An allocation that fails where C++ cannot raise ends the process, with no Python error."""
+    group = start("two")
+    calls = [group.call(0, "sleep", 600.0), group.call(1, "abort_for_want_of_memory")]
+    with pytest.raises(WorkerOutOfMemoryError, match="rank 1 was ended by SIGABRT(.|\n)*bad_alloc"):
         gather(calls, timeout_s=SOON_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -69,6 +70,13 @@ class Worker:
     def crash(self, signal_number: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.kill(os.getpid(), signal_number)
+
+    def abort_for_want_of_memory(self) -> None:
+        """C++'s own allocation, which throws through C: nobody can catch it."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        allocate = ctypes.CDLL("libstdc++.so.6")._Znwm
+        allocate.argtypes = [ctypes.c_size_t]
+        allocate(2**60)
 
     def ignore_sigterm(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

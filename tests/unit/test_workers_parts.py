@@ -15,7 +15,7 @@ from homeostat import errors
 from homeostat.errors import ConfigError, HomeostatError, Problem, WorkerError
 from homeostat.workers.child import GUARDIAN, WORKER, Ticket
 from homeostat.workers.hosting import Failure, attempt
-from homeostat.workers.log import WorkerLog, describe_exit
+from homeostat.workers.log import WorkerLog
 from homeostat.workers.reception import Reception
 
 OURS = [
@@ -87,19 +87,6 @@ def test_a_socket_path_that_is_too_long_names_the_setting(tmp_path: Path) -> Non
     log = WorkerLog.begin_now(tmp_path / "log", group_name="engine")
     with pytest.raises(WorkerError, match="Set TMPDIR to a short path"):
         Reception(tmp_path / ("x" * 120), size=1, log=log)
-
-
-@pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        (3, "ended with exit code 3"),
-        (-11, "was ended by SIGSEGV"),
-        (-9, "was ended by SIGKILL (the system does this when memory runs out)"),
-        (-40, "was ended by signal 40"),
-    ],
-)
-def test_the_end_of_a_process_in_words(code: int, text: str) -> None:
-    assert describe_exit(code) == text
 
 
 def test_last_words_are_the_ranks_own_or_the_launchers(tmp_path: Path) -> None:

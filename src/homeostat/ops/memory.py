@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-# All that torch says of it on a CPU, in a plain RuntimeError.
-_CPU_ALLOCATOR_FAILED = "can't allocate memory"
+from homeostat.observe.exits import says_out_of_memory
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: on a GPU, in Python, or in torch's CPU allocator, which raises
+    a plain RuntimeError."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR_FAILED in str(error)
+    return isinstance(error, RuntimeError) and says_out_of_memory(str(error))

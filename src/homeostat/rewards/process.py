@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from homeostat.observe.exits import describe_signal
 from homeostat.rewards.calls import Call
 from homeostat.rewards.frames import FrameReader, send_frame
 from homeostat.rewards.reaping import MARKER, end_marked
@@ -40,7 +41,6 @@ _BOOT = (
     "from homeostat.rewards.worker import main; main({channel}, {dump}, {log!r})"
 )
 
-_SIGNALS = {int(number): number.name for number in signal.Signals}
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +117,7 @@ class WorkerProcess:
             return "the worker process was killed from outside"
         if code <= 128:
             return f"the worker process ended with exit code {code}"
-        name = _SIGNALS.get(code - 128, f"signal {code - 128}")
-        hint = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
-        return f"the worker process was ended by {name}{hint}"
+        return f"the worker process {describe_signal(code - 128)}"
 
     def where(self) -> str:
         """Where it is, or was when it crashed: the stack, innermost call first."""

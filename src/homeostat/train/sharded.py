@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.run import RunConfig
-from homeostat.errors import HomeostatError, OutOfMemoryHaltError
+from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
 from homeostat.models.build import ModelSheet
 from homeostat.train.memory import ladder_text
 from homeostat.train.runtime import Runtime
@@ -169,13 +169,13 @@ class ShardedTrainer:
     def _fit(self, batches: Sequence[TrainBatch], pending: Sequence[Pending[Any]]) -> list[Any]:
         try:
             return self._gather(pending)
-        except OutOfMemoryHaltError as error:
+        except (OutOfMemoryHaltError, WorkerOutOfMemoryError) as error:
             rows = max(int(batch.lengths_B.max()) for batch in batches)
             tokens = max(batch.num_tokens for batch in batches)
             ladder = ladder_text(self.config, longest_row=rows, largest_batch=tokens)
             raise OutOfMemoryHaltError(
-                f"{error}\nThe other ranks wait for the one that ran out of memory, so the step "
-                f"cannot be begun again. {ladder}"
+                f"{error}\nA rank that runs out of memory leaves the others waiting for it, so the "
+                f"step cannot be begun again. {ladder}"
             ) from None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +34,9 @@ class WorkerLog:
         own = own or [line for line in lines if not line.startswith(anyones)]
         if not own:
             return f"\nIt wrote nothing to {self.file}."
-        return "\n".join([f"\nIts last lines in {self.file}:", *own[-TAIL_LINES:]])
+        return "\n".join(
+            [f"\nIts last lines in {self.file}:", *own[_first_shown(own) :][:TAIL_LINES]]
+        )
 
     def _tail(self) -> list[str]:
         with contextlib.suppress(OSError), open(self.file, "rb") as lines:
@@ -45,15 +46,9 @@ class WorkerLog:
         return []
 
 
-def describe_exit(code: int | None) -> str:
-    """How a process ended, by the code that subprocess gives it; None: nobody knows."""
-    if code is None:
-        return "was killed from outside, together with its guardian"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = _SIGNALS.get(-code, f"signal {-code}")
-    hint = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"
-
-
-_SIGNALS = {int(number): number.name for number in signal.Signals}
+def _first_shown(lines: list[str]) -> int:
+    """Where the last lines begin: before the stack that Python prints of a crash, if there is one,
+    for what a library said of its cause stands above that."""
+    crashes = [at for at, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    last = max(0, len(lines) - TAIL_LINES)
+    return max(0, min(last, crashes[-1] - TAIL_LINES // 3)) if crashes else last

@@ -20,13 +20,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from homeostat.errors import WorkerDiedError, WorkerError
+from homeostat.errors import WorkerDiedError, WorkerError, WorkerOutOfMemoryError
+from homeostat.observe.exits import describe_exit, is_death_of_memory, num_kernel_kills
 from homeostat.workers.child import Ticket
 from homeostat.workers.group import Pending, describe_overdue, gather
 from homeostat.workers.hosting import CLOSE, START
 from homeostat.workers.launchers import END_SECONDS, LAUNCHERS, end_launchers
 from homeostat.workers.link import RankLink
-from homeostat.workers.log import WorkerLog, describe_exit
+from homeostat.workers.log import WorkerLog
 from homeostat.workers.reception import Reception
 
 TERM_SECONDS = 2.0
@@ -118,7 +119,8 @@ class ProcessGroup:
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._is_closed = False
-        self._report: str | None = None
+        self._report: WorkerError | None = None
+        self._kernel_kills_before = num_kernel_kills()
         self._death = threading.Event()
         for link in links:
             link.start(on_end=self._on_end, hold_back=self._hold_back)
@@ -137,7 +139,7 @@ class ProcessGroup:
 
     def health(self) -> str | None:
         late = [one for link in self._links for one in link.overdue()]
-        return self._report or describe_overdue(late) or None
+        return str(self._report) if self._report else describe_overdue(late) or None
 
     def close(self) -> None:
         """Ask, with `close_timeout_s`; then SIGTERM; then SIGKILL."""
@@ -159,12 +161,7 @@ class ProcessGroup:
         while any(link.is_awaited for link in self._links) and time.monotonic() < last:
             time.sleep(0.01)
         for link in self._links:
-            link.refuse(self._end_of_group())
-
-    def _end_of_group(self) -> WorkerError:
-        if self._report is not None:
-            return WorkerDiedError(self._report)
-        return WorkerError(f"{self.name}: the group is closed.")
+            link.refuse(self._report or WorkerError(f"{self.name}: the group is closed."))
 
     def _ask(
         self, ranks: Sequence[int], method: str, bodies: Sequence[bytes]
@@ -196,23 +193,32 @@ class ProcessGroup:
         """A launcher that is killed leaves its workers behind. Their own end is told by them."""
         code = launcher.wait()
         if not self._death.wait(HOLD_BACK_SECONDS):
-            self._die(f"{self.name}: the launcher of its workers {describe_exit(code)}.")
+            end = f"{self.name}: the launcher of its workers {describe_exit(code)}."
+            self._die(WorkerDiedError(end))
 
     def _on_end(self, link: RankLink) -> None:
-        end = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}."
-        report = end + link.log.last_words(link.rank)
+        report = self._report_of(link)
         if self._is_closed:
-            link.refuse(WorkerError(report))
+            link.refuse(WorkerError(str(report)))
         else:
             self._die(report)
 
-    def _die(self, report: str) -> None:
+    def _report_of(self, link: RankLink) -> WorkerDiedError:
+        """How a rank ended, in the class of error that says why."""
+        words = link.log.last_words(link.rank)
+        text = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}.{words}"
+        kills = num_kernel_kills() - self._kernel_kills_before
+        if is_death_of_memory(link.exit_code, words, kernel_kills=kills):
+            return WorkerOutOfMemoryError(text)
+        return WorkerDiedError(text)
+
+    def _die(self, report: WorkerDiedError) -> None:
         with self._lock:
             if self._is_closed or self._report is not None:
                 return
             self._report = report
         for link in self._links:
-            link.refuse(WorkerDiedError(report))
+            link.refuse(report)
         self._death.set()
         self._end()
 

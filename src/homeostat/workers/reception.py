@@ -18,9 +18,10 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 
 from homeostat.errors import WorkerDiedError, WorkerError
+from homeostat.observe.exits import describe_exit
 from homeostat.workers.child import GUARDIAN, WORKER, exit_code_of_worker
 from homeostat.workers.link import Line, RankLink
-from homeostat.workers.log import WorkerLog, describe_exit
+from homeostat.workers.log import WorkerLog
 
 GREETING_SECONDS = 5
 LOOK_ROUND_SECONDS = 0.1

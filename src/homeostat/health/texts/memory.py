@@ -34,6 +34,7 @@ from homeostat.health.texts.places import (
 )
 from homeostat.health.texts.trouble import Trouble
 from homeostat.health.view import RunView
+from homeostat.observe.exits import ALLOCATOR_TEXTS
 
 _SPECIFIC = ("ERR001", "ERR012", *AFTERMATH)
 _SAVER_OFF = tuple(f"enable_memory_saver{sep}false" for sep in ("=", ": ", "': ", '": '))
@@ -469,9 +470,7 @@ TROUBLES: tuple[Trouble, ...] = (
             "A process in the process pool was terminated abruptly",
             "MemoryError: Unable to allocate",
             "ArrayMemoryError",
-            "DefaultCPUAllocator: can't allocate memory",
-            "DefaultCPUAllocator: not enough memory",
-            "std::bad_alloc",
+            *ALLOCATOR_TEXTS,
             "OSError: [Errno 12] Cannot allocate memory",
             "fork: Cannot allocate memory",
         ),
