@@ -1,5 +1,6 @@
 """A GGUF file written by llama.cpp's own library is read as the HF model it was made from."""
 
+import random
 import sys
 
 import numpy as np
@@ -10,9 +11,11 @@ from gguf.quants import dequantize, quantize
 from tiny_models import random_model
 
 from homeostat.config.model import ModelConfig
+from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import MissingDependencyError, ModelError
 from homeostat.models.build import load_model
 from homeostat.models.families import decoder_config
+from homeostat.models.gguf import GgufFile
 from homeostat.ops.attention import PackedLayout
 
 CPU = torch.device("cpu")
@@ -186,3 +189,56 @@ def test_other_architectures_and_broken_files_are_refused(tmp_path):
         path.write_bytes(whole[:keep])
         with pytest.raises(ModelError, match=r"model\.path.*model\.gguf"):
             load(path)
+
+
+def write_with_tokenizer(path):
+    """A model of 97 tokens and its tokenizer in one file, as llama.cpp's converter writes them."""
+    words = ["<unk>", "<s>", "</s>", *(chr(ord("a") + n) * (n // 26 + 1) for n in range(94))]
+    kinds = [2, 3, 3, *[1] * 94]
+    write_gguf(
+        path,
+        random_model(CASES["llama"]),
+        add_tokenizer_model="llama",
+        add_token_list=words,
+        add_token_scores=[0.0] * 97,
+        add_token_types=kinds,
+    )
+    return path.read_bytes()
+
+
+def refuse_or_read(path):
+    """Whether the file was refused, by the model's reader or the tokenizer's, as a ModelError."""
+    try:
+        file = GgufFile(path)
+        file.config()
+        list(file.tensors())
+        load_tokenizer(ModelConfig(path=str(path)))
+    except ModelError:
+        return True
+    return False
+
+
+def test_a_download_cut_short_is_refused_wherever_it_was_cut(tmp_path):
+    path = tmp_path / "model.gguf"
+    whole = write_with_tokenizer(path)
+    assert not refuse_or_read(path)
+    for keep in range(0, len(whole), len(whole) // 60):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(ModelError, match=r"model\.path.*model\.gguf.*truncated"):
+            load_tokenizer(ModelConfig(path=str(path)))
+        assert refuse_or_read(path)
+
+
+def test_lengths_and_types_that_cannot_be_are_refused_at_once(tmp_path):
+    """Without bounds a count of 2**40 is a loop without end, and an offset leaves the file."""
+    path = tmp_path / "model.gguf"
+    whole = write_with_tokenizer(path)
+    rng = random.Random(3)
+    ends = whole.index(b"output_norm")
+    num_refused = 0
+    for _ in range(60):
+        at = rng.randrange(8, ends)
+        value = rng.choice([0, 1, 2**31, 2**40, 2**63, 2**64 - 1])
+        path.write_bytes(whole[:at] + value.to_bytes(8, "little") + whole[at + 8 :])
+        num_refused += refuse_or_read(path)
+    assert num_refused > 20

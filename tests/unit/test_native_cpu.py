@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from homeostat.errors import EngineError, PolicyNotFiniteError
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora
+from homeostat.observe.durable import sha256_of
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.cpu import prompts
 from homeostat.rollout.native.cpu.bursts import CpuBursts
-from homeostat.rollout.native.cpu.library import compiler, load_library
+from homeostat.rollout.native.cpu.library import compiler, kept_library, load_library
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import Completion, StopReason
 
@@ -290,6 +292,36 @@ def test_narrower_vectors_draw_the_same(
     same(drawn(engine_of(decoder, "compiled"), requests(decoder)), plain)
 
 
+def cut_short(library: Path) -> None:
+    """As a power cut leaves a file that was renamed before its bytes were on the disk."""
+    data = library.read_bytes()
+    library.unlink()
+    library.write_bytes(data[: len(data) // 2] + bytes(len(data) // 4))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_short,
+        lambda library: library.write_bytes(b""),
+        lambda library: library.chmod(0o777),
+        lambda library: (library.unlink(), library.symlink_to("/dev/null")),
+    ],
+    ids=["cut short", "empty", "writable by others", "a link"],
+)
+def test_a_library_that_cannot_be_trusted_is_not_loaded(
+    damage: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Loading one that lost its end would end the process by SIGBUS."""
+    library = tmp_path / f"digest-{hashlib.sha256(b'code').hexdigest()}.so"
+    library.write_bytes(b"code")
+    library.chmod(0o700)
+    assert kept_library(tmp_path, "digest") == library
+    damage(library)
+    assert kept_library(tmp_path, "digest") is None
+    assert not list(tmp_path.iterdir())
+
+
 def test_it_is_built_once_and_again_where_damaged(own_cache: Path) -> None:
     assert load_library().panel_width() > 0
     (library,) = own_cache.iterdir()
@@ -297,11 +329,40 @@ def test_it_is_built_once_and_again_where_damaged(own_cache: Path) -> None:
     load_library.cache_clear()
     load_library()
     assert library.stat().st_mtime_ns == written
-    library.unlink()
-    library.write_bytes(b"half of it")
+    cut_short(library)
     load_library.cache_clear()
     assert load_library().panel_width() > 0
-    assert len(list(own_cache.iterdir())) == 1
+    (again,) = own_cache.iterdir()
+    assert again.stem.endswith(sha256_of(again))
+
+
+def test_a_library_that_does_not_load_leaves_the_plain_way(
+    own_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A cache mounted noexec refuses in the same place: where the library is loaded."""
+    useless = tmp_path / "cc"
+    useless.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit 0\n'
+        'while [ "$1" != -o ]; do shift; done\necho text > "$2"\n'
+    )
+    useless.chmod(0o700)
+    monkeypatch.setenv("CC", str(useless))
+    decoder = random_decoder("llama")
+    assert engine_of(decoder, "auto").bursts is None
+    assert "temporary folder" in caplog.text
+    with pytest.raises(EngineError, match=r"engine\.decode.*cannot be loaded"):
+        engine_of(decoder, "compiled")
+
+
+def test_without_a_home_it_is_built_for_the_run_alone(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert load_library().panel_width() > 0
+    assert "builds it again" in caplog.text
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(own_cache: Path) -> None:

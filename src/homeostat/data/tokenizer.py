@@ -26,6 +26,7 @@ from homeostat.data.stops import TurnEnd, configured_stops, find_turn_end, name_
 from homeostat.data.templates import TEMPLATE_ERRORS, check_options, check_template, render
 from homeostat.data.tokenizer_class import tokenizer_class
 from homeostat.errors import HomeostatError, MissingDependencyError, ModelError
+from homeostat.ops.gguf_frame import require_whole
 from homeostat.types import IntArray
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
             if path.suffix.lower() != ".gguf":
                 raise ModelError(f"{setting}: {place} is neither a folder nor a .gguf file.")
             _require_gguf(setting)
+            require_whole(path, setting=setting)
             options["gguf_file"] = path.name
             path = path.parent
         elif not (path / "tokenizer.json").is_file():
@@ -246,8 +248,10 @@ def _take_gguf_special_tokens(original: PreTrainedTokenizerFast, file: Path) -> 
     for name, field in GGUF_SPECIAL_TOKENS.items():
         found = reader.get_field(f"tokenizer.ggml.{field}_token_id")
         if found is not None:
-            token = original.convert_ids_to_tokens(int(found.contents()))
-            setattr(original, f"{name}_token", token)
+            number = found.contents()
+            if type(number) is not int or not 0 <= number < len(original):
+                raise ModelError(f"{file}: the {name} token is {number!r:.60}: no token's number.")
+            setattr(original, f"{name}_token", original.convert_ids_to_tokens(number))
 
 
 def _require_gguf(setting: str) -> None:

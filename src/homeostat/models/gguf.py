@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from homeostat.errors import MissingDependencyError, ModelError
+from homeostat.ops.gguf_frame import require_whole
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -58,9 +59,10 @@ class GgufFile:
         self.path = path
         if not path.is_file():
             raise ModelError(f"model.path: {path} does not exist.")
+        require_whole(path, setting="model.path")
         try:
             self._reader = reader_class(path)
-        except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError) as error:
+        except (ValueError, LookupError, OSError, ArithmeticError, TypeError) as error:
             raise ModelError(
                 f"model.path: {path} cannot be read as GGUF; it is corrupt or truncated ({error})."
             ) from None
@@ -74,8 +76,8 @@ class GgufFile:
     def config(self) -> dict[str, Any]:
         """What config.json would say."""
         tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        if "token_embd.weight" not in tensors:
-            raise ModelError(f"model.path: {self.path} lacks token_embd.weight.")
+        if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:
+            raise ModelError(f"model.path: {self.path} lacks the matrix token_embd.weight.")
         num_heads = self._whole("attention.head_count")
         hidden_size = self._whole("embedding_length")
         config = {
@@ -89,7 +91,7 @@ class GgufFile:
             "num_key_value_heads": self._whole("attention.head_count_kv", num_heads),
             "head_dim": self._whole("attention.key_length", hidden_size // num_heads),
             "max_position_embeddings": self._whole("context_length"),
-            "rms_norm_eps": float(self._setting("attention.layer_norm_rms_epsilon", 1e-6)),
+            "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon", 1e-6),
             "hidden_act": "silu",
             "tie_word_embeddings": "output.weight" not in tensors,
             "rope_parameters": self._rope(tensors.keys()),
@@ -97,8 +99,11 @@ class GgufFile:
         if self.architecture == "llama":
             config["attention_bias"] = "blk.0.attn_q.bias" in tensors
         for key, field in _TOKEN_IDS.items():
-            if self._value(field) is not None:
-                config[key] = int(self._value(field))
+            token = self._value(field)
+            if token is not None and type(token) is not int:
+                raise ModelError(f"model.path: {self.path}: {field} is {token!r:.80}, no number.")
+            if token is not None:
+                config[key] = token
         return config
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -130,11 +135,11 @@ class GgufFile:
                 f"model.path: {self.path} stores scaled rotary frequencies (Llama 3.1 and later) "
                 "without the settings they came from. Use the HF checkpoint of this model."
             )
-        rope: dict[str, Any] = {"rope_theta": float(self._setting("rope.freq_base", 10_000.0))}
+        rope: dict[str, Any] = {"rope_theta": self._number("rope.freq_base", 10_000.0)}
         kind = self._setting("rope.scaling.type", "none")
         if kind == "none":
             return {**rope, "rope_type": "default"}
-        rope |= {"rope_type": kind, "factor": float(self._setting("rope.scaling.factor", 1.0))}
+        rope |= {"rope_type": kind, "factor": self._number("rope.scaling.factor", 1.0)}
         if kind == "yarn":
             length = self._whole("rope.scaling.original_context_length")
             rope["original_max_position_embeddings"] = length
@@ -150,18 +155,28 @@ class GgufFile:
         return name
 
     def _unpermute(self, name: str, values: Tensor) -> Tensor:
-        inner = name.split(".")[-2]
+        inner = name.rpartition(".")[0].rpartition(".")[2]
         if self.architecture != "llama" or inner not in ("attn_q", "attn_k"):
             return values
         num_heads = self._whole("attention.head_count")
         if inner == "attn_k":
             num_heads = self._whole("attention.head_count_kv", num_heads)
+        if values.shape[0] % (2 * num_heads):
+            raise ModelError(
+                f"model.path: {self.path}: {name} has {values.shape[0]} rows, which cannot be the "
+                f"pairs of {num_heads} heads."
+            )
         pairs = values.unflatten(0, (num_heads, -1, 2))
         return pairs.transpose(1, 2).reshape(values.shape)
 
     def _value(self, field: str) -> Any:
         found = self._reader.get_field(field)
-        return None if found is None else found.contents()
+        try:
+            return None if found is None else found.contents()
+        except (ValueError, LookupError, TypeError) as error:
+            raise ModelError(
+                f"model.path: {self.path}: {field} cannot be read; the file is corrupt ({error})."
+            ) from None
 
     def _setting(self, name: str, default: Any = None) -> Any:
         value = self._value(f"{self.architecture}.{name}")
@@ -172,12 +187,20 @@ class GgufFile:
 
     def _whole(self, name: str, default: int | None = None) -> int:
         value = self._setting(name, default)
-        if not isinstance(value, int):
+        if type(value) is not int or value < 1:
             raise ModelError(
-                f"model.path: {self.path}: {self.architecture}.{name} is {value!r}; one whole "
-                "number for all layers is needed."
+                f"model.path: {self.path}: {self.architecture}.{name} is {value!r:.80}; one whole "
+                "number for all layers, 1 or more, is needed."
             )
         return value
+
+    def _number(self, name: str, default: float) -> float:
+        value = self._setting(name, default)
+        if type(value) not in (int, float):
+            raise ModelError(
+                f"model.path: {self.path}: {self.architecture}.{name} is {value!r:.80}, no number."
+            )
+        return float(value)
 
 
 def _reader_class() -> Any:

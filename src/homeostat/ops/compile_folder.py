@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 
 def compile_root() -> Path:
+    """The folder of the user's cache for compiled code. Raises OSError where there is no home."""
     given = os.environ.get("XDG_CACHE_HOME")
-    base = Path(given) if given and os.path.isabs(given) else Path.home() / ".cache"
-    return base / "homeostat" / "compile"
+    if given and os.path.isabs(given):
+        return Path(given) / "homeostat" / "compile"
+    try:
+        return Path.home() / ".cache" / "homeostat" / "compile"
+    except RuntimeError:
+        raise FileNotFoundError(
+            errno.ENOENT, "no home folder is known (HOME and XDG_CACHE_HOME are not set)"
+        ) from None
 
 
 def require_private(place: Path) -> None:

@@ -44,9 +44,13 @@ class Damage:
 
 def find_damage(cache: Path) -> list[Damage]:
     """Damaged entries of a cache folder; none where there is no such folder."""
-    if not cache.is_dir():
+    try:
+        entries = sorted(cache.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = ((entry, _entry_trouble(entry)) for entry in sorted(cache.iterdir()))
+    except OSError as error:
+        return [Damage(cache, f"cannot be read ({error.strerror})")]
+    found = ((entry, _entry_trouble(entry)) for entry in entries)
     return [Damage(entry, why) for entry, why in found if why is not None]
 
 

@@ -99,10 +99,14 @@ def kernel_digest(package: Path | None = None) -> str:
 
 def view_caches(device: torch.device) -> CacheView:
     """The caches that a run started now would use. Changes nothing."""
-    place = compile_root() / cache_key(device)
-    slot = next(folder for folder in _slots(place) if not _is_held(folder))
     users = _users_own()
-    folders = {name: users.get(name, slot / name) for name in VARIABLES}
+    folders = dict(users)
+    try:
+        place = compile_root() / cache_key(device)
+        slot = next(folder for folder in _slots(place) if not _is_held(folder))
+        folders |= {name: slot / name for name in VARIABLES if name not in users}
+    except OSError as error:
+        log.warning("compiled kernels cannot be kept, the run uses a temporary folder: %s", error)
     damaged = [damage for folder in folders.values() for damage in find_damage(folder)]
     return CacheView(folders, frozenset(users), tuple(damaged))
 
@@ -116,8 +120,21 @@ def own_compile_cache(device: torch.device, *, emit: Emit) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with caches_in(compile_root() / cache_key(device), emit=emit):
+    with _root_or_temporary() as root, caches_in(root / cache_key(device), emit=emit):
         yield
+
+
+@contextmanager
+def _root_or_temporary() -> Iterator[Path]:
+    """The user's cache, or a temporary folder for a user without a home."""
+    try:
+        root = compile_root()
+    except OSError as error:
+        log.warning("kernels are compiled again in every run: %s", error)
+        with tempfile.TemporaryDirectory(prefix="homeostat-compile-") as folder:
+            yield Path(folder) / "homeostat" / "compile"
+        return
+    yield root
 
 
 @contextmanager

@@ -1,27 +1,34 @@
 """The compiled step: built by the machine's own C compiler when it is first wanted, then kept.
 
-    step/ -> cc -> <user's cache>/homeostat/compile/cpu/<digest>.so
+    step/ -> cc -> <user's cache>/homeostat/compile/cpu/<digest>-<checksum>.so
 
-The digest is of the source, the compiler, the flags and the processor: what lies there under this
-name is what would be built. A library is written beside its place and moved there, so that nobody
-ever loads half of one; one that does not load is built again. Where there is no compiler the engine
-decodes without it (native/compact.py), and says so.
+The digest is of the source, the compiler, the flags and the processor: a library of this name is
+the one that would be built. The checksum is of the library's own bytes. It is compared before the
+library is loaded, because a file that lost its end (a power cut, a full disk) would end the process
+by SIGBUS. A damaged library, or one that another user could have written, is built again.
+
+Where the cache does not allow loading code from it (mounted noexec, read-only), the library is
+loaded from a temporary folder. Where that fails too, or there is no compiler, the engine decodes
+without it (native/compact.py). Either is said once, in the log and by `check`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
 from homeostat.errors import EngineError
+from homeostat.observe.durable import sha256_of, sync_file, sync_folder
 from homeostat.ops.compile_folder import compile_root, require_private
 
 log = logging.getLogger(__name__)
@@ -41,36 +48,79 @@ def compiler() -> str | None:
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Builds it where it is not there. Raises EngineError with what the compiler said."""
+    """Load the library, built first if need be. Raises EngineError with what stands in the way."""
     command = compiler()
     if command is None:
         raise EngineError("no C compiler was found (cc, gcc or clang, or what CC names)")
-    name = f"{_digest(command)}.so"
+    digest = _digest(command)
     try:
         folder = compile_root() / "cpu"
         require_private(folder)
+        path = kept_library(folder, digest)
+        if path is None:
+            _require_writable(folder)
+            path = _build(command, folder, digest)
     except OSError as error:
-        log.warning("%s cannot hold the compiled step (%s): it is built again", folder, error)
-        with tempfile.TemporaryDirectory(prefix="homeostat-compile-") as place:
-            return _loaded(_build(command, Path(place) / name))
-    if (folder / name).is_file():
-        try:
-            return _loaded(folder / name)
-        except OSError as error:
-            log.warning("%s does not load (%s), and is built again", folder / name, error)
-    return _loaded(_build(command, folder / name))
+        log.warning("the compiled step cannot be kept (%s): every run builds it again", error)
+        with _temporary_folder() as place:
+            return _loaded(_build(command, Path(place), digest))
+    try:
+        return _loaded(path)
+    except EngineError as error:
+        # The usual reason is a cache on a file system that is mounted noexec.
+        log.warning("%s: a copy in a temporary folder is tried", error)
+    with _temporary_folder() as place:
+        return _loaded(Path(shutil.copy(path, place)))
 
 
-def _build(command: str, target: Path) -> Path:
-    """Half a library is never seen under its name."""
-    half = target.with_suffix(f".{os.getpid()}")
+def _require_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, "the folder cannot be written to", str(folder))
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="homeostat-compile-")
+    except OSError as error:
+        raise EngineError(f"the compiled step can be kept nowhere: {error}") from None
+
+
+def kept_library(folder: Path, digest: str) -> Path | None:
+    """The library of an earlier run, if it is whole and ours; others of this name are removed."""
+    for path in sorted(folder.glob(f"{digest}*.so")):
+        why = _flaw(path)
+        if why is None:
+            return path
+        log.warning("%s %s: it is built again", path, why)
+        path.unlink()
+    return None
+
+
+def _flaw(path: Path) -> str | None:
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        return "is no plain file"
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "could have been written by another user"
+    if path.stem.rpartition("-")[2] != sha256_of(path):
+        return "is damaged: its checksum is not the one in its name"
+    return None
+
+
+def _build(command: str, folder: Path, digest: str) -> Path:
+    """Build the library beside its place and move it there once it is whole on the disk."""
+    half = folder / f"{digest}.{os.getpid()}"
     line = [command, *FLAGS, *_for_this_machine(), str(SOURCE / "burst.c"), "-o", str(half), "-lm"]
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         if done.returncode != 0:
             said = (done.stderr.strip().splitlines() or ["nothing"])[0]
             raise EngineError(f"{command} cannot build the compiled step: {said}")
+        half.chmod(0o700)
+        sync_file(half)
+        target = folder / f"{digest}-{sha256_of(half)}.so"
         half.replace(target)
+        sync_folder(folder)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineError(f"{command} cannot build the compiled step: {error}") from None
     finally:
@@ -79,8 +129,11 @@ def _build(command: str, target: Path) -> Path:
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    library.panel_width.restype = library.run_burst.restype = ctypes.c_int64
+    try:
+        library = ctypes.CDLL(str(path))
+        library.panel_width.restype = library.run_burst.restype = ctypes.c_int64
+    except (OSError, AttributeError) as error:
+        raise EngineError(f"the compiled step cannot be loaded ({error})") from None
     library.run_burst.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     return library
 
