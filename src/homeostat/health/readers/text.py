@@ -30,9 +30,10 @@ MAX_LAST_LINES = 70_000
 _MAX_LINE = 20_000
 _MAX_SETTINGS = 20_000
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_ACTOR = re.compile(r"^\s*\((?P<actor>[^()]{0,80}?)\s?pid=\d+[^()]{0,80}\)\s?")
+_ACTOR = re.compile(r"^\s*+\((?P<actor>[^()]{0,80}?)\s?pid=\d++[^()]{0,80}+\)\s?")
+_MAX_ACTORS = 4
 _RANK = re.compile(r"^\[?(?:default|rank)\s?(?P<rank>\d{1,6})\]?\s?:\s?", re.IGNORECASE)
-_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_REPEATED = re.compile(r"\[repeated \d++x across cluster\]")
 _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.IGNORECASE)
 
 # A number with decimals behind a name: two of them in a line look like metrics.
@@ -250,8 +251,8 @@ def _bare(piece: str) -> tuple[str, str, int]:
     """A line without what Ray and launchers put around it; the actor's name; the rank."""
     source, rank = "", 0
     body = piece
-    while body[:1] in {"(", " "}:
-        found = _ACTOR.match(body)
+    for _ in range(_MAX_ACTORS):
+        found = _ACTOR.match(body) if body[:1] in {"(", " "} else None
         if not found:
             break
         source, body = found["actor"] or source, body[found.end() :]
@@ -259,7 +260,8 @@ def _bare(piece: str) -> tuple[str, str, int]:
     if found:
         rank, body = int(found["rank"]), body[found.end() :]
     if "[repeated " in body:
-        body = _REPEATED.sub("", body)
+        found = _REPEATED.search(body)
+        body = body[: found.start()].rstrip() if found else body
     return body, source, rank
 
 
