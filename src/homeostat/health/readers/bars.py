@@ -13,18 +13,20 @@ from dataclasses import dataclass
 from homeostat.health.readers.numbers import NUMBER, VALUE, number
 from homeostat.health.readers.rows import Row
 
+# From the sign of the percentage on; what stands before it is read backwards from there.
 _BAR = re.compile(
-    r"(?P<title>[^|]{0,200}?)\s*\d{1,3}%\|[^|]{0,400}\|\s*(?P<count>\d{1,12})/(?P<total>\d{1,12})"
-    r"\s*\[(?P<inside>[^\]]{0,5000})\]?"
+    r"%\|[^|]{0,400}+\|\s*+(?P<count>\d{1,12})/(?P<total>\d{1,12})"
+    r"\s*+\[(?P<inside>[^\]]{0,5000}+)\]?"
 )
+_MAX_TITLE = 200
 _POSTFIX = re.compile(
-    rf"(?:^|,\s*)(?P<name>[A-Za-z_][\w./ -]{{0,60}}?)\s*[=:]\s*(?P<value>{VALUE})"
+    rf"(?:^|,\s*+)(?P<name>[A-Za-z_][\w./ -]{{0,60}}+)\s*+[=:]\s*+(?P<value>{VALUE})"
 )
 # torchtune draws "1|25|Loss: 1.21:  10%|...": the newest loss is the bar's title.
-_IN_TITLE = re.compile(rf"(?P<name>[A-Za-z_][\w ]{{0,40}})\s*[:=]\s*(?P<value>{NUMBER})\s*:?")
+_IN_TITLE = re.compile(rf"(?P<name>[A-Za-z_][\w ]{{0,40}}+)\s*+[:=]\s*+(?P<value>{NUMBER})\s*+:?")
 _TRAINING = re.compile(
     r"(?:train(?:ing)?(?: progress| steps?| epoch)?|episode|epoch|steps?|iterations?)?"
-    r"\s*(?:\[?\d*(?:/\d+)?\]?)?\s*:?",
+    r"\s*+(?:\[?\d*+(?:/\d++)?\]?)?\s*+:?",
     re.IGNORECASE,
 )
 
@@ -43,18 +45,35 @@ class Bar:
 
 
 def bar_in(body: str) -> Bar | None:
-    if "%|" not in body:
+    at = body.find("%|")
+    while at >= 0:
+        found = _BAR.match(body, at)
+        title = _title(body, at) if found else None
+        if found and title is not None:
+            return _bar(found, title)
+        at = body.find("%|", at + 2)
+    return None
+
+
+def _title(body: str, at: int) -> str | None:
+    """What stands before a percentage, back to the last wall; None where there is no number."""
+    digits = 0
+    while digits < 3 and body[at - digits - 1 : at - digits].isdecimal():
+        digits += 1
+    if not digits:
         return None
-    found = _BAR.search(body)
-    if not found:
-        return None
+    end = at - digits
+    start = max(body.rfind("|", 0, end) + 1, end - _MAX_TITLE, 0)
+    return body[start:end].strip()
+
+
+def _bar(found: re.Match[str], title: str) -> Bar:
     values = {}
     # The time and the rate come first.
     for pair in _POSTFIX.finditer(found["inside"].partition(", ")[2]):
         value = number(pair["value"])
         if value is not None:
             values[pair["name"].strip()] = value
-    title = found["title"].strip()
     named = _IN_TITLE.fullmatch(title)
     if named and number(named["value"]) is not None:
         title = named["name"].strip()

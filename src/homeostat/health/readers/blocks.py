@@ -16,17 +16,18 @@ from homeostat.health.readers.numbers import VALUE, decimals_of, number
 from homeostat.health.readers.rows import Row
 
 _HEADER = re.compile(
-    r"^[^\w]*(?:\[[\w .-]{1,60}\][\s-]*)?(?:metrics\s+)?(?:global[ _-]?)?"
-    r"(?P<word>step|iteration|rollout|episode)\s*[:#]?\s*(?P<step>\d{1,15})"
-    r"(?:\s*/\s*(?P<total>\d{1,15}))?[^\w]*$",
+    r"^[^\w]*(?:\[[\w .-]{1,60}+\][\s-]*+)?(?:metrics\s++)?(?:global[ _-]?)?"
+    r"(?P<word>step|iteration|rollout|episode)\s*+(?:[:#]\s*+)?(?P<step>\d{1,15})"
+    r"(?:\s*+/\s*+(?P<total>\d{1,15}))?[^\w]*+$",
     re.IGNORECASE,
 )
 _WORDS = ("tep", "TEP", "teration", "ollout", "pisode")
 _BULLET = re.compile(
-    rf"^\s*(?:[\u2022\u00b7*\u25cf-]\s+|\s{{2,}})(?P<name>[A-Za-z][^:=]{{0,120}}?)\s*[:=]\s*"
-    rf"(?P<value>{VALUE}\s*[^\s\d,:(]{{0,20}})(?:\s*\([^()]*\))?\s*$"
+    rf"^(?:\s*+[\u2022\u00b7*\u25cf-]\s++|\s{{2,}}+)(?P<name>[A-Za-z][^:=]{{0,120}}+)\s*+[:=]\s*+"
+    rf"(?P<value>{VALUE}\s*+[^\s\d,:(]{{0,20}})(?:\s*+\([^()]*+\))?\s*+$"
 )
-_CELLS = re.compile(r"\s*\|\s*|\t|\s{2,}")
+# A run of spaces is tried once, from its first one on.
+_CELLS = re.compile(r"(?:(?<!\s)\s++)?\|\s*+|\t|\s{2,}+")
 _NAMED_CELLS = re.compile(r"\bTraining Loss\b|\bValidation Loss\b|\S+")
 _NO_VALUE = frozenset({"no log", "n/a", "-", "", "none"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from homeostat.health.names import FOREIGN
 from homeostat.health.readers.common_names import METRICS, folded
 from homeostat.health.readers.detect import framework_of, kind_of
 from homeostat.health.readers.settings import flat, ours
+from homeostat.health.reading import Reading
 from homeostat.health.view import Event, Kind, RunView, SampleText, Series
 from homeostat.observe.names import describe
 
@@ -41,6 +43,7 @@ class Found:
     runs: list[tuple[str, Mapping[str, Series], Mapping[str, Any]]] = field(default_factory=list)
     summary: dict[str, float] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
+    reading: Reading = field(default_factory=Reading)
 
 
 def view_of(
@@ -63,7 +66,11 @@ def view_of(
         # The clock of a record is no metric.
         metrics.pop("time", None)
     settings = raw if table is HOMEOSTAT else ours(raw, table)
-    facts: dict[str, Any] = {"sources": tuple(found.sources), "nan_prints_as_zero": False}
+    facts: dict[str, Any] = {
+        "sources": tuple(found.sources),
+        "nan_prints_as_zero": False,
+        "reading": _understood(found, table),
+    }
     if found.runs:
         facts["runs"] = tuple(
             {
@@ -93,6 +100,17 @@ def view_of(
         facts=facts,
         total_steps=found.total_steps,
         decimals=decimals,
+    )
+
+
+def _understood(found: Found, table: Framework) -> Reading:
+    """The reading, with which metrics have a name of ours and which have none."""
+    unknown = tuple(sorted(name for name in found.series if _our_name(name, table) is None))
+    return dataclasses.replace(
+        found.reading,
+        num_rows=sum(found.forms.values()),
+        num_known=len(found.series) - len(unknown),
+        unknown_metrics=unknown,
     )
 
 

@@ -15,6 +15,7 @@ from homeostat.health.readers.common_names import sounds_like_metric
 from homeostat.health.readers.dict_rows import STEP_KEYS, row_of
 from homeostat.health.readers.numbers import number
 from homeostat.health.readers.recorder import Recorder
+from homeostat.health.reading import Reading
 
 _MAX_COLUMNS = 5_000
 _EDGES = ("__MIN", "__MAX")
@@ -44,13 +45,20 @@ def found_in(lines: Iterator[str], *, name: str) -> Found:
     header = next(lines, "").lstrip("\ufeff")
     sign = _separator(header)
     names = [_name(cell) for cell in _cells(header, sign)]
+    num_lines = 1
     while batch := list(islice(lines, BATCH)):
+        num_lines += len(batch)
         rows = [
             cells for cells in (_cells(line, sign) for line in batch) if len(cells) == len(names)
         ]
         if rows:
             _take(recorder, names, rows)
-    return Found(series=recorder.series(), forms=recorder.forms, sources=[name])
+    return Found(
+        series=recorder.series(),
+        forms=recorder.forms,
+        sources=[name],
+        reading=Reading(num_lines=num_lines),
+    )
 
 
 def _take(recorder: Recorder, names: list[str], rows: list[list[str]]) -> None:

@@ -64,10 +64,12 @@ NOT_METRICS = frozenset(
 _EVAL = re.compile(r"(?:eval|val|validation|test)(?:[_/-].*|$)")
 _MAX_DEPTH = 6
 _MAX_VALUES = 5_000
+_MAX_PREFIX = 400
+_MAX_NAME = 300
 _PREFIX = re.compile(
     r"\b(?P<word>rollout|perf|step|iteration|iter|eval(?:uation)?|passrate|train|episode)"
-    r"(?:[ _]step)?\s*[:#=]?\s*(?P<step>\d{1,15})(?:\s*/\s*(?P<total>\d{1,15}))?"
-    r"(?:\s+metrics)?\s*[:,|>-]*\s*$",
+    r"(?:[ _]step)?\s*+(?:[:#=]\s*+)?(?P<step>\d{1,15})(?:\s*+/\s*+(?P<total>\d{1,15}))?"
+    r"(?:\s++metrics)?\s*+[:,|>-]*+\s*+$",
     re.IGNORECASE,
 )
 
@@ -89,6 +91,8 @@ def mapping_in(body: str) -> tuple[str, dict[str, Any], str] | None:
 def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") -> Row | None:
     """The row that a mapping is; None where it is something else."""
     values = {name: value for name, value in numbers_in(mapping) if name not in NOT_METRICS}
+    # The prefix ends where the mapping begins: what stands further ahead is no part of it.
+    before = before[-_MAX_PREFIX:]
     named = _PREFIX.search(before) if before else None
     step = int(named["step"]) if named else _step_in(mapping)
     if not _is_row(mapping, values, has_step=named is not None):
@@ -123,7 +127,7 @@ def numbers_in(mapping: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             if isinstance(value, list) and len(value) == 1:
                 value = value[0]
             found = number_of(value)
-            if found is not None:
+            if found is not None and len(name) + len(prefix) <= _MAX_NAME:
                 yield f"{prefix}{name}", found
 
 

@@ -21,7 +21,7 @@ _STARTS = (
     "Speculative metrics",
 )
 _PAIR = re.compile(
-    rf"(?P<name>[#A-Za-z][\w #()/.-]{{0,60}}?)\s*:\s*(?P<value>{VALUE})\s*(?P<percent>%?)"
+    rf"(?P<name>[#A-Za-z][\w #()/.-]{{0,60}}+)\s*+:\s*+(?P<value>{VALUE})\s*+(?P<percent>%?)"
 )
 
 

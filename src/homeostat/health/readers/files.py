@@ -164,4 +164,5 @@ def found_by(reader: TextReader, *, name: str) -> Found:
         runs=[(run.label, run.series, run.settings) for run in recorder.past],
         summary=recorder.summary,
         sources=[name],
+        reading=reader.reading(),
     )

@@ -118,6 +118,7 @@ def _merge(merged: Found, found: Found) -> None:
     moved = (LogLine(line.number + last, line.text, line.step) for line in found.log.lines)
     merged.log = Log((*merged.log.lines, *moved))
     merged.sources.extend(found.sources)
+    merged.reading += found.reading
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -22,13 +22,11 @@ from homeostat.health.readers.rows import Row, RowKind
 _MAX_CHARS = 200_000
 _VERL = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=\S)")
 _STEP = re.compile(
-    r"(?<![\w/.])(?:global[ _])?(?:step|iteration|iter|batch)s?\s*[:=#]?\s*\[?(\d{1,15})"
-    r"(?:\s*/\s*(\d{1,15}))?(?![\d.])",
+    r"(?<![\w/.])(?:global[ _])?(?:step|iteration|iter|batch)s?\s*+(?:[:=#]\s*+)?\[?(\d{1,15})"
+    r"(?:\s*+/\s*+(\d{1,15}))?(?![\d.])",
     re.IGNORECASE,
 )
-_PAIR = re.compile(
-    rf"(?P<name>[^:=|]*[^:=|\s])\s*[:=]\s*(?P<value>{VALUE}(?:\s?[^,|:=]*)?)(?::\d+%)?"
-)
+_PAIR = re.compile(rf"(?P<name>[^:=|]++)[:=]\s*+(?P<value>{VALUE}\s?+[^,|:=]*+)(?::\d++%)?")
 _MMENGINE = re.compile(
     r"\b(?P<unit>Epoch|Iter)\((?P<part>train|val|test)\)\s*(?:\[(?P<epoch>\d{1,9})\])?"
     r"\[\s*(?P<count>\d{1,12})/\s*(?P<total>\d{1,12})\]"
@@ -45,13 +43,13 @@ _FILTERED = re.compile(
     r"Detected \d{1,9}/(?P<all>\d{1,9}) rollouts "
     r"\((?:[^()]{0,200}[ ,])?zero_advantage=(?P<zero>\d{1,9})"
 )
-_PIECES = re.compile(r",\s+|\s*\|\s*|;\s+|\s{2,}|\t")
+_PIECES = re.compile(r",\s++|(?:(?<!\s)\s++)?\|\s*+|;\s++|\s{2,}+|\t")
 # Pairs that only a space parts, and names that only a space parts from their number.
 _LOOSE = re.compile(
-    rf"(?<![\w.=:/'\"-])(?P<name>[A-Za-z_][\w./-]{{0,80}})(?:=|:\s?)(?P<value>{NUMBER})(?=[\s,;|]|$)"
+    rf"(?<![\w.=:/'\"-])(?P<name>[A-Za-z_][\w./-]{{0,80}}+)(?:=|:\s?)(?P<value>{NUMBER})(?=[\s,;|]|$)"
 )
 _SPACED = re.compile(
-    rf"(?P<name>[A-Za-z][\w /]{{0,60}}?)\s+(?P<value>{NUMBER})(?:\s?[A-Za-z/]{{1,8}})?"
+    rf"(?P<name>[A-Za-z][\w /]{{0,60}}?)(?<!\s)\s++(?P<value>{NUMBER})(?:\s?[A-Za-z/]{{1,8}})?"
 )
 _COLON_SPACES = re.compile(r"([:=])\s+")
 # A level ends what a logger puts before its message.
@@ -192,7 +190,7 @@ def _named(text: str) -> list[tuple[str, str]]:
         if len(piece) > 300:
             continue
         found = _PAIR.fullmatch(piece.strip())
-        if found:
+        if found and not found["name"].isspace():
             pairs.append((found["name"].strip(), found["value"].strip()))
     return pairs
 

@@ -21,7 +21,8 @@ _MAX_DEPTH = 24
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 _WHOLE = re.compile(r"[-+]?[0-9]+")
 _WORD = re.compile(r"[^\s,:={}\[\]()'\"<>][^,={}\[\]()'\"<>\n]*|[^\s,={}\[\]()'\"<>]")
-_STRING = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_STRING = re.compile(r"'([^'\\]*+(?:\\.[^'\\]*+)*+)'|\"([^\"\\]*+(?:\\.[^\"\\]*+)*+)\"", re.DOTALL)
+_BARE_KEY = re.compile(r"[^:,{}\[\]()'\"\n]++")
 _SPACE = re.compile(r"\s*")
 _ESCAPE = re.compile(
     r"\\(x[\da-fA-F]{2}|u[\da-fA-F]{4}|U00(?:0[\da-fA-F]|10)[\da-fA-F]{4}|.)", re.DOTALL
@@ -180,12 +181,10 @@ def _braces(text: str, at: int, depth: int) -> tuple[Any, int]:
 def _key(text: str, at: int) -> tuple[str, int]:
     if text[at : at + 1] in {"'", '"'}:
         return _string(text, at)
-    end = at
-    while end < len(text) and text[end] not in ":,{}[]()'\"\n":
-        end += 1
-    if end == at:
+    found = _BARE_KEY.match(text, at)
+    if found is None:
         raise _TornError
-    return text[at:end].strip(), end
+    return found.group().strip(), found.end()
 
 
 def _items(text: str, at: int, close: str, depth: int) -> tuple[list[Any], dict[str, Any], int]:

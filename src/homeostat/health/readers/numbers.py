@@ -4,6 +4,9 @@
     np.float64(0.31)    tensor(0.5, device='cuda:0')
 
 A percentage becomes a share. Other units are left to the framework's table: the number stays.
+
+Repeats of NUMBER are possessive, as are those of all patterns that run over foreign text: what was
+taken is never given back, so a line costs time in proportion to its length, whatever it holds.
 """
 
 from __future__ import annotations
@@ -12,15 +15,15 @@ import re
 from typing import Any
 
 NUMBER = (
-    r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+    r"[-+]?(?:(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?"
     r"|[-+]?(?:nan|NaN|NAN|inf|Inf|Infinity)(?![\w.])"
 )
 _WRAPPED = r"(?:(?:np|numpy|torch|jnp)\.)?(?:float|int|tensor|array)\d*\(\s*"
 VALUE = rf"(?:{_WRAPPED})?(?:{NUMBER})"
 _MAX_CHARS = 64
 _WITH_UNIT = re.compile(
-    rf"\s*(?:{_WRAPPED}(?P<inner>{NUMBER})[^()]*\)|(?P<plain>{NUMBER}))\s*"
-    r"(?P<unit>%|(?!x[\da-fA-F])[A-Za-z\u00b5][\w./^ -]*)?\s*(?:\([^()]*\))?\s*"
+    rf"\s*(?:{_WRAPPED}(?P<inner>{NUMBER})[^()]*+\)|(?P<plain>{NUMBER}))\s*+"
+    r"(?P<unit>%|(?!x[\da-fA-F])[A-Za-z\u00b5][\w./^ -]*+)?\s*+(?:\([^()]*+\))?\s*+"
 )
 
 

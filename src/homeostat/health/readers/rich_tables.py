@@ -14,7 +14,7 @@ from homeostat.health.readers.numbers import number
 from homeostat.health.view import SampleText
 
 _WALLS = re.compile("[\u2502\u2503]")
-_RULE = re.compile(r"[\s\u2500-\u257f]*[\u2500\u2501][\s\u2500-\u257f]*")
+_RULE = re.compile(r"[\s\u2500-\u257f]++")
 _TITLE = re.compile(r"\u2500 Step (\d{1,12}) \u2500")
 _MAX_LINES = 400
 _NOT_REWARDS = frozenset({"prompt", "completion", "advantage"})
@@ -39,7 +39,7 @@ class RichTables:
         title = _TITLE.search(text)
         if title:
             self._step = int(title[1])
-        if _RULE.fullmatch(_WALLS.sub(" ", text)):
+        if _RULE.fullmatch(text) and ("\u2500" in text or "\u2501" in text):
             return self._row(step)
         cells = [cell.strip() for cell in _WALLS.split(text)]
         low = [cell.lower() for cell in cells]

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,12 @@ _ASSIGNED = re.compile(
     rf"(?<![\w.=<>!/-])(?P<name>[A-Za-z_][\w.]{{0,120}})(?P<sign>==?)(?P<value>{_VALUE})"
 )
 _FLAG = re.compile(rf"(?:^|\s)--(?P<name>[A-Za-z][\w.-]{{0,120}})(?:[= ]\s*(?P<value>{_VALUE}))?")
+# A logger's level ends what may stand before a name; brackets may follow it.
+_LEVEL = re.compile(r"\b(?:INFO|DEBUG)\b[^A-Za-z_\[]{0,12}+")
+_MAX_LEVELS = 4
 _COLON = re.compile(
-    r"^(?:.{0,120}?\b(?:INFO|DEBUG)\b[^A-Za-z]{0,12}|\[[^\]]*\]\s*){0,4}"
-    rf"\s*(?P<name>[A-Za-z_][\w.-]{{1,120}})\s*:\s+(?P<value>{_VALUE})\s*$"
+    r"\s*+(?:\[[^\]]*+\]\s*+){0,4}"
+    rf"(?P<name>[A-Za-z_][\w.-]{{1,120}}+)\s*+:\s++(?P<value>{_VALUE})\s*+$"
 )
 _BANNER = {
     "num epochs": "num_train_epochs",
@@ -42,8 +46,10 @@ _BANNER = {
     "number of trainable parameters": "trainable_parameters",
     "total train batch size (w. parallel, distributed & accumulation)": "total_train_batch_size",
 }
-_BANNER_LINE = re.compile(rf"\s(?P<name>{'|'.join(map(re.escape, _BANNER))}) = (?P<value>[\d,.]+)")
-_TOTAL = re.compile(r"total (?:training|optimization) steps(?: =|:)\s*(\d[\d,]{0,18})")
+_BANNER_LINE = re.compile(
+    rf"\s(?P<name>{'|'.join(map(re.escape, _BANNER))}) = (?P<value>[\d,.]{{1,40}})"
+)
+_TOTAL = re.compile(r"total (?:training|optimization) steps(?: =|:)\s*+(\d[\d,]{0,18})")
 # Of processes and errors, not of the run.
 _NOT_SETTINGS = frozenset(
     {
@@ -78,9 +84,16 @@ def settings_in(text: str) -> Iterator[tuple[str, Any]]:
             value = found["value"] or "--"
             yield found["name"], True if value.startswith("--") else plain_value(value)
     if ": " in text and len(text) < 400:
-        found = _COLON.match(text)
+        found = _stated(text)
         if found and is_known(found["name"]):
             yield found["name"], plain_value(found["value"])
+
+
+def _stated(text: str) -> re.Match[str] | None:
+    """The one `name: value` that a line is, but for what a logger puts before it."""
+    levels = islice(_LEVEL.finditer(text), _MAX_LEVELS)
+    starts = [0, *(level.end() for level in levels)]
+    return next((found for at in reversed(starts) if (found := _COLON.match(text, at))), None)
 
 
 def _assigned(text: str) -> Iterator[tuple[str, Any]]:

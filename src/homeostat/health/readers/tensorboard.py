@@ -35,7 +35,11 @@ def found_in(file: BinaryIO, *, name: str) -> Found:
         except TornError:
             continue
     series = {tag: unordered_series(steps, values) for tag, (steps, values) in columns.items()}
-    return Found(series=series, forms={"tensorboard": len(series)}, sources=[name])
+    return Found(
+        series=series,
+        forms={"tensorboard": max(map(len, series.values()), default=0)},
+        sources=[name],
+    )
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:

@@ -22,6 +22,7 @@ from homeostat.health.readers.recorder import Recorder
 from homeostat.health.readers.rows import Row
 from homeostat.health.readers.settings import flat, settings_in, total_steps_in
 from homeostat.health.readers.traces import MAX_EVENTS, Samples, event_in
+from homeostat.health.reading import MAX_EXAMPLES, Reading, shortened
 from homeostat.health.view import Event
 
 MAX_FIRST_LINES = 30_000
@@ -29,10 +30,16 @@ MAX_LAST_LINES = 70_000
 _MAX_LINE = 20_000
 _MAX_SETTINGS = 20_000
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_ACTOR = re.compile(r"^\s*\((?P<actor>[^()]{0,80}?)\s?pid=\d+[^()]{0,80}\)\s?")
+_ACTOR = re.compile(r"^\s*+\((?P<actor>[^()]{0,80}?)\s?pid=\d++[^()]{0,80}+\)\s?")
+_MAX_ACTORS = 4
 _RANK = re.compile(r"^\[?(?:default|rank)\s?(?P<rank>\d{1,6})\]?\s?:\s?", re.IGNORECASE)
-_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_REPEATED = re.compile(r"\[repeated \d++x across cluster\]")
 _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.IGNORECASE)
+
+# A number with decimals behind a name: two of them in a line look like metrics.
+_NAMED_NUMBER = re.compile(
+    r"(?<![\w/.-])[A-Za-z_][\w/.-]{0,60}+['\"]?[ ]?[:=][ ]?[-+]?[0-9]{1,15}\.[0-9]"
+)
 
 
 class LineKeeper:
@@ -74,6 +81,16 @@ class TextReader:
         self._in_traceback = False
         self._dumps = Dumps()
         self._ahead: dict[str, float] = {}
+        self._num_unread = 0
+        self._unread: list[str] = []
+
+    def reading(self) -> Reading:
+        """How much of the text was understood."""
+        return Reading(
+            num_lines=self._number,
+            num_unread_rows=self._num_unread,
+            unread_rows=tuple(self._unread),
+        )
 
     def feed(self, lines: Iterable[str]) -> None:
         for raw in lines:
@@ -133,6 +150,7 @@ class TextReader:
                 row = dict_rows.row_of(mapping, before=before, source=source)
                 if row is None:
                     self._note_settings(flat(mapping))
+                    self._note_unread(body)
                     return None, False
                 return row, True
         row = engine_row(body)
@@ -143,7 +161,17 @@ class TextReader:
             self.recorder.begin_step(*header)
             return None, True
         row = self._blocks.row(body) or self._tables.row(body) or line_rows.read_line(body)
+        if row is None:
+            self._note_unread(body)
         return row, row is not None
+
+    def _note_unread(self, body: str) -> None:
+        """Count a line that looks like metrics, but is of no format that is known."""
+        if body.count(".") < 2 or len(_NAMED_NUMBER.findall(body[:_MAX_LINE])) < 2:
+            return
+        self._num_unread += 1
+        if len(self._unread) < MAX_EXAMPLES:
+            self._unread.append(shortened(body))
 
     def _bar_row(self, bar: Any, rest: str, source: str) -> tuple[Row | None, bool]:
         """A bar's own metrics, or the row that follows it on the same line."""
@@ -223,8 +251,8 @@ def _bare(piece: str) -> tuple[str, str, int]:
     """A line without what Ray and launchers put around it; the actor's name; the rank."""
     source, rank = "", 0
     body = piece
-    while body[:1] in {"(", " "}:
-        found = _ACTOR.match(body)
+    for _ in range(_MAX_ACTORS):
+        found = _ACTOR.match(body) if body[:1] in {"(", " "} else None
         if not found:
             break
         source, body = found["actor"] or source, body[found.end() :]
@@ -232,7 +260,8 @@ def _bare(piece: str) -> tuple[str, str, int]:
     if found:
         rank, body = int(found["rank"]), body[found.end() :]
     if "[repeated " in body:
-        body = _REPEATED.sub("", body)
+        found = _REPEATED.search(body)
+        body = body[: found.start()].rstrip() if found else body
     return body, source, rank
 
 

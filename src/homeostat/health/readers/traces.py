@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from homeostat.health.readers.literals import plain_value
-from homeostat.health.readers.numbers import NUMBER
+from homeostat.health.readers.numbers import NUMBER, number
 from homeostat.health.readers.rich_tables import RichTables
 from homeostat.health.view import Event, SampleText
 
@@ -26,12 +26,15 @@ _EVENTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("engine_woke", r"to wake up|/resume_memory_occupation|engine woke|waking up engine"),
         (
             "weights_published",
-            r"weight (?:update|sync)\w* (?:took|done|complete|finished)|update weights:.*it/s"
-            r"|sync_weights\b.*\bdone|broadcast weights|updating weights to|updated? weights? to"
-            r"|post /update_weights_from|/init_weights_update"
+            r"weight (?:update|sync)\w* (?:took|done|complete|finished)|update weights:.{0,300}it/s"
+            r"|sync_weights\b.{0,300}\bdone|broadcast weights|updating weights to"
+            r"|updated? weights? to|post /update_weights_from|/init_weights_update"
             r"|weights (?:synced|broadcasted|updated)",
         ),
-        ("step_skipped", r"skipping (?:batch|step|update|optimizer)|skipped step|overflow!.*skip"),
+        (
+            "step_skipped",
+            r"skipping (?:batch|step|update|optimizer)|skipped step|overflow!.{0,300}skip",
+        ),
         (
             "checkpoint_saved",
             r"(?:saving|saved) (?:model |training |last model |final )?checkpoint|checkpoint saved"
@@ -42,18 +45,19 @@ _EVENTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _HINTS = ("weight", "memory", "sleep", "asleep", "wake", "skip", "checkpoint", "resum", "restart")
-_SECONDS = re.compile(rf"({NUMBER})\s*(?:s|sec|seconds)\b")
-_GIB = re.compile(rf"({NUMBER})\s*(?:gib|gb)\b")
+_SECONDS = re.compile(rf"(?<![\d.])(?<!\d,)({NUMBER})\s*+(?:s|sec|seconds)\b")
+_GIB = re.compile(rf"(?<![\d.])(?<!\d,)({NUMBER})\s*+(?:gib|gb)\b")
 
-_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_QUOTED = r"'[^'\\]*+(?:\\.[^'\\]*+)*+'|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\""
 _SAMPLE = re.compile(
     r"\b(?:sample|response|completion|output|generated(?: text)?|generation|answer)"
-    rf"(?:\s?\[\d+\]|\s?#?\d+)?(?:\]\s*[:=]?|\s*[:=])\s*(?P<text>{_QUOTED})",
+    rf"(?:\s?\[\d++\]|\s?#?\d++)?(?:\]\s*+[:=]?|\s*+[:=])\s*+(?P<text>{_QUOTED})",
     re.IGNORECASE,
 )
-_PROMPT = re.compile(rf"\b(?:query|prompt|question)\s*[:=]\s*(?P<text>{_QUOTED})", re.IGNORECASE)
+_PROMPT = re.compile(rf"\b(?:query|prompt|question)\s*+[:=]\s*+(?P<text>{_QUOTED})", re.IGNORECASE)
+_FIRST_NUMBER = re.compile(NUMBER)
 _REASON = re.compile(r"\b(?:finish|stop)_reason[=:]\s*'?(\w+)")
-_REWARD = re.compile(rf"\b(?:reward|score)\s*[=:]\s*({NUMBER})")
+_REWARD = re.compile(rf"\b(?:reward|score)\s*+[=:]\s*+({NUMBER})")
 _TAG = re.compile(
     r"^\[(?P<tag>prompt|response|completion|output|ground_truth|score|reward)\]\s?(?P<text>.*)",
     re.IGNORECASE | re.DOTALL,
@@ -72,8 +76,8 @@ def event_in(text: str, step: int | None) -> Event | None:
             fields: dict[str, object] = {"text": text[:300]}
             seconds = _SECONDS.search(low)
             if seconds:
-                fields["seconds"] = float(seconds[1].replace(",", ""))
-            sizes = [float(size.replace(",", "")) for size in _GIB.findall(low)]
+                fields["seconds"] = number(seconds[1])
+            sizes = [size for text in _GIB.findall(low) if (size := number(text)) is not None]
             if sizes:
                 fields["gib"] = sizes
             return Event(kind, step, fields)
@@ -117,8 +121,8 @@ class Samples:
             self._tag, self._lines, self._step = tag, [text], step
             return
         if self._tag in {"response", "completion", "output"}:
-            score = re.search(NUMBER, text) if tag in {"score", "reward"} else None
-            self._reward = float(score.group().replace(",", "")) if score else None
+            score = _FIRST_NUMBER.search(text) if tag in {"score", "reward"} else None
+            self._reward = number(score.group()) if score else None
             if tag in {"score", "reward"}:
                 self._flush()
                 self._tag = ""
@@ -145,7 +149,7 @@ class Samples:
                 step,
                 str(plain_value(found["text"])),
                 prompt=str(plain_value(prompt["text"])) if prompt else "",
-                reward=float(reward[1].replace(",", "")) if reward else None,
+                reward=number(reward[1]) if reward else None,
                 stop_reason=_REASONS.get(reason[1].lower(), "") if reason else "",
             )
         )

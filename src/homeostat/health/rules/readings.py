@@ -25,7 +25,7 @@ _RATES = {
     (Kind.PREFERENCE, False): (1e-7, 5e-6),
     (Kind.PREFERENCE, True): (5e-7, 5e-5),
 }
-_MOE_NAME = re.compile(r"moe|mixtral|\d+b-a\d|deepseek-?v[23]|kimi-?k2|moonlight|gpt-oss", re.I)
+_MOE_NAME = re.compile(r"moe|mixtral|\db-a\d|deepseek-?v[23]|kimi-?k2|moonlight|gpt-oss", re.I)
 # Bytes of weights below which a model is a toy.
 _TINY = 200e6
 _OF_EVALUATION = {"eval", "evaluation", "val_kwargs", "validation"}

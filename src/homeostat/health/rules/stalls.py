@@ -12,7 +12,7 @@ from homeostat.health.log import LogLine
 from homeostat.health.view import RunView
 
 RATES = "avg generation throughput"
-_SPEAKER = re.compile(r"^\s*(\([^)]{0,80}\))?.{0,120}?(?:Engine (\d{1,6}))?:? ?Avg ")
+_SPEAKER = re.compile(r"^\s*+(\([^)]{0,80}\))?.{0,120}?(?:Engine (\d{1,6}))?:? ?Avg ")
 _PROMPT = re.compile(r"Avg prompt throughput: ([\d.]{1,20})")
 _TOKENS = re.compile(r"Avg generation throughput: ([\d.]{1,20})")
 _RUNNING = re.compile(r"Running: (\d{1,9})")

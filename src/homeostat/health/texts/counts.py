@@ -12,17 +12,27 @@ from homeostat.health.view import RunView
 
 # Lines read of one kind; more of them say nothing new.
 MAX_LINES = 2000
-_FREED = re.compile(r"sleep mode freed (-?[\d.]+) gib memory, ([\d.]+) gib memory is still")
-_BEFORE_AFTER = re.compile(r"before (?:sleep|release|offload)\D*([\d.]+).*after \w+\D*([\d.]+)")
-_CUMULATIVE = re.compile(r"cumulative_preemption(?:_cnt)?=(\d+)")
-_SECONDS = re.compile(r"(\d+) ?s(?:econds?|ec)?\b")
+_FREED = re.compile(
+    r"sleep mode freed (-?[\d.]{1,20}) gib memory, ([\d.]{1,20}) gib memory is still"
+)
+_BEFORE_AFTER = re.compile(
+    r"before (?:sleep|release|offload)\D{0,80}+([\d.]{1,20}+)"
+    r"(?>.{0,300}?after \w{1,40}+\D{0,80}+)([\d.]{1,20})"
+)
+_CUMULATIVE = re.compile(r"cumulative_preemption(?:_cnt)?=(\d{1,18})")
+_SECONDS = re.compile(r"(?<!\d)(\d{1,18}) ?s(?:econds?|ec)?\b")
 _RANK = re.compile(r"\[rank ?(\d+)\]")
 _WORK = re.compile(r"worknccl\(seqnum=(\d+), optype=(\w+), numelin=(\d+)")
-_SGLANG = re.compile(r"#running-req: (\d+).*?token usage: ([\d.]+).*?#queue-req: (\d+)")
+_SGLANG = re.compile(
+    r"#running-req: (\d{1,9}+)(?>.{0,300}?token usage: )([\d.]{1,20}+)"
+    r"(?>.{0,300}?#queue-req: )(\d{1,9})"
+)
 _RETRACT = "retract requests"
-_STALLED = re.compile(r"\b0/[1-9]\d* \[(?:(\d+):)?(\d+):\d\d<\?")
+_STALLED = re.compile(r"\b0/[1-9]\d{0,12} \[(?:(\d{1,9}):)?(\d{1,9}):\d\d<\?")
 _RATE = re.compile(r"(?:gen throughput \(token/s\)|generation throughput): ([\d.]+)")
-_VLLM = re.compile(r"running: (\d+) reqs, waiting: (\d+) reqs.*?kv cache usage: ([\d.]+)%")
+_VLLM = re.compile(
+    r"running: (\d{1,9}) reqs, waiting: (\d{1,9}) reqs(?>.{0,300}?kv cache usage: )([\d.]{1,20})%"
+)
 
 
 def lines_of(view: RunView, *patterns: str) -> Iterator[LogLine]:

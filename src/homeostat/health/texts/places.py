@@ -107,14 +107,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 _TORCH = ("torch/nn/", "torch/_", "torch/utils/", "_call_impl", "autograd.function")
 _SPEAKER = re.compile(r"^\s*(\([^)]*\)|\[rank\d+\]|\[\d+\])")
-_TRIED = re.compile(r"tried to allocate ([\d.]+) ([kmgt])i?b", re.I)
-_RESERVED = re.compile(r"([\d.]+) ([kmgt])i?b is reserved by pytorch but unallocated", re.I)
-_OTHER = re.compile(r"process \d+ has ([\d.]+) ([kmgt])i?b memory in use", re.I)
-_TOTAL = re.compile(r"total capacity of ([\d.]+) ([kmgt])i?b", re.I)
+_TRIED = re.compile(r"tried to allocate ([\d.]{1,20}) ([kmgt])i?b", re.I)
+_RESERVED = re.compile(
+    r"(?<![\d.])([\d.]{1,20}) ([kmgt])i?b is reserved by pytorch but unallocated", re.I
+)
+_OTHER = re.compile(r"process \d{1,12} has ([\d.]{1,20}) ([kmgt])i?b memory in use", re.I)
+_TOTAL = re.compile(r"total capacity of ([\d.]{1,20}) ([kmgt])i?b", re.I)
 _GIB = {"k": 2**-20, "m": 2**-10, "g": 1.0, "t": 2.0**10}
 # A buffer of compiled code: fp32, its last axis as long as a vocabulary (no layer is as wide).
 _VOCABULARY = re.compile(
-    r"empty_strided\w*\(\([\w*, ]{0,80}?(?P<last>\d{5,7})\), \([^)]{0,120}\), torch\.float32"
+    r"empty_strided\w{0,40}+\(\([\w*, ]{0,80}?(?P<last>\d{5,7})\), \([^)]{0,120}\), torch\.float32"
 )
 _LEAST_VOCABULARY = 31_000
 # Lines looked back for frames, and how many of the same speaker's are read.

@@ -31,10 +31,12 @@ from homeostat.health.rules.readings import raw
 from homeostat.health.view import Kind, RunView
 
 _PAIR = re.compile(
-    r"pad_token(?:_id)?\W{1,4}(\S+?)[\s,;)'\"].*?eos_token(?:_id)?\W{1,4}(\S+)", re.I
+    r"pad_token(?:_id)?\W{1,4}(\S[^\s,;)'\"]{0,80}+)[\s,;)'\"]"
+    r"(?>.{0,300}?eos_token(?:_id)?)\W{1,4}(\S{1,80})",
+    re.I,
 )
 # One of both alone on a line: "PAD: 2 / </s>", "eos_token: <|end|>".
-_NAMED = re.compile(r"\b(pad|eos)(?:[ _]?token)?(?:[ _]?id)?\s*:\s*(\S[^\n]{0,60})$", re.I)
+_NAMED = re.compile(r"\b(pad|eos)(?:[ _]?token)?(?:[ _]?id)?\s*+:\s*+(\S[^\n]{0,60})$", re.I)
 # Sayings of scripts and trainers that give the end token to the padding.
 _SAID = (
     "pad_token = tokenizer.eos_token",
@@ -49,22 +51,27 @@ _SAID = (
     "setting pad_token to eos",
     "pad_token is None && eos_token",
 )
-_END = r"(?:</s>|eos\w*|end[- ]of[- ]\w+|<\|\w+\|>|<end_of_turn>)"
+_END = r"(?:</s>|eos\w{0,20}|end[- ]of[- ]\w{1,20}|<\|\w{1,40}\|>|<end_of_turn>)"
 _ENDED = (
-    re.compile(rf"end\w* (?:with|by|on|in) {_END}\D{{0,20}}0\s*(?:/|of|out of)\s*([1-9]\d*)", re.I),
-    re.compile(rf"\b0\s*(?:/|of|out of)\s*([1-9]\d*)\b[^\n]{{0,40}}?{_END}", re.I),
     re.compile(
-        r"\b([1-9]\d*)\s*(?:/|of|out of)\s*\1\b[^\n]{0,20}"
+        rf"end\w{{0,20}} (?:with|by|on|in) {_END}\D{{0,20}}0\s?(?:/|of|out of)\s?([1-9]\d{{0,9}})",
+        re.I,
+    ),
+    re.compile(rf"\b0\s?(?:/|of|out of)\s?([1-9]\d{{0,9}})\b[^\n]{{0,40}}?{_END}", re.I),
+    re.compile(
+        r"\b([1-9]\d{0,9})\s?(?:/|of|out of)\s?\1\b[^\n]{0,20}"
         r"(?:generat|complet|output|response|answer)[^\n]{0,40}"
         r"(?:by length|length limit|truncated|max_new_tokens|max_tokens|never (?:end|stop))",
         re.I,
     ),
-    re.compile(r"\b(?:none|no one) of (?:the )?(\d+)[^\n]{0,30}(?:ended|stopped|emitted)", re.I),
-    re.compile(r"all (\d+)[^\n]{0,40}(?:hit|reach|ran to|stopped (?:at|by))[^\n]{0,20}"
+    re.compile(
+        r"\b(?:none|no one) of (?:the )?(\d{1,9})[^\n]{0,30}(?:ended|stopped|emitted)", re.I
+    ),
+    re.compile(r"all (\d{1,9})[^\n]{0,40}(?:hit|reach|ran to|stopped (?:at|by))[^\n]{0,20}"
                r"(?:max|length|limit)", re.I),
 )  # fmt: skip
 _MASKED = re.compile(
-    r"label\w*[^\n]{0,24}(?:</s>|eos|<\|end\w*\|>|<\|im_end\|>)[^\n]{0,12}-100", re.I
+    r"label[^\n]{0,44}(?:</s>|eos|<\|end\w{0,40}\|>|<\|im_end\|>)[^\n]{0,12}-100", re.I
 )
 
 

@@ -39,7 +39,7 @@ from homeostat.health.rules.readings import needed, raw_number
 from homeostat.health.view import Kind, RunView, Series
 
 _ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps")
-_COUNT = re.compile(r"accum\w*\D{0,4}(\d+)", re.I)
+_COUNT = re.compile(r"accum[a-z_]{0,40}+\D{0,4}(\d{1,12})", re.I)
 # Guessing among 262,144 tokens costs 12.5 nats.
 _MOST = 13.0
 

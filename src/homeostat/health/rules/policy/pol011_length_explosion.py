@@ -37,7 +37,7 @@ from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
-_COUNTED = re.compile(r"gibberish\w*\W{1,3}(\d{1,9})\b", re.IGNORECASE)
+_COUNTED = re.compile(r"gibberish\w{0,20}\W{1,3}(\d{1,9})\b", re.IGNORECASE)
 
 
 class Options(RuleOptions):

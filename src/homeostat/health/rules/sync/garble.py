@@ -14,7 +14,7 @@ _MIN_WORDS = 6
 _MIN_SCRIPTS = 3
 # What tokenizers hold and texts do not: pads, unknowns, single bytes, letters of byte encodings.
 _ODD = re.compile(
-    r"<\|[a-z_]*pad[a-z_]*\|>|<unk>|<pad>|<0x[0-9A-Fa-f]{2}>|\[PAD|<\|reserved|<unused\d"
+    r"<\|[a-z_]{0,40}?pad[a-z_]{0,40}+\|>|<unk>|<pad>|<0x[0-9A-Fa-f]{2}>|\[PAD|<\|reserved|<unused\d"
     r"|\ufffd|\u0120|\u010a|\u00c3[\u0080-\u00bf]|\u00c2[\u0080-\u00bf]"
 )
 
