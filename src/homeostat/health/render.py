@@ -1,4 +1,4 @@
-"""A diagnosis for a program to read, and a fix in the words of the framework that was run.
+"""A diagnosis for a program to read.
 
 The JSON answer (docs/guide/doctor.md) is made of plain values; numbers that JSON has no word for
 are the texts "nan", "inf" and "-inf", as in metrics.jsonl.
@@ -7,82 +7,21 @@ are the texts "nan", "inf" and "-inf", as in metrics.jsonl.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from homeostat.health.diagnose import Diagnosis
-from homeostat.health.finding import Finding, Fix, NotEvaluated
-from homeostat.health.frameworks import ALL, HOMEOSTAT, Framework
+from homeostat.health.finding import Finding, NotEvaluated
+from homeostat.health.frameworks import Framework
+from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_all
 from homeostat.health.log import LogLine
 from homeostat.health.view import RunView
 
 UNKNOWN_ERROR = "ERR000"
-LAUNCHERS = ("torchrun", "accelerate")
 # Lines from the end of a log in which an error is what ended the run.
 _LAST_LINES = 40
 _MAX_QUOTE = 300
-_OUR_KEY = re.compile(
-    r"\b(?:algorithm|checkpoint|cluster|data|engine|eval|health|lora|model|observe|reference|rewards"
-    r"|rollout|sync|trainer)(?:\.[a-z][a-z_]*)+(?<!\.py)\b"
-)
 _TRACEBACK = "traceback (most recent call last)"
-
-
-@dataclass(frozen=True, slots=True)
-class ToldFix:
-    """A fix in their words. `setting` is None where they have none that we know."""
-
-    setting: str | None
-    value: str
-    why: str
-    grade: str
-
-
-def told(fix: Fix, framework: Framework) -> ToldFix:
-    """What to change, by the setting's name in the framework that the run was made with."""
-    setting: str | None = None
-    for table in _lineage(framework):
-        setting = fix.theirs.get(table.name) or (
-            table.setting_name(fix.setting) if fix.setting else None
-        )
-        if setting:
-            break
-    # Ports and numbers of processes are told to what starts the framework.
-    setting = setting or next((fix.theirs[one] for one in LAUNCHERS if one in fix.theirs), None)
-    why = in_their_words(fix.why, framework)
-    if not setting:
-        # Where we cannot name their setting, it is said what it is about.
-        value = f"{_plainly(fix.setting)}: {fix.value}" if fix.setting else fix.value
-        return ToldFix(None, value, why, fix.grade.value)
-    name, equals, value = setting.partition("=")
-    return ToldFix(name, value if equals else fix.value, why, fix.grade.value)
-
-
-def in_their_words(text: str, framework: Framework) -> str:
-    """A sentence of ours with settings called what the framework calls them."""
-    if framework.name == HOMEOSTAT.name:
-        return text
-
-    def theirs(match: re.Match[str]) -> str:
-        names = (table.setting_name(match[0]) for table in _lineage(framework))
-        return next((name for name in names if name), _plainly(match[0]))
-
-    return _OUR_KEY.sub(theirs, text)
-
-
-def _plainly(key: str) -> str:
-    """What one of our keys is about, in words."""
-    return key.rpartition(".")[2].replace("_", " ")
-
-
-def _lineage(framework: Framework) -> Iterator[Framework]:
-    """The framework, then those whose settings it takes as they are."""
-    found: Framework | None = framework
-    while found is not None:
-        yield found
-        found = ALL.get(found.base)
 
 
 def as_json(
@@ -123,12 +62,18 @@ def finding_json(finding: Finding, framework: Framework) -> dict[str, Any]:
             {"name": cause.name, "why": in_their_words(cause.why, framework)}
             for cause in finding.causes
         ],
-        "fixes": [_fix_json(told(fix, framework)) for fix in finding.fixes],
+        "fixes": [_fix_json(fix) for fix in told_all(finding.fixes, framework)],
     }
 
 
 def _fix_json(fix: ToldFix) -> dict[str, Any]:
-    return {"setting": fix.setting, "value": fix.value, "why": fix.why, "grade": fix.grade}
+    return {
+        "setting": fix.setting,
+        "value": fix.value,
+        "advice": fix.advice,
+        "why": fix.why,
+        "grade": fix.grade,
+    }
 
 
 def _number(value: float | None) -> float | str | None:

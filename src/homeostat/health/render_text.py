@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from homeostat.health.diagnose import Diagnosis
 from homeostat.health.finding import Finding, Grade, Level, NotEvaluated
 from homeostat.health.frameworks import UNKNOWN
+from homeostat.health.frameworks.telling import in_their_words, told_all
 from homeostat.health.names import FOREIGN
-from homeostat.health.render import in_their_words, told, unknown_error
+from homeostat.health.render import unknown_error
 from homeostat.health.view import Kind, RunView
 from homeostat.observe.names import describe
 
@@ -203,15 +204,11 @@ def _list(
 
 
 def _fixes(finding: Finding, view: RunView) -> Iterator[tuple[str, str]]:
-    for fix in finding.fixes:
-        here = told(fix, view.framework)
-        grade = _GRADES[here.grade]
-        if here.setting:
-            value = f" = {here.value}" if here.value else ""
-            yield f"{here.setting}{value}: {here.why}", grade
-        else:
-            value = f"{here.value}: " if here.value else ""
-            yield f"{value}{here.why}", grade
+    for here in told_all(finding.fixes, view.framework):
+        value = f" = {here.value}" if here.value else ""
+        advice = f" ({here.advice})" if here.advice else ""
+        head = f"{here.setting}{value}{advice}" if here.setting else here.advice
+        yield f"{head}: {here.why}" if head else here.why, _GRADES[here.grade]
 
 
 def _not_evaluated(page: Page, diagnosis: Diagnosis, *, verbose: bool) -> None:

@@ -24,7 +24,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "data.validation_share": ("val_size",),
     "trainer.packing": ("packing", "neat_packing"),
     "trainer.backend.type": ("deepspeed", "fsdp"),
-    "trainer.gradient_checkpointing": ("disable_gradient_checkpointing",),
     "algorithm.type": ("stage",),
     "preference.beta": ("pref_beta",),
     "algorithm.kl.target": ("ppo_target",),
@@ -47,6 +46,10 @@ TABLE = Framework(
     base="transformers",
     metrics=METRICS,
     settings=SETTINGS,
-    flags={**transformers.FLAGS, "pure_bf16": ("trainer.precision", "bf16")},
+    flags={
+        **transformers.FLAGS,
+        "pure_bf16": ("trainer.precision", "bf16"),
+        "disable_gradient_checkpointing": ("trainer.gradient_checkpointing", False),
+    },
     marks=("llamafactory", "llmtuner", "LLaMA-Factory", "src/llmtuner"),
 )

@@ -46,7 +46,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "cluster.timeout_s": ("--distributed-timeout-minutes",),
     "checkpoint.interval_steps": ("--save-interval",),
     "checkpoint.resume": ("--load",),
-    "trainer.on_nonfinite": ("--no-check-for-nan-in-loss-and-grad",),
 }
 FLAGS: dict[str, tuple[str, object]] = {
     "bf16": ("trainer.precision", "bf16"),

@@ -99,7 +99,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "algorithm.kl.target": ("--algo.kl.target", "--kl_target"),
     "algorithm.kl.horizon": ("--algo.kl.horizon", "--kl_horizon"),
     "algorithm.kl.enabled": ("--algo.kl.use_loss", "--use_kl_loss"),
-    "algorithm.scale": ("--algo.advantage.no_std_norm", "--no_advantage_std_norm"),
     "algorithm.discount": ("--algo.advantage.gamma", "--gamma"),
     "algorithm.correction": (
         "--algo.advantage.is_correction_enable",
@@ -163,7 +162,11 @@ TABLE = Framework(
     title="OpenRLHF",
     metrics=METRICS,
     settings=SETTINGS,
-    flags={"bf16": ("trainer.precision", "bf16")},
+    flags={
+        "bf16": ("trainer.precision", "bf16"),
+        "algo.advantage.no_std_norm": ("algorithm.scale", "none"),
+        "no_advantage_std_norm": ("algorithm.scale", "none"),
+    },
     marks=(
         "openrlhf",
         "(ActorModelRayActor pid=",

@@ -115,7 +115,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "engine.data_parallel_size": ("inference.vllm.data_parallel_size", "inference.parallel.dp"),
     "engine.max_model_length": ("inference.vllm.max_model_len", "inference.model.max_model_len"),
     "engine.enforce_eager": ("inference.vllm.enforce_eager", "inference.model.enforce_eager"),
-    "engine.max_concurrency": ("orchestrator.max_inflight_rollouts", "orchestrator.max_concurrent"),
+    "engine.max_concurrency": (
+        "orchestrator.concurrency.max_inflight",
+        "orchestrator.max_inflight_rollouts",
+        "orchestrator.max_concurrent",
+    ),
     "sync.transport.type": ("weight_broadcast.type",),
     "sync.timeout_s": ("weight_broadcast.timeout",),
     "model.moe.router_replay": ("trainer.enable_router_replay",),

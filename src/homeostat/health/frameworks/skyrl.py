@@ -55,7 +55,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "trainer.backend.reshard_after_forward": ("trainer.policy.fsdp_config.reshard_after_forward",),
     "trainer.backend.context_parallel_size": ("trainer.policy.sequence_parallel_size",),
     "trainer.gradient_checkpointing": ("trainer.gradient_checkpointing",),
-    "trainer.packing": ("trainer.use_sample_packing",),
+    "trainer.packing": ("trainer.remove_microbatch_padding", "trainer.use_sample_packing"),
     "trainer.epochs": ("trainer.epochs",),
     "trainer.epochs_per_step": ("trainer.update_epochs_per_batch",),
     "trainer.mini_batch_rows": ("trainer.policy_mini_batch_size",),

@@ -51,13 +51,6 @@ class Framework:
                 return ours.replace(HOLE, hole)
         return name if name in names.FOREIGN or describe(name) is not None else None
 
-    def setting_name(self, key: str) -> str | None:
-        """What they call one of our keys; ours are ours."""
-        if self.name == "homeostat":
-            return key
-        found = self.settings.get(key)
-        return found[0] if found else None
-
     def switched(self, name: str, value: object) -> tuple[str, object] | None:
         """Our key and value that one of their switches stands for when it is on."""
         is_on = value is True or str(value).lower() in ("true", "1")

@@ -69,7 +69,7 @@ TROUBLES: tuple[Trouble, ...] = (
             advice(
                 "more sandbox workers, or fewer calls at once",
                 "Latency grows without bound past their capacity.",
-                verl="reward_model.sandbox_fusion.max_concurrent",
+                verl="reward.sandbox_fusion.max_concurrent",
             ),
             advice("count a failed call as missing, not as zero", "Zero teaches the wrong thing."),
             safe("rewards.timeout_s", "longer than a program may run", "Do not give up early."),

@@ -44,7 +44,7 @@ _SAVING = (
                 transformers="save_total_limit",
                 llama_factory="save_total_limit",
                 verl="trainer.max_actor_ckpt_to_keep",
-                openrlhf="--max_ckpt_num",
+                openrlhf="--ckpt.max_num",
                 lightrft="--max_ckpt_num",
             ),
             safe(
@@ -52,7 +52,7 @@ _SAVING = (
                 "what the disk can spare",
                 "Old checkpoints go before the disk is full.",
                 lightrft="--max_ckpt_mem",
-                openrlhf="--max_ckpt_mem",
+                openrlhf="--ckpt.max_mem",
             ),
             safe("checkpoint.interval_steps", "longer", "Save less often."),
             advice(
@@ -66,7 +66,7 @@ _SAVING = (
                 axolotl="save_only_model",
                 llama_factory="save_only_model",
                 transformers="save_only_model",
-                openrlhf="--save_path",
+                openrlhf="--ckpt.output_dir",
                 lightrft="--save_path",
             ),
         ),
@@ -97,8 +97,6 @@ _SAVING = (
                     "older format (safe_serialization: false)."
                 ),
                 axolotl="save_safetensors",
-                trl="save_safetensors",
-                transformers="save_safetensors",
             ),
         ),
     ),
@@ -259,7 +257,7 @@ _RESUMING = (
                     "distributed checkpoint)."
                 ),
                 torchtitan="checkpoint.exclude_from_loading",
-                deepspeed="load_universal_checkpoint",
+                deepspeed="checkpoint.load_universal=true",
                 megatron="--ckpt-fully-parallel-load",
                 slime="--no-load-optim",
             ),
@@ -578,8 +576,8 @@ _LOADING = (
                     "latest_checkpointed_iteration.txt: the parent of iter_*/release, "
                     "converted from the HF model."
                 ),
-                slime="--load / --ref-load",
-                miles="--load / --ref-load",
+                slime="--load, --ref-load",
+                miles="--load, --ref-load",
                 megatron="--load",
             ),
             advice(

@@ -251,8 +251,7 @@ _TOKENS = (
                 "longer",
                 "Or give them room.",
                 verl="data.max_prompt_length",
-                trl="max_prompt_length",
-                openrlhf="--prompt_max_len",
+                openrlhf="--data.max_len",
                 lightrft="--prompt_max_len",
                 slime="--rollout-max-prompt-len",
             ),
@@ -349,9 +348,8 @@ _LABELS = (
                     "<start_of_turn>user and <start_of_turn>model, each with its newline, "
                     "for ChatML <|im_start|>assistant), and print one row's labels."
                 ),
-                unsloth="train_on_responses_only(instruction_part, response_part)",
                 trl="assistant_only_loss",
-                axolotl="roles_to_train",
+                axolotl="datasets[].roles_to_train",
             ),
             change(
                 "data.max_length",
@@ -700,7 +698,7 @@ _TEMPLATES = (
                     "Look at the rows that it names: empty contents and leading blanks are "
                     "usual; strip them in the data, or give the template's field names."
                 ),
-                axolotl="message_property_mappings",
+                axolotl="datasets[].message_property_mappings",
             ),
             safe(
                 "model.chat_template",
@@ -746,12 +744,11 @@ _ROWS = (
                 "the right column names",
                 "Say which column holds what.",
                 verl="data.prompt_key",
-                openrlhf="--input_key",
+                openrlhf="--data.input_key",
                 lightrft="--input_key",
                 slime="--input-key",
                 axolotl="datasets[].field_messages",
                 trl="dataset_text_field",
-                llama_factory="columns in dataset_info.json",
             ),
             advice("", "Or rename the column in the data; print the dataset's features once."),
         ),
@@ -959,10 +956,10 @@ _ROWS = (
                 "model.attention",
                 "varlen",
                 "Rows of a packed sequence then do not see each other.",
-                trl="attn_implementation",
-                axolotl="flash_attention",
-                llama_factory="flash_attn",
-                transformers="attn_implementation",
+                trl="attn_implementation=flash_attention_2",
+                axolotl="attn_implementation=flash_attention_2",
+                llama_factory="flash_attn=fa2",
+                transformers="attn_implementation=flash_attention_2",
             ),
             safe(
                 "trainer.packing",

@@ -37,8 +37,8 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
                         "Call model.enable_input_require_grads() (or use non-reentrant "
                         "checkpointing) for an adapter on a frozen base."
                     ),
-                    trl="gradient_checkpointing_kwargs.use_reentrant",
-                    axolotl="gradient_checkpointing_kwargs.use_reentrant",
+                    trl="gradient_checkpointing_kwargs",
+                    axolotl="gradient_checkpointing_kwargs",
                 ),
                 advice(
                     "",
@@ -68,9 +68,9 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
                 advice(
                     "",
                     "Use non-reentrant checkpointing, or model.enable_input_require_grads().",
-                    trl="gradient_checkpointing_kwargs.use_reentrant",
-                    axolotl="gradient_checkpointing_kwargs.use_reentrant",
-                    transformers="gradient_checkpointing_kwargs.use_reentrant",
+                    trl="gradient_checkpointing_kwargs",
+                    axolotl="gradient_checkpointing_kwargs",
+                    transformers="gradient_checkpointing_kwargs",
                 ),
                 safe("trainer.gradient_checkpointing", "false", "Or none, where memory allows."),
             ),

@@ -21,9 +21,9 @@ _NOT_THE_CHECK = advice(
         "Do not switch the check off: that does not skip the step, it lets NaN into the "
         "weights for good."
     ),
-    slime="keep --check-for-nan-in-loss-and-grad",
-    miles="keep --check-for-nan-in-loss-and-grad",
-    megatron="keep --check-for-nan-in-loss-and-grad",
+    slime="--no-check-for-nan-in-loss-and-grad=false",
+    miles="--no-check-for-nan-in-loss-and-grad=false",
+    megatron="--no-check-for-nan-in-loss-and-grad=false",
 )
 _LOWER_LR = change(
     "trainer.lr", "a half to a fifth of it", "With a longer warm-up, where the norm grew before."
@@ -73,8 +73,6 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
                     "trainer.precision",
                     "bf16",
                     "fp16 overflows at 65504.",
-                    trl="bf16",
-                    axolotl="bf16",
                 ),
                 _NOT_THE_CHECK,
             ),
@@ -139,8 +137,6 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
                     "trainer.precision",
                     "bf16",
                     "bf16 needs no loss scale.",
-                    trl="bf16",
-                    axolotl="bf16",
                 ),
             ),
             level=Level.INFO,
@@ -171,10 +167,6 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
                     "trainer.precision",
                     "bf16",
                     "bf16 has float32's range.",
-                    trl="bf16",
-                    axolotl="bf16",
-                    llama_factory="bf16",
-                    deepspeed="bf16.enabled",
                 ),
                 _LOWER_LR,
             ),
@@ -208,9 +200,7 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
             ),
             fixes=(
                 _KEEP_OUT,
-                change(
-                    "trainer.precision", "bf16", "Load and sample in bf16, not fp16.", trl="bf16"
-                ),
+                change("trainer.precision", "bf16", "Load and sample in bf16, not fp16."),
                 advice(
                     "",
                     (
@@ -285,7 +275,7 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
                     "Then another kernel (flash_attention_2 for sdpa), or another build of torch "
                     "or flash-attn; no row may be masked entirely.",
                     transformers="attn_implementation",
-                    trl="model_init_kwargs attn_implementation",
+                    trl="attn_implementation",
                 ),
             ),
             explains=("ERR650", "ERR651", "ERR655", "NUM001", "NUM002", "NUM003", "NUM004"),
@@ -358,9 +348,9 @@ TROUBLES: tuple[Trouble, ...] = first_failures(
                         "Leave the check on, and let bad steps be skipped before the "
                         "optimizer (or halt)."
                     ),
-                    slime="--check-for-nan-in-loss-and-grad",
-                    miles="--check-for-nan-in-loss-and-grad",
-                    megatron="--check-for-nan-in-loss-and-grad",
+                    slime="--no-check-for-nan-in-loss-and-grad=false",
+                    miles="--no-check-for-nan-in-loss-and-grad=false",
+                    megatron="--no-check-for-nan-in-loss-and-grad=false",
                 ),
             ),
             level=Level.INFO,

@@ -54,28 +54,29 @@ RECOMPUTE = safe(
     "trainer.gradient_checkpointing",
     "true",
     "Activations are recomputed in the backward pass: about a fifth slower, far less memory.",
+    megatron="--recompute-granularity=full, --recompute-method=uniform, --recompute-num-layers=1",
 )
 CHUNKED_LOGITS = safe(
     "trainer.logits_chunk_bytes",
     "small enough to fit",
     "The loss is computed over pieces of the logits, which then never exist whole.",
-    trl="use_liger_kernel",
-    axolotl="liger_fused_linear_cross_entropy",
-    verl="actor_rollout_ref.model.use_fused_kernels",
-    openrlhf="--use_liger_kernel",
+    trl="use_liger_kernel=true",
+    axolotl="liger_fused_linear_cross_entropy=true",
+    verl="actor_rollout_ref.model.use_fused_kernels=true",
+    openrlhf="--ds.use_liger_kernel=true",
     slime="--log-probs-chunk-size",
     miles="--log-probs-chunk-size",
-    llama_factory="enable_liger_kernel",
-    ms_swift="--use_liger_kernel",
-    transformers="use_liger_kernel",
+    llama_factory="enable_liger_kernel=true",
+    ms_swift="--use_liger_kernel=true",
+    transformers="use_liger_kernel=true",
 )
 SHARD = safe(
     "trainer.backend.shard",
-    "true",
+    "full",
     "Weights, gradients and optimizer state are spread over the devices.",
-    openrlhf="--zero_stage 3",
-    trl="a ZeRO-3 or FSDP accelerate config",
-    axolotl="fsdp_config or deepspeed: zero3_bf16.json",
+    openrlhf="--ds.zero_stage=3",
+    transformers="fsdp=true",
+    axolotl="deepspeed=deepspeed_configs/zero3_bf16.json",
 )
 SHORTER = change(
     "rollout.max_new_tokens",
@@ -103,7 +104,7 @@ ENGINE_SLEEPS = safe(
     "The engine gives its cache back while the trainer works.",
     verl="actor_rollout_ref.rollout.free_cache_engine",
     trl="vllm_enable_sleep_mode",
-    openrlhf="--vllm_enable_sleep",
+    openrlhf="--vllm.enable_sleep",
     ms_swift="--sleep_level",
     lightrft="--enable_engine_sleep",
     slime="--offload",
@@ -112,5 +113,4 @@ ENGINE_SLEEPS = safe(
 READ_FIRST_ERROR = advice(
     "read the log above the first line of this kind",
     "What failed first stands earlier, often in another rank's or worker's own log file.",
-    ray="the worker-*.err files of the session's logs folder",
 )

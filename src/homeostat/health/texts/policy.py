@@ -45,7 +45,7 @@ TROUBLES: tuple[Trouble, ...] = (
                     "tokenizer's own pad and EOS tokens."
                 ),
                 trl="generation_kwargs",
-                llama_factory="top_k / top_p",
+                llama_factory="top_k, top_p",
             ),
             change("trainer.lr", "lower", "With larger batches, when the sampling is right."),
         ),
@@ -73,7 +73,7 @@ TROUBLES: tuple[Trouble, ...] = (
                 "trainer.updates_per_step",
                 "fewer",
                 "Fewer passes over the same samples.",
-                trl="ppo_epochs",
+                trl="num_ppo_epochs",
             ),
             advice(
                 "",

@@ -96,8 +96,6 @@ _HALF = (
                 "trainer.precision",
                 "bf16",
                 "One dtype for all compute.",
-                trl="bf16",
-                axolotl="bf16",
                 transformers="bf16",
             ),
         ),
@@ -120,7 +118,7 @@ _HALF = (
             "layer (norm, rotary, adapter) returned float32."
         ),
         fixes=(
-            change("trainer.precision", "bf16", "Train in bf16.", trl="bf16", axolotl="bf16"),
+            change("trainer.precision", "bf16", "Train in bf16."),
             safe(
                 "model.attention",
                 "sdpa",
@@ -149,9 +147,6 @@ _HALF = (
                 "trainer.precision",
                 "bf16",
                 "bf16 needs no scaler.",
-                trl="bf16",
-                axolotl="bf16",
-                llama_factory="bf16",
                 transformers="bf16",
             ),
             advice(
@@ -190,7 +185,7 @@ _HALF = (
                 axolotl="fp16",
                 llama_factory="fp16",
                 transformers="fp16",
-                vllm="--dtype half",
+                vllm="--dtype=half",
             ),
             advice("", "Check that torch sees the GPU at all (torch.cuda.is_available())."),
         ),
@@ -503,8 +498,6 @@ _QUANTISED = (
                     "Use a smaller group that divides the width (64 or 32): smaller groups "
                     "also lose less accuracy; larger ones lose more."
                 ),
-                miles="--int4-group-size",
-                slime="--int4-group-size",
             ),
             safe(
                 "engine.tensor_parallel_size",

@@ -61,8 +61,8 @@ _FUNCTION = (
                 ),
                 trl="reward_funcs",
                 axolotl="trl.reward_funcs",
-                verl="custom_reward_function.path",
-                openrlhf="--remote_rm_url",
+                verl="reward.custom_reward_function.path",
+                openrlhf="--reward.remote_url",
                 slime="--custom-rm-path",
             ),
             advice(
@@ -103,7 +103,7 @@ _FUNCTION = (
                 ),
                 trl="reward_funcs",
                 axolotl="trl.reward_funcs",
-                verl="custom_reward_function.path",
+                verl="reward.custom_reward_function.path",
                 slime="--custom-rm-path",
             ),
         ),
@@ -146,7 +146,7 @@ _FUNCTION = (
                     'or on PYTHONPATH of the workers), and try `python -c "import <module>"` '
                     "in the same environment."
                 ),
-                verl="custom_reward_function.path",
+                verl="reward.custom_reward_function.path",
                 axolotl="trl.reward_funcs",
                 slime="--custom-rm-path",
             ),
@@ -432,7 +432,7 @@ _FUNCTION = (
             advice(
                 "",
                 "Give your own function, or set the column to a known source.",
-                verl="custom_reward_function.path",
+                verl="reward.custom_reward_function.path",
                 slime="--custom-rm-path",
                 miles="--custom-rm-path",
             ),
@@ -488,7 +488,6 @@ _OUTSIDE = (
                 "rewards.timeout_s",
                 "longer",
                 "Give slow answers more time.",
-                openrlhf="--remote_rm_timeout",
             ),
             advice(
                 "",
@@ -574,7 +573,7 @@ _OUTSIDE = (
                     "Start it first and try its URL with curl from a worker node; check "
                     "host, port and no_proxy."
                 ),
-                openrlhf="--remote_rm_url",
+                openrlhf="--reward.remote_url",
                 lightrft="--remote_rm_url",
                 slime="--rm-url",
                 miles="--rm-url",

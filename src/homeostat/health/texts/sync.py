@@ -80,8 +80,7 @@ TROUBLES: tuple[Trouble, ...] = (
             advice(
                 "merge before the push, or load it as an adapter",
                 "Strip `base_model.model.` and `.base_layer`, and leave lora_* tensors out.",
-                verl="actor_rollout_ref.model.lora.merge, or layered_summon with load_format",
-                trl="upgrade: newer trainers merge and rename",
+                verl="actor_rollout_ref.model.lora.merge=true",
             ),
         ),
         explains=("ERR200", *AFTERMATH),
@@ -161,8 +160,7 @@ TROUBLES: tuple[Trouble, ...] = (
             advice(
                 "a conversion that knows this model",
                 "Match mbridge or megatron-bridge, the trainer and the engine to the model.",
-                slime="--megatron-to-hf-mode bridge, --model-name",
-                miles="--megatron-to-hf-mode bridge, --model-name",
+                miles="--megatron-to-hf-mode=bridge",
             ),
             _UPGRADE_PAIR,
             _VERIFY,
@@ -195,8 +193,7 @@ TROUBLES: tuple[Trouble, ...] = (
                 "sync.transport.type",
                 "collective or disk",
                 "Ways that need no shared memory.",
-                miles="leave --use-zero-copy-sync out",
-                openrlhf="--vllm_sync_with_ray or nccl",
+                openrlhf="--vllm.sync_with_ray",
             ),
         ),
         explains=("ERR206", *AFTERMATH),
@@ -264,7 +261,6 @@ TROUBLES: tuple[Trouble, ...] = (
             advice(
                 "one owner of sleep and wake",
                 "Leave it to the helper, or switch the helper's own off.",
-                lightrft="gather_and_generate(..., sleep_engine=True), no other calls",
             ),
             safe(
                 "engine.sleep",
@@ -324,8 +320,8 @@ TROUBLES: tuple[Trouble, ...] = (
             advice(
                 "sleep level 1, or a push that restores the base",
                 "Level 1 keeps the weights in host memory.",
-                verl="VLLM_SLEEP_LEVEL=1, or actor_rollout_ref.rollout.layered_summon=True",
-                ms_swift="--sleep_level 1",
+                verl="actor_rollout_ref.rollout.layered_summon=true",
+                ms_swift="--sleep_level=1",
             ),
         ),
         explains=("ERR202",),
@@ -375,9 +371,6 @@ TROUBLES: tuple[Trouble, ...] = (
             advice(
                 "the engine's own reload path",
                 "It brings the tensors back to their loading layout first, layer by layer.",
-                skyrl="upgrade to a version that reloads layer by layer",
-                vllm="the layerwise reload, or 0.19 and older for now",
-                verl="patch_vllm_moe_model_weight_loader (newer versions call it)",
             ),
             _VERIFY,
         ),
@@ -398,8 +391,6 @@ TROUBLES: tuple[Trouble, ...] = (
             advice(
                 "the engine's own reload path",
                 "It brings the tensors back to their loading layout first.",
-                vllm="the layerwise reload, or another MoE backend",
-                verl="patch_vllm_moe_model_weight_loader (newer versions call it)",
             ),
             _VERIFY,
         ),
@@ -466,7 +457,7 @@ TROUBLES: tuple[Trouble, ...] = (
                 "sync.transport.bucket_bytes",
                 "larger than the largest parameter",
                 "One parameter must fit whole.",
-                verl="actor_rollout_ref.rollout.update_weights_bucket_megabytes",
+                verl="actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
                 slime="--update-weight-buffer-size",
                 miles="--update-weight-buffer-size",
             ),

@@ -58,9 +58,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         fixes=(
             Fix(
                 "",
-                "alternating",
+                "train the agents in turn",
                 "one learns while the other stays",
-                theirs={"miles": "co_evolution.strategy"},
             ),
         ),
         first_step=int(first.steps[0]),

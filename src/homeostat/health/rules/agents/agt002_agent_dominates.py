@@ -66,9 +66,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         fixes=(
             Fix(
                 "",
-                "4",
+                "keep older policies of each agent",
                 "a population to play against",
-                theirs={"miles": "co_evolution.population_size"},
             ),
         ),
         first_step=int(rewards[best].tail(8).steps[0]),

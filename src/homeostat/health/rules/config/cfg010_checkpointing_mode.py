@@ -45,9 +45,9 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
                 "the re-entrant kind does not compare tensors",
                 Grade.SAFE,
                 theirs={
-                    "axolotl": "gradient_checkpointing_kwargs.use_reentrant",
-                    "trl": "gradient_checkpointing_kwargs={'use_reentrant': True}",
-                    "transformers": "gradient_checkpointing_kwargs={'use_reentrant': True}",
+                    "axolotl": 'gradient_checkpointing_kwargs={"use_reentrant": true}',
+                    "trl": 'gradient_checkpointing_kwargs={"use_reentrant": true}',
+                    "transformers": 'gradient_checkpointing_kwargs={"use_reentrant": true}',
                 },
             ),
         ),

@@ -37,7 +37,12 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         "orders. Switch it off.",
         causes=(Cause("async-prefetch-with-sharding", "collectives of two threads cross"),),
         fixes=(
-            Fix("", "false", "one thread issues collectives", theirs={"axolotl": "async_prefetch"}),
+            Fix(
+                "",
+                "false",
+                "one thread issues collectives",
+                theirs={"axolotl": "trl.async_prefetch"},
+            ),
         ),
     )
 

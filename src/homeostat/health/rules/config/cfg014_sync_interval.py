@@ -46,7 +46,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=(Cause("sync-interval-without-correction", f"{interval:g} steps old, uncorrected"),),
         fixes=(
             Fix("sync.interval", "1", "samples of the policy that is trained", Grade.UNSAFE),
-            Fix("algorithm.correction.weight", "token", "weighs old samples", Grade.UNSAFE),
+            Fix("algorithm.correction.weight.type", "token", "weighs old samples", Grade.UNSAFE),
         ),
         value=interval,
         limit=options.max_interval,

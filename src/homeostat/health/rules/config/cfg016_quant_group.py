@@ -37,7 +37,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         message=f"A quantisation group of {group:g} does not divide the hidden size {width:g}. "
         "Take a divisor; smaller groups are more accurate.",
         causes=(Cause("quant-group-not-dividing", f"{width:g} / {group:g} leaves a rest"),),
-        fixes=(Fix("", "64", "divides most widths", theirs={"miles": "--int4-group-size"}),),
+        fixes=(Fix("", "groups of 64", "divides most widths"),),
         value=float(group),
         limit=float(width),
     )

@@ -42,7 +42,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
                 "skip",
                 "such an update is not applied",
                 Grade.SAFE,
-                theirs={"slime": "--check-for-nan-in-loss-and-grad"},
+                theirs={"megatron": "--no-check-for-nan-in-loss-and-grad=false"},
             ),
         ),
     )

@@ -78,7 +78,6 @@ def _sighting(view: RunView, why: str, first: int) -> Sighting:
                 "model.chat_template",
                 "the model's own",
                 "answers are found by the template's markers",
-                theirs={"unsloth": "train_on_responses_only(instruction_part, response_part)"},
             ),
             Fix("data.max_length", "longer", "answers are not cut away"),
         ),

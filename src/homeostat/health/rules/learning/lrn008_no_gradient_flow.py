@@ -71,8 +71,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "false",
                 "re-entrant checkpointing cuts the gradient of an adapter",
                 theirs={
-                    "trl": "gradient_checkpointing_kwargs={'use_reentrant': False}",
-                    "axolotl": "gradient_checkpointing_kwargs.use_reentrant",
+                    "trl": 'gradient_checkpointing_kwargs={"use_reentrant": false}',
+                    "axolotl": 'gradient_checkpointing_kwargs={"use_reentrant": false}',
                 },
             ),
         ),
@@ -112,7 +112,6 @@ def _still_the_reference(view: RunView, options: Options) -> Iterator[Sighting]:
                 "lora.targets",
                 "names of the model's layers",
                 "an adapter that is attached, and loaded for training",
-                theirs={"trl": "PeftModel.from_pretrained(..., is_trainable=True)"},
             ),
         ),
         first_step=first,

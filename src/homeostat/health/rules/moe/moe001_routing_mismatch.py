@@ -79,12 +79,12 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
                 "experts are those that were sampled with",
                 theirs={
                     "slime": "--use-rollout-routing-replay",
-                    "miles": "--use-r3",
-                    "verl": "actor_rollout_ref.actor.router_replay.mode",
+                    "miles": "--use-rollout-routing-replay",
+                    "verl": "actor_rollout_ref.actor.router_replay.mode=R3",
                 },
             ),
             Fix(
-                "algorithm.correction.weight",
+                "algorithm.correction.weight.type",
                 "token",
                 "weighs what differs",
                 Grade.UNSAFE,

@@ -89,8 +89,9 @@ def _sighting(view: RunView, why: str, first: int, value: float) -> Sighting:
                 "evens the loads out; in RL as small as possible",
                 Grade.UNSAFE,
                 theirs={
-                    "miles": "--aux-loss-coef",
-                    "verl": "override_transformer_config.moe_aux_loss_coeff",
+                    "miles": "--moe-aux-loss-coeff",
+                    "verl": "actor_rollout_ref.actor.megatron.override_transformer_config."
+                    "moe_aux_loss_coeff",
                     "slime": "--moe-aux-loss-coeff",
                 },
             ),

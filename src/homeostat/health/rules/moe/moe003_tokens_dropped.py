@@ -46,7 +46,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "",
                 "1.25 or more",
                 "room for more tokens",
-                theirs={"miles": "--moe-capacity-factor"},
+                theirs={"miles": "--moe-expert-capacity-factor"},
             ),
         ),
         first_step=int(late.steps[0]),

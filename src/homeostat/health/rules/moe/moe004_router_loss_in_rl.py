@@ -52,9 +52,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "the router follows the reward alone",
                 Grade.UNSAFE,
                 theirs={
-                    "chatlearn": "megatron_model_cfg.moe_aux_loss_coeff",
                     "slime": "--moe-aux-loss-coeff",
-                    "miles": "--aux-loss-coef",
+                    "miles": "--moe-aux-loss-coeff",
                 },
             ),
             Fix(
@@ -63,7 +62,6 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "no updates of the bias",
                 Grade.UNSAFE,
                 theirs={
-                    "chatlearn": "megatron_model_cfg.moe_router_bias_update_rate",
                     "slime": "--moe-router-bias-update-rate",
                 },
             ),

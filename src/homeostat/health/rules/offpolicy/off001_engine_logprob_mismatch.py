@@ -97,7 +97,7 @@ def _other_weights(view: RunView) -> Iterator[Cause]:
 
 def _fixes(view: RunView) -> tuple[Fix, ...]:
     corrected = Fix(
-        "algorithm.correction.weight",
+        "algorithm.correction.weight.type",
         "token",
         "importance weights take the difference into account",
         Grade.UNSAFE,

@@ -73,7 +73,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         fixes=(
             Fix("sync.verify", "true", "checks the engine's weights each time", Grade.SAFE),
             Fix(
-                "algorithm.correction.weight",
+                "algorithm.correction.weight.type",
                 "token",
                 "importance weights meanwhile",
                 Grade.UNSAFE,

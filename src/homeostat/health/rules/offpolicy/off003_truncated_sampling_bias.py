@@ -64,8 +64,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "samples and log-probs of one distribution",
                 Grade.UNSAFE,
                 theirs={
-                    "trl": "top_k=0, top_p=1.0, min_p=None",
-                    "verl": "actor_rollout_ref.rollout.top_k=-1, top_p=1.0",
+                    "trl": "top_k=0, top_p=1.0",
+                    "verl": "actor_rollout_ref.rollout.top_k=-1, "
+                    "actor_rollout_ref.rollout.top_p=1.0",
                 },
             ),
         ),

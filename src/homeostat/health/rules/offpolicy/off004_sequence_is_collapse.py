@@ -122,13 +122,18 @@ def _sighting(
         causes=(Cause("sequence-level-is-collapse", why),),
         fixes=(
             Fix(
-                "algorithm.correction.weight",
+                "algorithm.correction.weight.type",
                 "token",
                 "does not add up over length",
                 Grade.UNSAFE,
                 theirs={"trl": "vllm_importance_sampling_mode=token_truncate"},
             ),
-            Fix("algorithm.correction.weight", "geometric", "normalised by length", Grade.UNSAFE),
+            Fix(
+                "algorithm.correction.weight.type",
+                "geometric",
+                "normalised by length",
+                Grade.UNSAFE,
+            ),
         ),
         first_step=int(series.steps[int((series.values < limit).argmax())]),
         last_step=int(series.steps[-1]),

@@ -99,7 +99,7 @@ def _sighting(view: RunView, said: str, first: int, confidence: Confidence) -> S
         fixes=(
             Fix("", "", "hand token ids, not text, from turn to turn; mask what tools wrote"),
             Fix(
-                "algorithm.correction.weight",
+                "algorithm.correction.weight.type",
                 "token",
                 "bounds the damage",
                 Grade.UNSAFE,

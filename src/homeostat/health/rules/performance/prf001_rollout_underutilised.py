@@ -80,7 +80,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "what fits",
                 "updates by tokens",
                 Grade.SAFE,
-                theirs={"slime": "--use-dynamic-batch-size --max-tokens-per-gpu"},
+                theirs={"slime": "--use-dynamic-batch-size, --max-tokens-per-gpu"},
             ),
         ),
         first_step=int(all_of.steps[0]),

@@ -60,7 +60,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=tuple(_causes(view)),
         fixes=(
             Fix("algorithm.normalise", "fixed", "length no longer counts", Grade.UNSAFE),
-            Fix("algorithm", "dr_grpo", "made without this bias", Grade.UNSAFE),
+            Fix("algorithm.type", "dr_grpo", "made without this bias", Grade.UNSAFE),
         ),
         first_step=int(length.steps[0]),
         last_step=int(length.steps[-1]),

@@ -49,7 +49,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         "correct with importance weights.",
         causes=(Cause("quantisation-gap", f"{kind} weights, {size:.2g} nats"),),
         fixes=(
-            Fix("algorithm.correction.weight", "token", "weighs what differs", Grade.UNSAFE),
+            Fix("algorithm.correction.weight.type", "token", "weighs what differs", Grade.UNSAFE),
             Fix(
                 "",
                 "blockwise",
@@ -58,9 +58,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
             ),
             Fix(
                 "",
-                "lm_head,embed",
+                "leave embeddings and output layer out",
                 "sensitive layers stay in bf16",
-                theirs={"miles": "--fp8-skip-layers"},
             ),
         ),
         first_step=int(gap.steps[0]),

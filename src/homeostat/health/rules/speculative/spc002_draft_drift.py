@@ -52,7 +52,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "",
                 "5",
                 "the draft follows the policy",
-                theirs={"miles": "--online-sft-interval", "slime": "--enable-mtp-training"},
+                theirs={"miles": "--enable-mtp-training", "slime": "--enable-mtp-training"},
             ),
         ),
         first_step=start,

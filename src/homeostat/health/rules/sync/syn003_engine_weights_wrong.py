@@ -70,7 +70,6 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "false",
                 "the engine keeps its weights",
                 Grade.SAFE,
-                theirs={"verl": "VLLM_SLEEP_LEVEL=1"},
             ),
             Fix(
                 "",

@@ -46,7 +46,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         f"below {options.max_share:.0%}). Share memory, or send in larger buckets.",
         causes=(Cause("slow-weight-sync", f"{seconds:.3g} s of a step"),),
         fixes=(
-            Fix("sync.transport", "cuda_ipc", "nothing is copied over the host", Grade.SAFE),
+            Fix("sync.transport.type", "cuda_ipc", "nothing is copied over the host", Grade.SAFE),
             Fix("sync.transport.bucket_bytes", "2GB", "fewer, larger messages", Grade.SAFE),
         ),
         first_step=int(took.steps[0]),

@@ -1,0 +1,131 @@
+"""Which settings exist in a framework, and what values they take: facts read from its sources.
+
+`known/<framework>.toml` lists them with the repositories, commits and dates of the reading. The
+doctor names no setting that is not in there: guides and older versions name some that are not.
+
+A setting's kind is the tuple of values that it allows, or one of
+
+    int  float  bool    as everywhere
+    switch              a flag of the command line that is given without a value
+    text                a word or path that only the user knows; also what may be null
+    list  table         several values, or names with values
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+KINDS = ("int", "float", "bool", "switch", "text", "list", "table")
+_FOLDER = Path(__file__).with_suffix("")
+_INT = re.compile(r"[-+]?\d{1,18}")
+_WORDS = {
+    "true": True,
+    "on": True,
+    "yes": True,
+    "false": False,
+    "off": False,
+    "no": False,
+}
+# A precision has two names, and frameworks take one or the other.
+_DTYPES = {
+    "fp32": ("float32", "32-true"),
+    "bf16": ("bfloat16", "bf16-true"),
+    "fp16": ("float16", "half"),
+}
+
+Kind = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the settings of a file were read."""
+
+    repository: str
+    commit: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A framework's settings: the name as a user writes it -> its kind."""
+
+    sources: tuple[Source, ...] = ()
+    settings: Mapping[str, Kind] | None = None
+
+    def spelling(self, name: str) -> str | None:
+        """The name as their sources have it, None where they have no such setting.
+
+        Tables that several frameworks share leave out the dashes of the command line.
+        """
+        return next((one for one in (name, f"--{name}") if one in (self.settings or {})), None)
+
+    def kind(self, name: str) -> Kind:
+        """Raises KeyError for a name that `spelling` does not give."""
+        return (self.settings or {})[name]
+
+
+NOTHING = Known()
+
+
+@cache
+def known(framework: str) -> Known:
+    """The facts about a framework; NOTHING where there is no file."""
+    path = _FOLDER / f"{framework}.toml"
+    if not path.exists():
+        return NOTHING
+    told = tomllib.loads(path.read_text(encoding="utf-8"))
+    settings = {
+        name: tuple(map(str, kind)) if isinstance(kind, list) else kind
+        for name, kind in told["settings"].items()
+    }
+    return Known(tuple(Source(**one) for one in told.get("source", ())), settings)
+
+
+def written(text: str, kind: Kind) -> str | None:
+    """A value as their config has it; None for one that is not of the kind: prose, for one."""
+    found = literal(text)
+    if isinstance(kind, tuple):
+        meant = (text.lower(), *_DTYPES.get(text.lower(), ()))
+        return next((choice for choice in kind if choice.lower() in meant), None)
+    if kind in ("bool", "switch"):
+        return str(found).lower() if isinstance(found, bool) else None
+    if kind == "int":
+        return text if _INT.fullmatch(text) else None
+    if kind in ("text", "list", "table"):
+        return text if text.lower() in ("null", "none") else None
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    return text if is_number else None
+
+
+def literal(text: str) -> bool | int | float | None:
+    """The truth value or number that a text stands for; None for words."""
+    folded = text.strip().lower()
+    if folded in _WORDS:
+        return _WORDS[folded]
+    if _INT.fullmatch(folded):
+        return int(folded)
+    try:
+        number = float(folded)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def is_same_value(one: object, other: object) -> bool:
+    """Whether two values of a setting mean the same, however a log or a fix spells them."""
+    return _normal(one) == _normal(other)
+
+
+def _normal(value: object) -> object:
+    if isinstance(value, str):
+        found = literal(value)
+        text = value.strip().strip("'\"").lower()
+        value = found if found is not None else None if text in ("none", "null", "") else text
+    # In Python True == 1: a switch that is on is not the number one.
+    return (type(value) is bool, value)

@@ -1,0 +1,159 @@
+"""A fix in the words of the framework that was run: its setting, a value of the setting's kind.
+
+One function decides what is printed, for people and for programs. A setting is named only where
+the framework's own sources have it (known.py), a value only where it is of the setting's kind;
+whatever else a fix says is advice in words. Our own keys are told to our own runs alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from homeostat.health.finding import Fix
+from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework
+from homeostat.health.frameworks.known import (
+    Kind,
+    is_same_value,
+    known,
+    literal,
+    written,
+)
+
+_OUR_KEY = re.compile(
+    r"\b(?:agents|algorithm|checkpoint|cluster|critic|data|ebft|engine|eval|health|lora|model"
+    r"|observe|preference|reference|rewards|rollout|sync|trainer)(?:\.[a-z][a-z_]*)+(?<!\.py)\b"
+)
+_SEVERAL = ", "
+# Last parts of keys that say too little without their section.
+_SHARED = frozenset(
+    {"coefficient", "estimator", "interval", "lr", "path", "timeout_s", "train", "type", "workers"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToldFix:
+    """`setting` is None where they have none that we know; `value` is "" where there is none of the
+    setting's kind, and `advice` then says in words what to do."""
+
+    setting: str | None
+    value: str
+    advice: str
+    why: str
+    grade: str
+
+
+def told(fix: Fix, framework: Framework) -> ToldFix:
+    """What to change, by the setting's name in the framework that the run was made with."""
+    why = in_their_words(fix.why, framework)
+    found = _named(fix, framework)
+    if not found:
+        # Where we cannot name their setting, it is said what it is about.
+        words = [_plainly(fix.setting)] if fix.setting else []
+        words += [in_their_words(fix.value, framework)] if fix.value else []
+        return ToldFix(None, "", ": ".join(words), why, fix.grade.value)
+    (setting, given), *others = found
+    value, advice = _value(fix, given, kind=known(framework.name).kind(setting))
+    if not value:
+        advice = in_their_words(advice, framework)
+    beside = [f"with {other}{f' = {one}' if one else ''}" for other, one in others]
+    words = ", ".join(filter(None, (advice, *beside)))
+    return ToldFix(setting, value, words, why, fix.grade.value)
+
+
+def told_all(fixes: Sequence[Fix], framework: Framework) -> list[ToldFix]:
+    """The fixes of a finding, without those about something that the framework does not have.
+
+    Where none would be left, all stay, in words. Of a framework that we do not know we cannot say
+    what it has.
+    """
+    all_of_them = [told(fix, framework) for fix in fixes]
+    if framework is UNKNOWN:
+        return all_of_them
+    pairs = zip(fixes, all_of_them, strict=True)
+    there = [here for fix, here in pairs if here.setting or not fix.setting]
+    return there or all_of_them
+
+
+def in_their_words(text: str, framework: Framework) -> str:
+    """A sentence of ours with settings called what the framework calls them."""
+    if framework.name == HOMEOSTAT.name:
+        return text
+    return _OUR_KEY.sub(lambda m: setting_name(m[0], framework) or _plainly(m[0]), text)
+
+
+def setting_name(key: str, framework: Framework) -> str | None:
+    """What they call one of our keys today; None where their sources have nothing like it."""
+    facts = known(framework.name)
+    if framework.name == HOMEOSTAT.name:
+        return facts.spelling(key)
+    for table in lineage(framework):
+        spellings = map(facts.spelling, table.settings.get(key, ()))
+        if found := next(filter(None, spellings), None):
+            return found
+    return None
+
+
+def lineage(framework: Framework) -> Iterator[Framework]:
+    """The framework, then those whose settings it takes as they are."""
+    found: Framework | None = framework
+    while found is not None:
+        yield found
+        found = ALL.get(found.base)
+
+
+def named_settings(text: str) -> Iterator[tuple[str, str]]:
+    """Names and values of an entry of `Fix.theirs`: `name`, `name=value`, several with commas."""
+    for part in text.split(_SEVERAL):
+        name, _, value = part.partition("=")
+        yield name.strip(), value.strip()
+
+
+def _named(fix: Fix, framework: Framework) -> list[tuple[str, str]]:
+    """The settings that a fix is told by, each with the value that goes with it or ""."""
+    facts = known(framework.name)
+    for table in lineage(framework):
+        pairs = named_settings(fix.theirs.get(table.name, ""))
+        if found := [(name, value) for one, value in pairs if (name := facts.spelling(one))]:
+            return found
+        for switch, (key, value) in table.flags.items():
+            name = facts.spelling(switch) if key == fix.setting else None
+            if name and is_same_value(value, fix.value):
+                return [(name, "true")]
+            if name and isinstance(value, bool) and literal(fix.value) == (not value):
+                return [(name, "false")]
+    if fix.setting and (name := setting_name(fix.setting, framework)):
+        return [(name, "")]
+    return []
+
+
+def _value(fix: Fix, given: str, *, kind: Kind) -> tuple[str, str]:
+    """The value to print and the advice: one of the two, or neither."""
+    if given and kind in ("text", "list", "table"):
+        return given, ""
+    value = written(given or fix.value, kind)
+    if kind == "switch":
+        # It is given or left out: there is no value to write.
+        return "", {"true": "", "false": "leave it out"}.get(value or "", given or fix.value)
+    if value is not None:
+        return value, ""
+    is_on = literal(fix.value)
+    if isinstance(is_on, bool):
+        return "", "set it" if is_on else "do not set it"
+    # A choice of ours (auto, drop) says nothing where the setting has other ones.
+    return "", "" if _is_our_choice(fix) else fix.value
+
+
+def _is_our_choice(fix: Fix) -> bool:
+    facts = known(HOMEOSTAT.name)
+    name = facts.spelling(fix.setting)
+    kind = facts.kind(name) if name else ""
+    return isinstance(kind, tuple) and written(fix.value, kind) is not None
+
+
+def _plainly(key: str) -> str:
+    """What one of our keys is about, in words."""
+    *sections, last = key.replace("[]", "").split(".")
+    words = last.removesuffix("_s").replace("_", " ")
+    return f"{sections[-1]} {words}" if sections and last in _SHARED else words
