@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.health.advice import is_followed
 from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
 from homeostat.health.rule import Rule
 from homeostat.health.view import Kind, RunView
@@ -79,15 +80,17 @@ def judge(
     for sighting in rule.check(view, rule.options(**(options or {}))):
         if isinstance(sighting, Unknown):
             return found or NotEvaluated(rule.code, rule.name, sighting.why)
-        found.append(named(rule, sighting))
+        found.append(named(rule, sighting, view))
     return found
 
 
-def named(rule: Rule, sighting: Sighting) -> Finding:
+def named(rule: Rule, sighting: Sighting, view: RunView) -> Finding:
+    """The sighting as a finding of its rule, without advice that the run follows already."""
     fields = {f.name: getattr(sighting, f.name) for f in dataclasses.fields(sighting)}
     fields["level"] = sighting.level or rule.level
     fields["confidence"] = sighting.confidence or rule.confidence
     fields["family"] = sighting.family or rule.family
+    fields["fixes"] = tuple(fix for fix in sighting.fixes if not is_followed(fix, view))
     return Finding(code=rule.code, name=rule.name, **fields)
 
 
