@@ -20,7 +20,7 @@ from homeostat.health.finding import (
 )
 from homeostat.health.frameworks import ALL, UNKNOWN
 from homeostat.health.log import Log, LogLine
-from homeostat.health.render import as_json, in_their_words, is_healthy
+from homeostat.health.render import Verdict, as_json, in_their_words, verdict
 from homeostat.health.render_text import as_text
 from homeostat.health.view import Kind, RunView, Series
 
@@ -55,10 +55,10 @@ MISSING = (
 def view(*, framework: str = "verl", log: tuple[str, ...] = (), metrics: bool = True) -> RunView:
     series = Series(np.arange(1, 4), np.array([0.1, 0.2, 0.3]))
     return RunView(
-        metrics={"reward": series} if metrics else {},
+        metrics={"reward": series, "grad_norm": series} if metrics else {},
         framework=ALL[framework],
         kind=Kind.RL,
-        log=Log([LogLine(number, text) for number, text in enumerate(log, start=1)]),
+        log=Log([LogLine(number, text, 3) for number, text in enumerate(log, start=1)]),
         total_steps=3000,
     )
 
@@ -69,7 +69,14 @@ def ill(*findings: Finding) -> Diagnosis:
 
 def test_json_has_the_promised_fields_and_their_settings_names() -> None:
     found = as_json(ill(FINDING), view())
-    assert list(found) == ["healthy", "framework", "findings", "not_evaluated"]
+    assert list(found) == [
+        "healthy",
+        "verdict",
+        "framework",
+        "vital_signs",
+        "findings",
+        "not_evaluated",
+    ]
     assert (found["healthy"], found["framework"]) == (False, "verl")
     [one] = found["findings"]
     assert set(one) == {
@@ -165,7 +172,7 @@ TRACE = (
 
 def test_an_end_that_no_rule_knows_is_neither_healthy_nor_guessed_at() -> None:
     odd = view(log=TRACE)
-    assert not is_healthy(ill(), odd)
+    assert verdict(ill(), odd) is Verdict.NOT_KNOWN
     text = as_text(ill(), odd)
     assert "NOT KNOWN: the log ends in an error that no rule knows." in text
     assert "line 4: (TaskRunner pid=3) FlurbError: the gizmo is out of flurb" in text
@@ -176,7 +183,7 @@ def test_an_end_that_no_rule_knows_is_neither_healthy_nor_guessed_at() -> None:
 
 def test_an_error_that_was_survived_or_is_explained_is_no_unknown_end() -> None:
     survived = view(log=(*TRACE, *(f"step {n} is done" for n in range(60))))
-    assert is_healthy(ill(), survived)
+    assert verdict(ill(), survived) is Verdict.NO_ILLNESS
     assert as_json(ill(FINDING), view(log=TRACE))["not_evaluated"][0]["code"] == "RWD001"
 
 

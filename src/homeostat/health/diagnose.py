@@ -7,15 +7,21 @@ one explains is folded into it as evidence: the illness comes first, not its sym
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from homeostat.health.advice import is_followed
 from homeostat.health.finding import Finding, Level, NotEvaluated, Sighting, Unknown
 from homeostat.health.rule import Rule
 from homeostat.health.view import Kind, RunView
+from homeostat.health.words import shortened
+
+_QUOTE = re.compile(r"line (\d{1,12}): ")
+_SAYS_NOTHING = "Nothing in this log says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,8 @@ def _diagnose(
             findings += found
         else:
             num_clear += 1
-    explains = {rule.code: rule.explains for rule in rules}
-    return Diagnosis(tuple(in_order(folded(findings, explains))), tuple(unknown), num_clear)
+    kept = folded(findings, rules)
+    return Diagnosis(tuple(with_reason(one, view) for one in kept), tuple(unknown), num_clear)
 
 
 def judge(
@@ -74,15 +80,18 @@ def judge(
     for sighting in rule.check(view, rule.options(**(options or {}))):
         if isinstance(sighting, Unknown):
             return found or NotEvaluated(rule.code, rule.name, sighting.why)
-        found.append(named(rule, sighting))
+        found.append(named(rule, sighting, view))
     return found
 
 
-def named(rule: Rule, sighting: Sighting) -> Finding:
+def named(rule: Rule, sighting: Sighting, view: RunView) -> Finding:
+    """The sighting as a finding of its rule, without advice that the run follows already."""
     fields = {f.name: getattr(sighting, f.name) for f in dataclasses.fields(sighting)}
     fields["level"] = sighting.level or rule.level
     fields["confidence"] = sighting.confidence or rule.confidence
-    return Finding(code=rule.code, name=rule.name, family=rule.family, **fields)
+    fields["family"] = sighting.family or rule.family
+    fields["fixes"] = tuple(fix for fix in sighting.fixes if not is_followed(fix, view))
+    return Finding(code=rule.code, name=rule.name, **fields)
 
 
 def what_is_missing(rule: Rule, view: RunView) -> str:
@@ -103,23 +112,82 @@ def what_is_missing(rule: Rule, view: RunView) -> str:
     return ""
 
 
-def folded(findings: Sequence[Finding], explains: Mapping[str, Sequence[str]]) -> list[Finding]:
-    """Without what another finding explains; that one shows it as evidence."""
+def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
+    """In order, without what another finding explains; that one shows it as evidence."""
     present = {finding.code for finding in findings}
+    of_code = {rule.code: rule for rule in rules if rule.code in present}
     by: dict[str, str] = {}
     for code in present:
-        for symptom in explains.get(code, ()):
+        for symptom in of_code[code].explains:
             # Two that explain each other stay.
-            if symptom in present and code not in explains.get(symptom, ()):
+            if symptom in present and code not in of_code[symptom].explains:
                 by.setdefault(symptom, code)
-    kept = []
     for finding in findings:
+        better = _says_more(finding, findings, of_code) if finding.code not in by else None
+        if better is not None and by.get(better.code) != finding.code:
+            by[finding.code] = better.code
+        elif finding.code not in by:
+            taken = [other.code for other in findings if _is_taken(other, finding, of_code)]
+            by.update({code: finding.code for code in taken})
+    kept = []
+    for finding in in_order(findings):
         if finding.code in by:
             continue
-        symptoms = [other for other in findings if _root(other.code, by) == finding.code]
+        symptoms = [
+            other
+            for other in findings
+            if _root(other.code, by) == finding.code and not _says_less(other, of_code)
+        ]
         lines = tuple(f"{other.code} {other.name}: {other.message}" for other in symptoms)
         kept.append(dataclasses.replace(finding, evidence=finding.evidence + lines))
     return kept
+
+
+def _says_less(finding: Finding, rules: Mapping[str, Rule]) -> bool:
+    """A note that another finding makes needless is no evidence for it."""
+    return finding.level is Level.INFO and bool(rules[finding.code].yields_to)
+
+
+def _says_more(
+    finding: Finding, findings: Sequence[Finding], rules: Mapping[str, Rule]
+) -> Finding | None:
+    """The most likely of the findings that the rule of this one yields to."""
+    codes = rules[finding.code].yields_to
+    if not codes:
+        return None
+    mine = quoted_lines(finding)
+    for other in in_order(findings):
+        if other.level is Level.INFO or not other.code.startswith(codes) or other == finding:
+            continue
+        there = quoted_lines(other)
+        if not mine or any(min(mine) <= number <= max(mine) for number in there):
+            return other
+    return None
+
+
+def _is_taken(other: Finding, finding: Finding, rules: Mapping[str, Rule]) -> bool:
+    codes, mine = rules[finding.code].takes, quoted_lines(finding)
+    if not codes or not mine or not other.code.startswith(codes):
+        return False
+    return any(min(mine) <= number <= max(mine) for number in quoted_lines(other))
+
+
+def quoted_lines(finding: Finding) -> list[int]:
+    """Numbers of the log's lines that a finding quotes as evidence."""
+    return [int(found[1]) for text in finding.evidence if (found := _QUOTE.match(text))]
+
+
+def with_reason(finding: Finding, view: RunView) -> Finding:
+    """A finding that says "nothing in this log says why" names the exception that the log shows."""
+    told = next((one for one in view.tracebacks if not one.is_report), None)
+    if told is None or not any(_SAYS_NOTHING in cause.why for cause in finding.causes):
+        return finding
+    why = f"the exception in line {told.end.number} says why: {shortened(told.error, 200)}"
+    causes = tuple(
+        dataclasses.replace(cause, why=why) if _SAYS_NOTHING in cause.why else cause
+        for cause in finding.causes
+    )
+    return dataclasses.replace(finding, causes=causes)
 
 
 def _root(code: str, by: Mapping[str, str]) -> str | None:

@@ -91,8 +91,8 @@ class Fix:
 class Sighting:
     """What a rule's check yields; the engine adds whose it is. Values are as measured.
 
-    `subject` tells several findings of one rule apart (a reward's name, a layer). `level` and
-    `confidence` override the rule's own. `last_step` is where it was seen last.
+    `subject` tells several findings of one rule apart (a reward's name, a layer). `level`,
+    `confidence` and `family` override the rule's own. `last_step` is where it was seen last.
     """
 
     message: str
@@ -106,6 +106,7 @@ class Sighting:
     subject: str = ""
     level: Level | None = None
     confidence: Confidence | None = None
+    family: Family | None = None
 
 
 @dataclass(frozen=True, slots=True)

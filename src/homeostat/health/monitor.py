@@ -104,7 +104,7 @@ class Monitor:
         self._rules = [
             _Asked(rule, _metrics_of(rule)) for rule in asked if levels.get(rule.code) != "off"
         ]
-        self._explains = {rule.code: rule.explains for rule in rules}
+        self._of_rules = tuple(rules)
         self._open: dict[tuple[str, str], _Open] = {}
         self._allowed: set[str] = set()
         self._ready: list[_Asked] | None = None
@@ -231,7 +231,7 @@ class Monitor:
         """What the rules say now, without symptoms of one another and what is allowed."""
         said = [self._levelled(f) for asked in self._rules for f in asked.verdict]
         seen: dict[tuple[str, str], Finding] = {}
-        for finding in in_order(folded(said, self._explains)) if said else []:
+        for finding in folded(said, self._of_rules) if said else []:
             allowed = [one for one in self.watchlist.allow if one.holds(finding, step)]
             self._allowed.update(one.code for one in allowed)
             if not allowed:

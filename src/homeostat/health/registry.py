@@ -25,6 +25,7 @@ from homeostat.health.rules import (
     reward,
     speculative,
     sync,
+    vital,
 )
 from homeostat.health.texts import (
     agents as agents_texts,
@@ -104,6 +105,7 @@ _FAMILIES = (
     reward.RULES,
     speculative.RULES,
     sync.RULES,
+    vital.RULES,
 )
 TROUBLES: tuple[Trouble, ...] = (
     *agents_texts.TROUBLES,

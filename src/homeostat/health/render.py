@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
-from homeostat.health.diagnose import Diagnosis
-from homeostat.health.finding import Finding, NotEvaluated
+from homeostat.health.diagnose import Diagnosis, quoted_lines
+from homeostat.health.finding import Finding, Level, NotEvaluated
 from homeostat.health.frameworks import Framework
 from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_all
 from homeostat.health.log import LogLine
+from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
+from homeostat.health.vitals import Vitals, fatal_traceback, vital_signs
+from homeostat.health.words import shortened
 
 UNKNOWN_ERROR = "ERR000"
 # Lines from the end of a log in which an error is what ended the run.
@@ -31,17 +35,53 @@ def as_json(
     shown = diagnosis.findings if findings is None else findings
     unknown = unknown_error(diagnosis, view)
     missing = ([not_known(unknown)] if unknown else []) + list(diagnosis.not_evaluated)
+    said = verdict(diagnosis, view)
     return {
-        "healthy": is_healthy(diagnosis, view),
+        "healthy": said is Verdict.NO_ILLNESS,
+        "verdict": said.value,
         "framework": view.framework.name,
+        "vital_signs": _vitals_json(vital_signs(view), view),
         "findings": [finding_json(finding, view.framework) for finding in shown],
         "not_evaluated": [{"code": x.code, "name": x.name, "why": x.why} for x in missing],
     }
 
 
-def is_healthy(diagnosis: Diagnosis, view: RunView) -> bool:
-    """Nothing of level warn or above, and no end that nobody understands."""
-    return diagnosis.is_healthy and unknown_error(diagnosis, view) is None
+class Verdict(StrEnum):
+    """The answer in a word. "no_illness" is only said where the vital signs are good and enough of
+    the log was understood to judge them."""
+
+    ILL = "ill"
+    LOOK = "look"
+    NOT_KNOWN = "not_known"
+    NO_ILLNESS = "no_illness"
+
+
+def verdict(diagnosis: Diagnosis, view: RunView) -> Verdict:
+    if any(finding.level is Level.ERROR for finding in diagnosis.findings):
+        return Verdict.ILL
+    if unknown_error(diagnosis, view) is not None:
+        return Verdict.NOT_KNOWN
+    if not diagnosis.is_healthy:
+        return Verdict.LOOK
+    signs = vital_signs(view)
+    is_good = signs.are_good and not signs.is_little_known
+    return Verdict.NO_ILLNESS if is_good else Verdict.NOT_KNOWN
+
+
+def _vitals_json(signs: Vitals, view: RunView) -> dict[str, Any]:
+    return {
+        "ending": signs.ending.how.value,
+        "words": signs.ending.words,
+        "step": view.last_step,
+        "total_steps": view.total_steps,
+        "course": signs.course,
+        "not_finite": list(signs.not_finite),
+        "zero": list(signs.zero),
+        "frozen": list(signs.frozen),
+        "missing": list(signs.missing),
+        "understood": len(signs.understood),
+        "not_understood": list(signs.not_understood),
+    }
 
 
 def finding_json(finding: Finding, framework: Framework) -> dict[str, Any]:
@@ -84,8 +124,14 @@ def _number(value: float | None) -> float | str | None:
 
 def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
     """The error that a log ends in and that no rule knows; None where there is none."""
-    if not diagnosis.is_healthy:
+    if any(finding.level is Level.ERROR for finding in diagnosis.findings):
         return None
+    fatal = fatal_traceback(view)
+    if fatal is not None:
+        return None if _is_explained(fatal, diagnosis) else fatal.end
+    if view.tracebacks or not diagnosis.is_healthy:
+        return None
+    # Its frames cannot be read: what stands behind the header is quoted.
     lines = view.log.lines[-_LAST_LINES:]
     starts = [place for place, line in enumerate(lines) if _TRACEBACK in line.text.lower()]
     if not starts:
@@ -96,6 +142,13 @@ def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
         if text and not text[0].isspace():
             return line
     return None
+
+
+def _is_explained(fatal: Traceback, diagnosis: Diagnosis) -> bool:
+    """A finding that asks for something quotes lines of the traceback."""
+    told = [one for one in diagnosis.findings if one.level is not Level.INFO]
+    lines = range(fatal.start.number, fatal.end.number + 1)
+    return any(number in lines for one in told for number in quoted_lines(one))
 
 
 def _unprefixed(text: str) -> str:
@@ -110,7 +163,7 @@ def _unprefixed(text: str) -> str:
 
 
 def not_known(line: LogLine) -> NotEvaluated:
-    quote = line.text.strip()[:_MAX_QUOTE]
+    quote = shortened(line.text.strip(), _MAX_QUOTE)
     return NotEvaluated(
         UNKNOWN_ERROR, "unknown-error", f"no rule knows the error in line {line.number}: {quote}"
     )

@@ -14,10 +14,10 @@ from homeostat.health.diagnose import Diagnosis
 from homeostat.health.finding import Finding, Grade, Level, NotEvaluated
 from homeostat.health.frameworks import UNKNOWN
 from homeostat.health.frameworks.telling import in_their_words, told_all
-from homeostat.health.names import FOREIGN
-from homeostat.health.render import unknown_error
+from homeostat.health.render import Verdict, unknown_error, verdict
 from homeostat.health.view import Kind, RunView
-from homeostat.observe.names import describe
+from homeostat.health.vitals import Vitals, vital_signs
+from homeostat.health.words import shortened
 
 _STYLES = {
     "error": "1;31",
@@ -28,6 +28,8 @@ _STYLES = {
     "dim": "2",
 }
 _MAX_WIDTH = 110
+# Names of metrics that nobody knows, told by name.
+_MAX_NAMES = 12
 _KINDS = {
     Kind.SFT: "fine-tuning (SFT)",
     Kind.RL: "reinforcement learning",
@@ -125,28 +127,52 @@ def _subject(view: RunView) -> str:
 
 
 def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
-    unknown = unknown_error(diagnosis, view)
+    signs, said = vital_signs(view), verdict(diagnosis, view)
     levels = Counter(finding.level for finding in diagnosis.findings)
+    unknown = unknown_error(diagnosis, view)
     if unknown is not None:
         page.add("NOT KNOWN: the log ends in an error that no rule knows.", style="warn")
-        page.add(unknown.text.strip(), indent=2, first=f"line {unknown.number}: ")
+        page.add(shortened(unknown.text.strip(), 600), indent=2, first=f"line {unknown.number}: ")
         page.add("I do not know this, and do not guess. " + _asked(diagnosis))
-    elif not diagnosis.is_healthy:
-        worst = Level.ERROR if levels[Level.ERROR] else Level.WARN
+    elif said in (Verdict.ILL, Verdict.LOOK):
         counts = [_count(levels[one], one.value) for one in reversed(Level) if levels[one]]
-        words = "ILL" if worst is Level.ERROR else "LOOK"
+        worst = Level.ERROR if said is Verdict.ILL else Level.WARN
+        words = said.value.upper()
         page.add(f"{words}: {', '.join(counts)}. Most likely illness first.", style=worst.value)
-    elif _has_known_metrics(view) or levels[Level.INFO]:
+    elif said is Verdict.NO_ILLNESS:
         page.add("NO ILLNESS FOUND.", style="good")
         page.add(_asked(diagnosis))
-    else:
+    elif not signs.understood:
         page.add("NOT KNOWN: there is no metric here that a rule could judge.", style="warn")
         page.add("I do not know this: no rule matched. " + _asked(diagnosis))
+    else:
+        page.add(
+            "NOT KNOWN: too little of this log is understood to call it healthy.", style="warn"
+        )
+        page.add("No rule found an illness, which says little here. " + _asked(diagnosis))
+    _vital_signs(page, signs)
 
 
-def _has_known_metrics(view: RunView) -> bool:
-    """A log without metrics is searched for errors; that none is known does not make it healthy."""
-    return any(name in FOREIGN or describe(name) is not None for name in view.metrics)
+def _vital_signs(page: Page, signs: Vitals) -> None:
+    """How the run ended, how it went, and how much of it could be judged."""
+    parts = [shortened(signs.ending.words, 300), signs.course]
+    for what, names in (
+        ("not finite", signs.not_finite),
+        ("0 throughout", signs.zero),
+        ("frozen", signs.frozen),
+        ("not logged", signs.missing),
+    ):
+        parts.append(f"{what}: {', '.join(names)}" if names else "")
+    page.add("; ".join(filter(None, parts)) + ".", first="Vital signs: ", style="dim")
+    if signs.not_understood:
+        total = len(signs.understood) + len(signs.not_understood)
+        names = ", ".join(signs.not_understood[:_MAX_NAMES])
+        more = len(signs.not_understood) - _MAX_NAMES
+        rest = f" and {more} more" if more > 0 else ""
+        page.add(
+            f"Understood {len(signs.understood)} of {total} metrics. Not understood: {names}{rest}.",
+            style="dim",
+        )
 
 
 def _asked(diagnosis: Diagnosis) -> str:

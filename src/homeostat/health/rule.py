@@ -75,7 +75,10 @@ class NoOptions(RuleOptions):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """`explains`: codes that are symptoms of this one; where it fires they are folded into it.
-    `kinds`: the kinds of run it is about; all, where empty."""
+    `kinds`: the kinds of run it is about; all, where empty. `yields_to`: beginnings of codes that
+    say more of the same thing; where one fires at level warn or above, and quotes lines of the
+    same place of the log if this one quotes any, this one is folded into it. `takes`: beginnings
+    of codes that are folded into this one where they quote lines of the place that it quotes."""
 
     code: str
     name: str
@@ -87,6 +90,8 @@ class Rule:
     kinds: tuple[Kind, ...] = ()
     options: type[RuleOptions] = NoOptions
     explains: tuple[str, ...] = ()
+    yields_to: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
     doc: str = ""
 
     def __post_init__(self) -> None:

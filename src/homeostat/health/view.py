@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from homeostat.health.frameworks import HOMEOSTAT, Framework
 from homeostat.health.log import Log
+from homeostat.health.tracebacks import Traceback, tracebacks
 from homeostat.types import FloatArray64, IntArray
 
 
@@ -164,6 +166,11 @@ class RunView:
         except (ValueError, OverflowError):
             # A text that is no number, or a number with more digits than any setting has.
             return None
+
+    @cached_property
+    def tracebacks(self) -> tuple[Traceback, ...]:
+        """The exceptions that the log shows, in order."""
+        return tracebacks(self.log)
 
     @property
     def last_step(self) -> int | None:

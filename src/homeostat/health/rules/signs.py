@@ -39,6 +39,8 @@ _TEMPLATE_MARKS = (
     "human:",
     "### instruction",
 )
+# They print prompts as they were tokenised; others print the rows' own text.
+_PRINTS_WHAT_WAS_SENT = ("verl", "openrlhf", "slime", "miles", "skyrl", "areal", "nemo_rl", "lightrft")
 # Words of logs in which prompts are given as they are.
 _PLAIN_PROMPTS = (
     "type=str",
@@ -190,6 +192,25 @@ def highest_reward(view: RunView) -> float | None:
     return top if float(reward.finite().values.max()) <= top * 1.0001 else None
 
 
+def is_top_known(view: RunView) -> bool:
+    """Whether something besides one unchanging number says what the most is that can be earned: a
+    reward that was lower before, single answers that earn less, or functions of known range."""
+    reward, lowest = view.series("reward"), view.series("reward/min")
+    if reward is not None and moves(reward):
+        return True
+    if lowest is not None and reward is not None and lowest.finite().values.size:
+        if float(lowest.finite().values.min()) < float(reward.finite().values.max()):
+            return True
+    spread, alike = view.series("reward_std"), view.series("frac_reward_zero_std")
+    if spread is not None and not is_zero(view, "reward_std", spread.finite().values).all():
+        return True
+    if alike is not None and float(alike.finite().values.min(initial=1.0)) < 1.0:
+        return True
+    found = view.setting("rewards.functions", default=())
+    types = [f.get("type") for f in found if isinstance(f, dict)] if found else []
+    return bool(types) and "function" not in types
+
+
 def _weights(view: RunView, num: int) -> list[float] | None:
     found = view.setting("rewards.functions", default=())
     if not isinstance(found, list | tuple) or len(found) != num or not num:
@@ -246,18 +267,32 @@ def is_nonfinite(view: RunView, *names: str) -> bool:
 
 
 def plain_prompts(view: RunView) -> str:
-    """What says that a chat model is given prompts without its template; "" where nothing does."""
+    """What says that a chat model is given prompts without its template; "" where nothing does.
+
+    A model's name says what it is, never what it was sent: that is known from the settings, from
+    the log's words, and from printed prompts where the framework prints what was sent."""
     model = text_of_settings(view, "model").lower()
     is_chat = any(word in model for word in ("instruct", "chat", "-it"))
     kind = text_of_settings(view, "prompt_type", "apply_chat_template").lower().split()
-    is_plain = "str" in kind or "false" in kind or view.setting("data.train.chat") is False
+    is_plain = "str" in kind or "false" in kind or _sources_are_plain(view)
     if (is_chat and is_plain) or view.log.has(*_PLAIN_PROMPTS):
         return "prompts are plain text for a chat model"
+    if view.framework.name not in _PRINTS_WHAT_WAS_SENT:
+        return ""
     prompts = [sample.prompt.lower() for sample in view.samples if sample.prompt.strip()]
     marked = [any(mark in prompt for mark in _TEMPLATE_MARKS) for prompt in prompts]
     if is_chat and len(prompts) >= 2 and not any(marked):
         return "the prompts that are printed show no chat template"
     return ""
+
+
+def _sources_are_plain(view: RunView) -> bool:
+    """Our own runs: every source of prompts is set to be given as it is."""
+    sources = view.setting("data.train", default=())
+    if not isinstance(sources, list | tuple):
+        return view.setting("data.train.chat") is False
+    flags = [source.get("chat", True) for source in sources if isinstance(source, dict)]
+    return bool(flags) and not any(flags)
 
 
 def runs_on(texts: Iterable[str]) -> bool:

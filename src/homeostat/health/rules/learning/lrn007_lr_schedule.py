@@ -3,7 +3,9 @@
 ## What it sees
 Records in which the rate is exactly 0: all of them, several before the end of the run, or enough at
 its end that `max_share` of all steps are wasted. The first record (warm-up from 0) is let pass, and
-so is the last of trainers that print the rate of the *next* step or plan to end at 0.
+so is the last one: cosine and linear schedules end at 0 by plan, and most trainers print the rate
+of the *next* step. Of trainers that print a step's own rate, a last step that falls to 0 from more
+than 5% of the peak is counted.
 
 ## Why it matters
 A step with rate 0 changes nothing. A schedule that ends early wastes the rest of the run; one that
@@ -33,11 +35,8 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView, Series
 
-# They log the scheduler's value after it was stepped, or plan to end at 0: a last 0 is right.
-_PRINTS_NEXT = (
-    "homeostat", "transformers", "trl", "axolotl", "llama_factory", "ms_swift", "unsloth",
-    "unknown",
-)  # fmt: skip
+# They print the rate that the step was made with.
+_PRINTS_THIS = ("torchtitan",)
 
 
 class Options(RuleOptions):
@@ -59,7 +58,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     zeros = np.flatnonzero(rates.values == 0)
     zeros = zeros[zeros > int(np.argmax(rates.values != 0))]
-    if len(zeros) and view.framework.name in _PRINTS_NEXT and zeros[-1] == len(rates) - 1:
+    if len(zeros) and zeros[-1] == len(rates) - 1 and _is_last_step(view, rates):
         zeros = zeros[:-1]
     if not len(zeros):
         return
@@ -67,6 +66,15 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     total = max(view.total_steps or 0, last)
     wasted = (total - first + 1) / max(total, 1)
     yield _early(first, last, wasted, total, options)
+
+
+def _is_last_step(view: RunView, rates: Series) -> bool:
+    """The last record is the run's last, as far as is known: a schedule may end at 0 there. Where
+    the rate of the step itself is printed, one that falls to 0 from well above it lost a step."""
+    if view.framework.name in _PRINTS_THIS and rates.values[-2] > 0.05 * rates.values.max():
+        return False
+    interval = int(np.median(np.diff(rates.steps)))
+    return view.total_steps is None or int(rates.steps[-1]) + max(interval, 1) > view.total_steps
 
 
 def _never(view: RunView, rates: Series) -> Sighting:

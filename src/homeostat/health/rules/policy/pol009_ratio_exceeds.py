@@ -44,6 +44,7 @@ class Options(RuleOptions):
     fire: int = option(3, "Records that must show it ...")
     window: int = option(5, "... among so many.")
     max_kl: float = option(0.2, "Nats a token from the policy that sampled, in one step.")
+    many: int = option(4, "Updates per rollout from which on their number is to blame first.")
     max_ratio: float = option(10.0, "Largest ratio that goes with it.")
 
 
@@ -96,15 +97,17 @@ def _after_throw(
 ) -> Sighting:
     was, now = (float(np.median(values)) for values in rewards)
     updates = view.number("trainer.updates_per_step") or 1
+    # A few updates per rollout are usual: then it is their size that carried so far.
+    often = Cause("too-many-updates-per-rollout", f"{updates:.0f} updates on the same samples")
+    large = Cause("lr-too-high", "each of them carries too far")
+    is_often = updates >= options.many
     return Sighting(
         message=f"The {updates:.0f} updates of step {step} carried the policy {kl:.2g} nats a "
         f"token away from the samples (limit {options.max_kl:g}), and the reward fell from "
-        f"{was:.2g} to {now:.2g}. Go back to before it, with fewer updates per rollout.",
+        f"{was:.2g} to {now:.2g}. Go back to before it, with "
+        + ("fewer updates per rollout." if is_often else "a lower learning rate."),
         evidence=(f"policy/update_kl {kl:.2g} at step {step}", f"reward {was:.2g} -> {now:.2g}"),
-        causes=(
-            Cause("too-many-updates-per-rollout", f"{updates:.0f} updates on the same samples"),
-            Cause("lr-too-high", "each of them carries too far"),
-        ),
+        causes=(often, large) if is_often else (large, often),
         fixes=_FIXES,
         first_step=step,
         last_step=view.last_step,
@@ -143,6 +146,7 @@ RULE = Rule(
     kinds=(Kind.RL,),
     options=Options,
     explains=(
+        "POL002",
         "POL006",
         "POL007",
         "POL013",

@@ -4,7 +4,9 @@
 After `before` good records the reward drops to less than `kept` of what it was, within two records,
 and stays there for `fire`; at the same time completions jump to the limit or to nothing, or entropy
 or variety jumps. Trainer and engine agree on the tokens, and all numbers are finite. Where fewer
-records were good, nothing at all must be left of the reward.
+records were good, nothing at all must be left of the reward. So it is where the reward that the
+policy began with is lost within the first `early` records and never comes back, while its texts
+change: the first updates wrecked it.
 
 ## Why it matters
 One update has wrecked the weights. Nothing that is sampled from them can repair it.
@@ -13,6 +15,7 @@ One update has wrecked the weights. Nothing that is sampled from them can repair
 - entropy-bonus-too-high: the bonus outweighs the reward.
 - stale-policy: it learned from samples of weights that were long gone.
 - too-many-updates-per-rollout: ratios of new to old probability were far from 1 before it.
+- length-penalty-too-strong: answers shrink under a penalty for long ones.
 - lr-too-high: the step was too large; often the gradient before it stands out.
 - no-eos: the end token is lost, while texts vary as before or begin alike.
 - policy-collapse: a batch of outliers, an off-policy batch, a reward that broke.
@@ -37,7 +40,7 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import staleness
-from homeostat.health.rules.signs import is_nonfinite
+from homeostat.health.rules.signs import is_nonfinite, samples_per_step
 from homeostat.health.view import Kind, RunView, Series
 
 _SIGNS = (
@@ -53,6 +56,7 @@ class Options(RuleOptions):
     kept: float = option(0.25, "Share of the reward that is left after a collapse, at most.")
     before: int = option(5, "Good records before it.")
     fire: int = option(3, "Bad records after it, all there are.")
+    early: int = option(8, "First records within which a policy may be lost without a jump.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -60,10 +64,15 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     assert reward is not None, "needs says so"
     known = view.series(*_GAPS) is not None
     at = _drop(reward, options, before=1 if known else min(3, options.before))
-    if at is None or is_nonfinite(view, "grad_norm", "train/loss", "kl", "entropy"):
+    if is_nonfinite(view, "grad_norm", "train/loss", "kl", "entropy"):
+        return
+    broken = _broken(view, reward, at)
+    if at is None or not broken:
+        at = _lost_early(view, reward, options)
+        broken = _changed(view, int(reward.steps[at])) if at is not None else []
+    if at is None:
         return
     step = int(reward.steps[at])
-    broken = [said for said in (_jump(view, step, name) for name in _SIGNS) if said]
     if not broken or any(_grows(view, step, name) for name in _GAPS):
         return
     spiked = _spike(view, step)
@@ -77,14 +86,16 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     rate = (
         f"the learning rate was {lr.before(step).latest:.3g}" if _has(lr, step) else "a large step"
     )
+    rate = _carried(view, step) or rate
     yield Sighting(
-        message=f"At step {step} the reward fell from {was:.3g} to {now:.3g} at once, and "
+        message=f"At step {step} the reward fell from {was:.3g} to {now:.3g}, and "
         f"{broken[0]}: an update wrecked the policy. Go back to a checkpoint before it.",
         evidence=tuple(broken),
         causes=(
             *_bonus(view),
             *_off_policy(view, step),
             *_endless(view, broken),
+            *_shortened(view, step),
             Cause("lr-too-high", spiked or rate),
             Cause("policy-collapse", "garbage from one update to the next"),
         ),
@@ -98,6 +109,51 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         value=now,
         limit=options.kept * was,
     )
+
+
+def _broken(view: RunView, reward: Series, at: int | None) -> list[str]:
+    if at is None:
+        return []
+    return [said for name in _SIGNS if (said := _jump(view, int(reward.steps[at]), name))]
+
+
+def _lost_early(view: RunView, reward: Series, options: Options) -> int | None:
+    """Where a reward that the policy began with is lost in the first updates, step by step or at
+    once, and stays lost. Few samples may earn something by luck: it must be more than that."""
+    values = reward.values
+    if len(values) <= options.fire or not np.isfinite(values).all():
+        return None
+    began, num = float(values[0]), samples_per_step(view)
+    is_luck = began * num < 10.0 if num else began < 0.05
+    low = np.flatnonzero(values < 0.5 * began)
+    if began <= 0.0 or is_luck or not len(low) or low[0] > options.early:
+        return None
+    late = values[max(int(low[0]), len(values) // 2) :]
+    gone = len(late) >= options.fire and late.max() < options.kept * began
+    return int(low[0]) if gone and np.median(late) < 0.1 * began else None
+
+
+def _changed(view: RunView, step: int) -> list[str]:
+    """What of the texts is not as it was in the first record: an update changed the policy, and not
+    the reward what it pays for."""
+    found = []
+    for name in _SIGNS:
+        series = view.series(name)
+        old = series.before(step).finite().values if series is not None else np.zeros(0)
+        new = series.since(step).finite().values if series is not None else np.zeros(0)
+        if len(old) and len(new):
+            was, now = float(old[0]), float(np.median(new))
+            if abs(now - was) > max(0.25 * abs(was), 0.05):
+                found.append(f"{name} went from {was:.3g} to {now:.3g}")
+    return found
+
+
+def _carried(view: RunView, step: int) -> str:
+    """How far the updates before a step carried the policy, where that was measured."""
+    moved = view.series("policy/update_kl")
+    before = moved.before(step + 1).finite().values if moved is not None else np.zeros(0)
+    far = float(before[-8:].max()) if len(before) else 0.0
+    return f"one step of updates carried the policy {far:.2g} nats a token" if far > 0.05 else ""
 
 
 def _bonus(view: RunView) -> list[Cause]:
@@ -129,6 +185,17 @@ def _endless(view: RunView, broken: list[str]) -> list[Cause]:
     if _begin_alike(view):
         return [Cause("no-eos", "answers to a prompt begin alike, and go on at random")]
     return []
+
+
+def _shortened(view: RunView, step: int) -> Iterator[Cause]:
+    """Answers shrink under a penalty for long ones: it pays more than to be right."""
+    length, shaping = view.series("completions/mean_length"), view.setting("algorithm.overlong.type")
+    if length is None or shaping is None:
+        return
+    old, new = length.before(step).finite().values, length.since(step).finite().values
+    if len(old) and len(new) and float(np.median(new)) < 0.6 * float(old[0]):
+        why = f"answers shrank from {old[0]:.3g} to {np.median(new):.3g} tokens, and long ones cost"
+        yield Cause("length-penalty-too-strong", why)
 
 
 def _begin_alike(view: RunView) -> bool:
@@ -223,5 +290,6 @@ RULE = Rule(
     needs=("reward", "completions/clipped_ratio|completions/mean_length|entropy"),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("GEN001", "GEN003", "GEN004", "POL002", "POL004", "POL015", "RWD001", "RWD006"),
+    explains=("GEN001", "GEN003", "GEN004", "POL001", "POL002", "POL004", "POL011", "POL015", "RWD001",
+              "RWD002", "RWD006", "RWD015"),
 )

@@ -2,7 +2,7 @@
 
 ## What it sees
 The share of distinct texts is no more than one per prompt in `fire` of the newest `window` records,
-while the task is not solved; or printed completions of different prompts are the same text.
+solved answers left out; or printed completions of different prompts are the same text.
 
 ## Why it matters
 Groups of copies have no difference to learn from, and a policy with one answer for everything has
@@ -32,12 +32,14 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import newest, solved_share, trend
+from homeostat.health.rules.signs import highest_reward, newest, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import Spell, newest_spell
+from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
+    max_solved: float = option(0.85, "Share of solved answers above which there is nothing to see.")
     slack: float = option(1.1, "Distinct texts per prompt that still count as copies.")
     fire: int = option(4, "Records that must show it ...")
     window: int = option(6, "... among so many.")
@@ -53,19 +55,33 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         view.series("completions/distinct_share"),
         view.number("rollout.samples_per_prompt"),
     )
-    reached = solved_share(view)
-    if distinct is None or not samples or samples < 2 or (reached is not None and reached > 0.85):
+    if distinct is None or not samples or samples < 2:
         return
     limit = options.slack / samples
     if _few_answers(view, distinct, limit):
         return
-    spell = newest_spell(
-        distinct.values <= limit, fire=options.fire, window=options.window, clear=3
-    )
+    # A solved group of a task with one right answer holds one text by right: only the texts of the
+    # other groups are counted, where there are some.
+    solved = _solved(view, distinct)
+    unsolved = np.maximum(1.0 - solved, 1e-9)
+    copied = (distinct.values * samples - solved) / unsolved <= options.slack
+    copied &= solved <= options.max_solved
+    spell = newest_spell(copied, fire=options.fire, window=options.window, clear=3)
     if spell is not None and spell.is_open and not _differ(view, int(distinct.steps[spell.start])):
         share = float(np.mean(distinct.values[spell.start : spell.end + 1]))
         said = f"{share:.1%} of the texts are distinct with {samples:.0f} samples per prompt"
         yield _sighting(view, said, _began(distinct, spell), share)
+
+
+def _solved(view: RunView, distinct: Series) -> FloatArray64:
+    """At each record the share of answers that earn all there is; 0 where that is not known."""
+    reward, top = view.series("reward"), highest_reward(view)
+    shares = np.zeros(len(distinct))
+    if reward is None or not top or top <= 0.0:
+        return shares
+    mine, theirs = distinct.on(reward)
+    shares[np.isin(distinct.steps, mine.steps)] = np.clip(theirs.values / top, 0.0, 1.0)
+    return np.nan_to_num(shares)
 
 
 def _began(distinct: Series, spell: Spell) -> int:

@@ -1,9 +1,9 @@
-"""Every answer earns the same, which is neither nothing nor the maximum.
+"""Every answer earns the same, and nothing says that it is all there is to earn.
 
 ## What it sees
 The mean reward is the same number, not 0, in the newest `fire` records (twice as many where the
-deviation of rewards is not logged), and their deviation is 0. A reward at
-its maximum is left to RWD005.
+deviation of rewards is not logged), and their deviation is 0. A reward that
+rose to its maximum, or whose functions cannot give more, is left to RWD005.
 
 ## Why it matters
 Different answers of a policy that samples cannot all be worth the same: what scores them does not
@@ -13,6 +13,7 @@ look at them, or they do not change.
 - reward-constant: the function returns a default, or reads a column in place of the completion.
 - reward-fn-failing: a failure is turned into a fixed value.
 - mode-collapse: all answers are one text.
+- reward-saturated: every answer may be right, where it is 1 and was never less.
 
 ## What to do
 Give the function two completions, one good and one bad, and compare. Read a few completions.
@@ -29,7 +30,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import highest_reward, is_zero, newest
+from homeostat.health.rules.signs import highest_reward, is_top_known, is_zero, newest
 from homeostat.health.view import Kind, RunView
 from homeostat.types import FloatArray64
 
@@ -69,7 +70,8 @@ def constant_since(view: RunView, *, fire: int) -> int | None:
     # Without the deviation, chance equality of a few records must be ruled out.
     differs = differs if spread is not None else len(values) < 2 * fire
     coarse = view.decimals.get("reward", 9) < 3
-    if value == 0.0 or differs or coarse or (top is not None and value >= 0.95 * top):
+    is_all = top is not None and value >= 0.95 * top and is_top_known(view)
+    if value == 0.0 or differs or coarse or is_all:
         return None
     same = np.flatnonzero(np.abs(values - value) > 1e-9 * abs(value))
     return int(reward.finite().steps[same[-1] + 1 if len(same) else 0])
@@ -87,6 +89,9 @@ def _causes(view: RunView) -> Iterator[Cause]:
     if distinct is not None and distinct < 0.05:
         yield Cause("mode-collapse", f"{distinct:.1%} of the texts are distinct")
     yield Cause("reward-constant", "the reward does not depend on the answer")
+    top, now = highest_reward(view), view.latest("reward")
+    if top is not None and now is not None and now >= 0.95 * top:
+        yield Cause("reward-saturated", "or every answer is right: no lower reward was ever seen")
 
 
 RULE = Rule(

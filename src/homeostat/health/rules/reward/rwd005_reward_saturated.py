@@ -1,7 +1,8 @@
 """Every answer gets the maximum score.
 
 ## What it sees
-The mean reward stays at `share` or more of the most that can be earned over `fire` records, and
+The mean reward stays at `share` or more of the most that is known to be earned over `fire` records
+(a lower reward was seen, or its functions cannot give more: else it is constant, RWD004), and
 rewards within groups hardly differ. Where most groups (`min_same`) are known to score alike,
 `near` of the maximum is enough.
 
@@ -30,7 +31,7 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import highest_reward, mean_since
+from homeostat.health.rules.signs import highest_reward, is_top_known, mean_since
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
@@ -46,7 +47,7 @@ class Options(RuleOptions):
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
     reward, top = view.series("reward"), highest_reward(view)
     assert reward is not None, "needs says so"
-    if top is None or top <= 0.0:
+    if top is None or top <= 0.0 or not is_top_known(view):
         return
     limit = options.share * top
     spell = newest_spell(reward.values >= limit, fire=options.fire, clear=3)

@@ -1,0 +1,148 @@
+"""Code of the user that the trainer calls raised: a reward function, a dataset, a collator.
+
+## What it sees
+A traceback in which a training library calls a function that lies outside of installed packages
+and of the trainer's own checkout, and no library's frame but those that this function called stands
+below it. At level error where no step
+was logged after it; as a warning where the run went on and it came `fire` times.
+
+## Why it matters
+The run ended there, or goes on with what the failing code should have given left out. No setting
+mends it: the line that is named has to be changed.
+
+## Likely causes
+- reward-fn-failing: the code is a reward function, and met an answer that it cannot score.
+- dataset-column-missing: it reads a column or key that the rows do not have.
+- user-code-failed: the line raised on an input that it was not written for.
+
+## What to do
+Open the file at the line. Call the function by hand with the input that it failed on; make a reward
+return 0 or None for answers that it cannot score. Then go on from the newest checkpoint.
+
+## Known false alarms
+Scripts of a framework that were copied out of its package are taken for the user's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.texts.parts import AFTERMATH
+from homeostat.health.tracebacks import Frame, Traceback
+from homeostat.health.view import RunView
+from homeostat.health.vitals import fatal_traceback
+from homeostat.health.words import shortened
+
+# Exceptions that come up in the user's code and are not its fault: packages, memory, a person.
+_NOT_ITS_FAULT = ("ImportError", "ModuleNotFoundError", "OutOfMemoryError", "MemoryError",
+                  "KeyboardInterrupt", "SystemExit", "AcceleratorError")  # fmt: skip
+_OF_DEVICES = ("cuda", "nccl", "out of memory", "hip error", "cudnn")
+_REWARD = ("reward", "score", "verif", "grade", "judge", "accuracy", "format")
+_DATA = ("data", "collat", "tokeniz", "preprocess", "map_fn", "getitem", "load", "prompt")
+_LOOK_UPS = ("KeyError", "IndexError", "AttributeError", "TypeError")
+
+
+class Options(RuleOptions):
+    fire: int = option(3, "Times that it must come up in a run that goes on.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    fatal = fatal_traceback(view)
+    frame = blamed(fatal) if fatal is not None else None
+    if fatal is not None and frame is not None:
+        yield sighting_of(fatal, frame, ended=True, times=1)
+        return
+    mine = [(one, at) for one in view.tracebacks if (at := blamed(one)) is not None]
+    counts = Counter((at, one.kind) for one, at in mine)
+    for (at, kind), times in counts.most_common(1):
+        if times >= options.fire:
+            first = next(one for one, where in mine if where == at and one.kind == kind)
+            yield sighting_of(first, at, ended=False, times=times)
+
+
+def blamed(found: Traceback) -> Frame | None:
+    """The user's frame, where the exception is one that the code there is to blame for."""
+    if not found.is_called_by_library or not is_its_fault(found):
+        return None
+    return found.user_frame
+
+
+def is_its_fault(found: Traceback) -> bool:
+    """Not a missing package, memory, a device or a person."""
+    low = found.message.lower()
+    return not found.kind.endswith(_NOT_ITS_FAULT) and not any(word in low for word in _OF_DEVICES)
+
+
+def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> Sighting:
+    family = family_of(frame)
+    what = shortened(found.error, 200)
+    how = "and ended the run" if ended else f"{times} times; the run went on without it"
+    return Sighting(
+        message=f"Your own code raised {how}: {what}, in {frame.function or 'the script'} at "
+        f"{frame.file}:{frame.line}. Mend that line; no setting of the trainer helps.",
+        evidence=(
+            f"line {found.start.number}: {found.start.text.strip()[:300]}",
+            f"the innermost frame outside of installed packages: {frame}",
+            f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
+        ),
+        causes=tuple(_causes(found, frame, family)),
+        fixes=(
+            Fix(
+                "",
+                "",
+                f"open {frame.file} at line {frame.line}, and call {frame.function or 'it'}"
+                " by hand with the input that it failed on",
+            ),
+            *(
+                [Fix("", "", "return 0 (or None) for an answer that cannot be scored")]
+                if family is Family.REWARD
+                else []
+            ),
+        ),  # fmt: skip
+        first_step=found.end.step,
+        last_step=found.end.step,
+        level=None if ended else Level.WARN,
+        family=family,
+    )
+
+
+def family_of(frame: Frame) -> Family:
+    """Which part of the run the code is, by the names of its function and file."""
+    for words, family in ((_REWARD, Family.REWARD), (_DATA, Family.DATA)):
+        if any(word in frame.function.lower() for word in words):
+            return family
+    file = frame.file.rpartition("/")[2].lower()
+    for words, family in ((_REWARD[:4], Family.REWARD), (_DATA[:4], Family.DATA)):
+        if any(word in file for word in words):
+            return family
+    return Family.CONFIG
+
+
+def _causes(found: Traceback, frame: Frame, family: Family) -> Iterator[Cause]:
+    column = Cause("dataset-column-missing", "such an error often is a column that is not there")
+    is_key = found.kind.endswith("KeyError")
+    if is_key:
+        yield column
+    if family is Family.REWARD:
+        yield Cause("reward-fn-failing", "it is named like a reward function")
+    if found.kind.endswith(_LOOK_UPS) and not is_key:
+        yield column
+    yield Cause("user-code-failed", f"{frame} raised {found.kind.rpartition('.')[2]}")
+
+
+RULE = Rule(
+    code="VIT001",
+    name="user-code-failed",
+    family=Family.CONFIG,
+    level=Level.ERROR,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("log",),
+    options=Options,
+    explains=(*AFTERMATH, "ERR502"),
+    yields_to=("ERR50", "ERR51", "ERR52"),
+    takes=("ERR",),
+)

@@ -1,0 +1,84 @@
+"""A vital metric is NaN or infinite: the reward, the KL, the entropy, the loss.
+
+## What it sees
+The newest record and two of the last four are not finite. Of single reward functions only infinite
+values count: one that does not apply to a batch is logged as NaN by some trainers. Where a rule
+knows more of a loss or gradient that is not finite, that is said in place of this.
+
+## Why it matters
+Every mean, advantage and update that such a value takes part in is not finite either, or is left
+out. A trainer that turns it into 0 goes on without learning anything.
+
+## Likely causes
+- reward-not-finite: a reward function divides by 0, takes a logarithm of 0, or passes on a NaN.
+- nan-loss: loss or gradient, where nothing more is known.
+- kl-estimator-overflow: the exponential of a large difference of log-probs.
+
+## What to do
+Find the reward function whose own mean is not finite, and call it by hand on an empty and an odd
+answer. Return a finite number, or None where it does not apply.
+
+## Known false alarms
+None known: a vital metric has to be a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule
+from homeostat.health.view import RunView
+from homeostat.health.vitals import not_finite
+
+_CAUSES = {
+    "kl": ("kl-estimator-overflow", "the estimate overflows, or the policies differ without bound"),
+    "entropy": ("nan-loss", "the logits are not finite"),
+}
+
+
+def check(view: RunView, _: object) -> Iterator[Sighting]:
+    names = list(not_finite(view))
+    if not names:
+        return
+    # The reward comes before what is computed from it.
+    rewards = [name for name in names if name.startswith("reward")]
+    name = (sorted(rewards, key=len, reverse=True) or names)[0]
+    series = view.metrics[name]
+    bad = np.flatnonzero(~np.isfinite(series.values))
+    first = int(series.steps[bad[0]])
+    cause, why = (
+        ("reward-not-finite", f"{name} is {series.latest}")
+        if rewards
+        else _CAUSES.get(name, ("nan-loss", f"{name} is {series.latest}"))
+    )
+    yield Sighting(
+        message=f"{name} is {series.latest} since step {first} ({len(bad)} of {len(series)} "
+        "records are not finite): what is computed from it teaches nothing. "
+        + ("Call the reward function by hand on an empty and an odd answer." if rewards else
+           "Find where it comes from before you go on."),
+        evidence=tuple(f"{one} is {view.metrics[one].latest}" for one in names),
+        causes=(Cause(cause, why),),
+        fixes=(Fix("rewards.functions", "finite numbers, or None", "where it does not apply"),)
+        if rewards
+        else (),
+        first_step=first,
+        last_step=int(series.steps[-1]),
+        value=series.latest,
+        family=Family.REWARD if rewards else None,
+    )  # fmt: skip
+
+
+RULE = Rule(
+    code="VIT004",
+    name="vital-sign-not-finite",
+    family=Family.NUMERICS,
+    level=Level.ERROR,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("train/loss|train/policy_loss|grad_norm|reward|kl|entropy|eval/loss",),
+    explains=("RWD001", "RWD002", "RWD004", "RWD010", "RWD015"),
+    yields_to=("NUM", "DAT001", "LRN005", "RWD011", "POL004", "POL005", "MOE", "ERR"),
+)

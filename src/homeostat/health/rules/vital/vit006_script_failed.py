@@ -1,0 +1,68 @@
+"""The script itself raised, outside of any training library.
+
+## What it sees
+A traceback that ended the run, whose innermost frame lies outside of installed packages, without a
+training library above it. Where a rule knows the exception's words, that is said in place of this.
+
+## Why it matters
+The run ended there, or never began. No setting of a trainer mends it: the line that is named has to
+be changed.
+
+## Likely causes
+- script-failed: the line raised on an input that it was not written for.
+- dataset-column-missing: it reads a column or key that the rows do not have.
+
+## What to do
+Open the file at the line.
+
+## Known false alarms
+Scripts of a framework that were copied out of its package are taken for the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.rule import Rule
+from homeostat.health.rules.vital.vit001_user_code_failed import family_of, is_its_fault
+from homeostat.health.texts.parts import AFTERMATH
+from homeostat.health.view import RunView
+from homeostat.health.vitals import fatal_traceback
+from homeostat.health.words import shortened
+
+
+def check(view: RunView, _: object) -> Iterator[Sighting]:
+    found = fatal_traceback(view)
+    frame = found.user_frame if found is not None else None
+    if found is None or frame is None or found.is_called_by_library or not is_its_fault(found):
+        return
+    where = f"{frame.file}:{frame.line}"
+    column = Cause("dataset-column-missing", "a key that is not there often is a column")
+    raised = Cause("script-failed", f"{frame} raised {found.kind.rpartition('.')[2]}")
+    yield Sighting(
+        message=f"The script raised {shortened(found.error, 200)}, in "
+        f"{frame.function or 'its body'} at {where}, and ended the run. Mend that line.",
+        evidence=(
+            f"line {found.start.number}: {found.start.text.strip()[:300]}",
+            f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
+        ),
+        causes=(raised, column) if found.kind.endswith("KeyError") else (raised,),
+        fixes=(Fix("", "", f"open {frame.file} at line {frame.line}"),),
+        first_step=found.end.step,
+        last_step=found.end.step,
+        family=family_of(frame),
+    )
+
+
+RULE = Rule(
+    code="VIT006",
+    name="script-failed",
+    family=Family.CONFIG,
+    level=Level.ERROR,
+    confidence=Confidence.MEASURED,
+    check=check,
+    needs=("log",),
+    explains=AFTERMATH,
+    yields_to=("ERR",),
+)

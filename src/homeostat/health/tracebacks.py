@@ -1,0 +1,209 @@
+"""Tracebacks of a log: their frames, the exception, and which part of them is the user's own code.
+
+    File "/home/ana/train.py", line 88, in <module>                  the user's
+    File ".../site-packages/trl/trainer/grpo_trainer.py", line ...   a library's
+    File "/home/ana/train.py", line 41, in accuracy                  the user's: it raised
+    AttributeError: 'NoneType' object has no attribute 'group'
+
+Read are Python's own form, with whatever Ray, torchrun and loggers put before each line, the boxes
+that rich draws, and what Ray repeats of a task's error. All functions are pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from homeostat.health.log import Log, LogLine
+
+_HEADER = "traceback (most recent call last)"
+_IGNORED = "exception ignored in"
+_RAY_TASK = "RayTaskError("
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>\S.{0,120}))?'
+)
+_BOXED = re.compile(r"(?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9}) in (?P<name>[\w<>.]{1,120})")
+# The class of an exception, with its module: a name with a capital, a colon or nothing after it.
+_ERROR = re.compile(r"(?P<kind>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})(?:: ?(?P<words>.*))?")
+_BRACKETS = {"(": ")", "[": "]"}
+_BOX = "\u2502\u256d\u2570\u2500|+"
+# Lines without a frame that a traceback may hold before it counts as broken off.
+_MAX_BETWEEN = 12
+_MAX_TRACEBACKS = 2_000
+_INSTALLED = ("site-packages/", "dist-packages/", "<frozen ", "<string>", "/bin/")
+_STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]*/(?!site-packages|dist-packages)")
+# Folders beside a framework's package that hold what users write or copy.
+_OF_USERS = ("examples", "example", "recipe", "recipes", "scripts", "projects", "custom", "tests")
+_PACKAGES = frozenset(
+    (
+        "accelerate", "areal", "axolotl", "chatlearn", "datasets", "deepspeed", "homeostat",
+        "lightrft", "litgpt", "llamafactory", "megatron", "miles", "miles_plugins", "nemo_rl",
+        "open_instruct", "openrlhf", "peft", "prime_rl", "ray", "roll", "sgl", "sglang", "skyrl_train",
+        "slime", "slime_plugins", "swift", "torch", "torchforge", "torchtitan", "torchtune",
+        "transformers", "trl", "unsloth", "unsloth_compiled_cache", "unsloth_zoo", "verl", "vllm",
+    )
+)  # fmt: skip
+# A process that reports another one's failure: the reason is that one's own traceback.
+_REPORTS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "RayActorError",
+            "ActorDiedError", "ProcessRaisedException")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A place in the code, as the log names it."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.file}:{self.line} in {self.function}"
+            if self.function
+            else (f"{self.file}:{self.line}")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """An exception with its frames, outermost first. `end` is the line with the error's words."""
+
+    start: LogLine
+    end: LogLine
+    frames: tuple[Frame, ...]
+    kind: str
+    message: str
+
+    @property
+    def error(self) -> str:
+        """The class without its module, and the message."""
+        name = self.kind.rpartition(".")[2]
+        return f"{name}: {self.message}" if self.message else name
+
+    @property
+    def is_report(self) -> bool:
+        """It says that another process failed, not why."""
+        return self.kind.rpartition(".")[2].startswith(_REPORTS)
+
+    @property
+    def user_frame(self) -> Frame | None:
+        """The user's function that raised, or called what raised; None where a library failed.
+
+        A frame is to blame where no frame of a training or model library lies below it. Where no
+        such library called it, the user's own line must have raised: what a script asks of other
+        packages is theirs to explain.
+        """
+        owners = [owner_of(frame.file) for frame in self.frames]
+        mine = [place for place, owner in enumerate(owners) if owner == "user"]
+        if not mine or "framework" in owners[mine[-1] :]:
+            return None
+        below = owners[mine[-1] + 1 :]
+        if "framework" not in owners[: mine[-1]] and any(owner != "stdlib" for owner in below):
+            return None
+        return self.frames[mine[-1]]
+
+    @property
+    def is_called_by_library(self) -> bool:
+        """A training library called what raised, as it calls a reward or a dataset."""
+        return any(owner_of(frame.file) == "framework" for frame in self.frames)
+
+
+def owner_of(file: str) -> str:
+    """Whose code a file is: "user", "framework" (trainers, engines, torch), "package", "stdlib"."""
+    path = file.replace("\\", "/")
+    parts = path.split("/")
+    inside = next((path.partition(mark)[2] for mark in _INSTALLED[:2] if mark in path), None)
+    if inside is not None:
+        return "framework" if inside.split("/")[0].removesuffix(".py") in _PACKAGES else "package"
+    if _STDLIB.search(path):
+        return "stdlib"
+    if any(mark in path for mark in _INSTALLED[2:]):
+        return "package"
+    places = [place for place, part in enumerate(parts[:-1]) if part in _PACKAGES]
+    if not places:
+        return "user"
+    before, rest = parts[places[-1] - 1] if places[-1] else "", parts[places[-1] + 1 :]
+    # A checkout: the package lies in a folder of its name, in src/ or python/, or has folders.
+    is_package = before in ("src", "python", parts[places[-1]]) or len(rest) > 1
+    return "framework" if is_package and rest[0] not in _OF_USERS else "user"
+
+
+@dataclass(slots=True)
+class _Open:
+    """A traceback that is being read."""
+
+    start: LogLine
+    prefix: int
+    is_boxed: bool = False
+    frames: list[Frame] = field(default_factory=list)
+    between: int = 0
+
+
+def tracebacks(log: Log) -> tuple[Traceback, ...]:
+    """All of a log, in order. Those that Python itself ignored are left out."""
+    if not log.has(_HEADER, _RAY_TASK):
+        return ()
+    return tuple(_read(log.lines))
+
+
+def _read(lines: Sequence[LogLine]) -> Iterator[Traceback]:
+    opened: _Open | None = None
+    previous, num = "", 0
+    for line in lines:
+        at = line.text.lower().find(_HEADER)
+        if at >= 0:
+            boxed = any(char in line.text for char in _BOX[:4])
+            opened = None if _IGNORED in previous else _Open(line, at, boxed)
+        elif opened is not None:
+            found = _next(opened, line)
+            if found is not None:
+                yield found
+                num += 1
+                # Ray repeats the frames of the task below the name of its error.
+                is_task = _RAY_TASK in found.kind + line.text
+                opened = _Open(line, 0) if is_task else None
+            elif opened.between > _MAX_BETWEEN:
+                opened = None
+        elif _RAY_TASK in line.text:
+            opened = _Open(line, 0)
+        previous = line.text.lower()
+        if num >= _MAX_TRACEBACKS:
+            return
+
+
+def _next(opened: _Open, line: LogLine) -> Traceback | None:
+    """Take a line; the traceback, where it is the last one."""
+    frame = (_BOXED if opened.is_boxed else _FRAME).search(line.text)
+    if frame is not None:
+        name = (frame["name"] or "").strip()
+        opened.frames.append(Frame(frame["file"], int(frame["line"]), name))
+        opened.between = 0
+        return None
+    text = _bare(line.text, opened)
+    if not text or text[0].isspace() or text[0] in _BOX:
+        return None
+    error = _ERROR.fullmatch(text[:2_000].rstrip())
+    if error is None or not opened.frames:
+        opened.between += 1
+        return None
+    words = (error["words"] or "").strip()
+    return Traceback(opened.start, line, tuple(opened.frames), error["kind"], words)
+
+
+def _bare(text: str, opened: _Open) -> str:
+    """The line without what the header has before it, too."""
+    prefix = opened.start.text[: opened.prefix]
+    if prefix and not opened.is_boxed and _shape(text[: len(prefix)]) == _shape(prefix):
+        return text[len(prefix) :]
+    while text[:1] in _BRACKETS:
+        end = text.find(_BRACKETS[text[0]])
+        if end < 0:
+            break
+        # One space belongs to the prefix, further ones to the line.
+        text = text[end + 1 :].removeprefix(":").removeprefix(" ")
+    return text
+
+
+def _shape(text: str) -> str:
+    return re.sub(r"\d", "0", text)

@@ -1,0 +1,298 @@
+"""Vital signs: how a run ended, which of its vital metrics are not finite, zero, frozen or missing,
+whether it does what it is for, and how much of the log was understood at all.
+
+They are read off any run, of whichever framework, before anything else is judged: "no illness" is
+only said where they are good. The rules of rules/vital report them as findings.
+
+    ending       finished, exception, killed, stopped, open (the log ends before the last step and
+                 does not say how), unknown
+    vital        the loss; the gradient norm; in RL the reward; in preference training the margin
+    frozen       exactly the same number, record after record: no optimizer does that
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from homeostat.health.log import LogLine
+from homeostat.health.names import FOREIGN
+from homeostat.health.tracebacks import Traceback
+from homeostat.health.view import Kind, RunView, Series
+from homeostat.observe.names import describe
+from homeostat.types import FloatArray64
+
+# Records that other ranks or a second try may still print after the exception that ended it all.
+MAX_STEPS_AFTER = 2
+# Lines from the end in which the last exception, or a kill, is what ended the run; lines before the
+# last exception in which others belong to the same end.
+LAST_LINES = 50
+MAX_CLUSTER = 400
+# Records that must be exactly alike before a metric counts as frozen or zero.
+MIN_FROZEN = 10
+MIN_ZERO = 3
+# Known metrics that tell nothing of a run's health.
+_TRIVIAL = ("epoch", "num_tokens", "step", "time", "time/", "memory/", "throughput/")
+_LOSSES = ("train/loss", "train/policy_loss")
+_KILLED = (
+    "signal 9 (sigkill)", "exitcode: -9", "exitcode : -9", "oom-kill", "oom_kill",
+    "cancelled at*due to", "due to time limit", "due to preemption", "out of memory: killed process",
+)  # fmt: skip
+_FINISHED = ("training completed", "training finished", "training is complete", "train_runtime",
+             "***** train metrics *****", "training complete")  # fmt: skip
+
+
+class End(StrEnum):
+    """How a run ended, as far as it is known."""
+
+    FINISHED = "finished"
+    EXCEPTION = "exception"
+    KILLED = "killed"
+    STOPPED = "stopped"
+    OPEN = "open"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """`line` says it, where a line of the log does; `traceback` where it was an exception.
+    `is_early`: it ended by itself, well before the planned number of steps."""
+
+    how: End
+    words: str
+    line: LogLine | None = None
+    traceback: Traceback | None = None
+    is_early: bool = False
+
+    @property
+    def is_death(self) -> bool:
+        return self.how in (End.EXCEPTION, End.KILLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What is read first. Names are those of the metrics as rules read them."""
+
+    ending: Ending
+    not_finite: tuple[str, ...]
+    zero: tuple[str, ...]
+    frozen: tuple[str, ...]
+    missing: tuple[str, ...]
+    understood: tuple[str, ...]
+    not_understood: tuple[str, ...]
+    course: str
+
+    @property
+    def are_good(self) -> bool:
+        """The run lives as far as is known, and what it lives by is sound."""
+        return not (self.ending.is_death or self.not_finite or self.zero or self.frozen)
+
+    @property
+    def is_little_known(self) -> bool:
+        """So little was understood that the absence of findings says nothing."""
+        num, others = len(self.understood), len(self.not_understood)
+        return num < 2 or (others > 0 and num < 3) or others > 3 * num
+
+
+def vital_signs(view: RunView) -> Vitals:
+    """All of a run's vital signs. Pure, and cheap enough to be asked anew."""
+    known = [name for name in view.metrics if _is_known(name)]
+    return Vitals(
+        ending=ending_of(view),
+        not_finite=tuple(not_finite(view)),
+        zero=tuple(zero(view)),
+        frozen=tuple(frozen(view)),
+        missing=tuple(name for name in vital_names(view.kind) if _series(view, name) is None),
+        understood=tuple(name for name in known if not name.startswith(_TRIVIAL)),
+        not_understood=tuple(
+            name for name in view.metrics if name not in known and not name.startswith(_TRIVIAL)
+        ),
+        course=_course(view),
+    )
+
+
+def vital_names(kind: Kind) -> tuple[str, ...]:
+    """What a run of this kind lives by, most telling first."""
+    return {
+        Kind.RL: ("reward", "train/loss", "grad_norm"),
+        Kind.PREFERENCE: ("train/loss", "preference/margin", "grad_norm"),
+    }.get(kind, ("train/loss", "grad_norm"))
+
+
+def _series(view: RunView, name: str) -> Series | None:
+    return view.series(*_LOSSES) if name == "train/loss" else view.series(name)
+
+
+def _is_known(name: str) -> bool:
+    return name in FOREIGN or describe(name) is not None
+
+
+def ending_of(view: RunView) -> Ending:
+    """How the run ended: by its own events, by an exception, a kill, or its last step."""
+    own = view.events_of("run_started", "run_resumed", "run_stopped", "run_finished", "run_failed")
+    last = own[-1] if own else None
+    if last is not None and last.kind == "run_finished":
+        return Ending(End.FINISHED, "it finished")
+    if last is not None and last.kind == "run_stopped":
+        return Ending(End.STOPPED, f"a signal ({last.fields.get('signal', '?')}) stopped it")
+    fatal = fatal_traceback(view)
+    if fatal is not None:
+        return _by_exception(fatal)
+    if last is not None and last.kind == "run_failed":
+        error = f"{last.fields.get('error', '')}: {last.fields.get('message', '')}".strip(": ")
+        return Ending(End.EXCEPTION, f"it ended in an error: {error}")
+    killed = _kill_line(view)
+    if killed is not None:
+        return Ending(End.KILLED, f"it was killed (line {killed.number})", killed)
+    return _by_steps(view)
+
+
+def _by_exception(found: Traceback) -> Ending:
+    if found.kind.rpartition(".")[2] == "KeyboardInterrupt":
+        return Ending(End.STOPPED, "somebody stopped it (KeyboardInterrupt)", found.end, found)
+    words = f"it ended in an exception (line {found.end.number}): {found.error}"
+    return Ending(End.EXCEPTION, words, found.end, found)
+
+
+def _by_steps(view: RunView) -> Ending:
+    step, total = view.last_step, view.total_steps
+    says = view.log.last(*_FINISHED) if view.log else None
+    is_short = bool(total) and step is not None and step + _interval(view) <= (total or 0)
+    if "summary" in view.facts or says is not None:
+        # The last records of a run are not always printed; a tenth of it is more than those.
+        if is_short and (step or 0) < 0.9 * (total or 0):
+            return Ending(End.FINISHED, "it ended by itself, before its time", says, is_early=True)
+        return Ending(End.FINISHED, "it finished", says)
+    if step is None or not total:
+        return Ending(End.UNKNOWN, "the log does not say how it ended")
+    if not is_short:
+        return Ending(End.FINISHED, f"it reached its last step, {total:,}")
+    words = f"the log ends at step {step:,} of {total:,} and does not say how the run went on"
+    return Ending(End.OPEN, words)
+
+
+def _interval(view: RunView) -> int:
+    """Steps between the records of what is logged most often."""
+    gaps = [int(np.median(np.diff(s.steps))) for s in view.metrics.values() if len(s) > 2]
+    return max(1, min(gaps, default=1))
+
+
+def fatal_traceback(view: RunView) -> Traceback | None:
+    """The exception that ended the run: the first of the last ones, after which no step came."""
+    if not view.tracebacks or _goes_on(view):
+        return None
+    last = view.tracebacks[-1].end.number
+    if view.log.lines[-1].number - last > LAST_LINES:
+        return None
+    late = [
+        one
+        for one in view.tracebacks
+        if num_steps_after(view, one.end) <= MAX_STEPS_AFTER
+        and last - one.end.number <= MAX_CLUSTER
+        and not one.kind.endswith(("SystemExit", "StopIteration"))
+    ]
+    told = [one for one in late if not one.is_report]
+    return (told or late or [None])[0]
+
+
+def _goes_on(view: RunView) -> bool:
+    """Something after the last traceback says that training finished."""
+    says = view.log.last(*_FINISHED)
+    return says is not None and says.number > view.tracebacks[-1].end.number
+
+
+def num_steps_after(view: RunView, line: LogLine) -> int:
+    """Records that were logged after the step at which a line stands."""
+    before = line.step if line.step is not None else -1
+    return max((int((series.steps > before).sum()) for series in view.metrics.values()), default=0)
+
+
+def _kill_line(view: RunView) -> LogLine | None:
+    lines = view.log.lines[-LAST_LINES:]
+    plain = [line for line in lines if line.text.strip() == "Killed"]
+    found = plain[-1] if plain else view.log.last(*_KILLED)
+    if found is None or num_steps_after(view, found) > MAX_STEPS_AFTER:
+        return None
+    return found
+
+
+def not_finite(view: RunView) -> Iterable[str]:
+    """Vital metrics that are NaN or infinite now: in the newest record and in two of four.
+
+    A reward function that does not apply to a batch is logged as NaN by some trainers; only an
+    infinite one is counted. So is a deviation, which one sample does not have."""
+    for name in (*_LOSSES, "grad_norm", "reward", "kl", "entropy", "eval/loss"):
+        series = view.series(name)
+        if series is not None and _is_bad_now(~np.isfinite(series.values)):
+            yield name
+    for name, series in view.matching("rewards/", "/mean").items():
+        if _is_bad_now(np.isinf(series.values)):
+            yield f"rewards/{name}/mean"
+
+
+def _is_bad_now(bad: np.ndarray) -> bool:
+    return bool(bad[-1]) and (len(bad) == 1 or int(bad[-4:].sum()) >= 2)
+
+
+def zero(view: RunView) -> Iterable[str]:
+    """Vital metrics that are exactly 0 from the first record on.
+
+    The loss of GRPO prints as 0 by construction, so in RL only the gradient is looked at."""
+    names = ["grad_norm"]
+    if view.kind is not Kind.RL:
+        names += [*_LOSSES, "train/token_accuracy"]
+    for name in names:
+        series = view.series(name)
+        least = MIN_ZERO if name in _LOSSES else 5
+        if series is None or len(series) < least or view.decimals.get(name, 9) < 4:
+            continue
+        if not series.values.any() and not _is_rate_zero(view, int(series.steps[0])):
+            yield name
+
+
+def _is_rate_zero(view: RunView, step: int) -> bool:
+    rates = view.series("learning_rate")
+    return rates is not None and not rates.since(step).values.any()
+
+
+def frozen(view: RunView) -> Iterable[str]:
+    """Losses that are the same number, not 0, in the newest records, although the rate is not 0.
+
+    Gradient norms are left out: some trainers print them after clipping."""
+    for name, least in (("train/loss", MIN_FROZEN), ("eval/loss", 4)):
+        series = view.series(name)
+        if series is None or len(series) < least or view.decimals.get(name, 9) < 3:
+            continue
+        newest = series.values[-least:]
+        # A round number may come by chance where few digits are printed: it must stay longer.
+        newest = newest if _digits(newest) >= 4 else series.values[-2 * least :]
+        if len(newest) < least or newest[-1] == 0.0 or not np.isfinite(newest).all():
+            continue
+        if _digits(newest) < 4 and len(newest) < 2 * least:
+            continue
+        if float(np.ptp(newest)) == 0.0 and not _is_rate_zero(view, int(series.steps[-least])):
+            yield name
+
+
+def _digits(values: FloatArray64) -> int:
+    """Significant digits of the newest value as it was printed."""
+    return len(f"{values[-1]:.9g}".replace(".", "").replace("-", "").strip("0"))
+
+
+def _course(view: RunView) -> str:
+    """Whether it does what it is for: how the first of its vital metrics moved."""
+    for name in vital_names(view.kind):
+        series = _series(view, name)
+        finite = series.finite() if series is not None else None
+        if finite is None or len(finite) < 4:
+            continue
+        count = max(2, len(finite) // 4)
+        start, end = float(finite.values[:count].mean()), float(finite.values[-count:].mean())
+        words = "loss" if name == "train/loss" else name
+        moved = "stays at" if start == end else "went from"
+        to = f"{start:.4g}" if start == end else f"{start:.4g} to {end:.4g}"
+        return f"the {words} {moved} {to}"
+    return ""

@@ -1,0 +1,17 @@
+"""Sentences about a run: texts that have to be short are cut between words."""
+
+from __future__ import annotations
+
+_MARK = " ..."
+
+
+def shortened(text: str, most: int) -> str:
+    """At most so many characters, cut between words, with an ellipsis where something is missing.
+
+    A single word that is longer than that is cut within."""
+    if len(text) <= most:
+        return text
+    room = most - len(_MARK)
+    cut = text[: room + 1].rpartition(" ")[0].rstrip()
+    # A path or a number without a blank in reach is cut where it must be.
+    return (cut if len(cut) > room // 2 else text[:room].rstrip()) + _MARK

@@ -1,0 +1,87 @@
+"""Vital signs: nothing dead, frozen or hardly understood is called healthy."""
+
+from __future__ import annotations
+
+import pytest
+
+from homeostat.health.diagnose import diagnose
+from homeostat.health.readers import read_text
+from homeostat.health.registry import RULES
+from homeostat.health.render import as_json
+from homeostat.health.render_text import as_text
+from homeostat.health.view import RunView
+from homeostat.health.vitals import End, vital_signs
+
+
+def rows(count: int, **columns: str) -> str:
+    """Rows as TRL prints them; a column is a Python expression over n."""
+    cells = {name: [eval(text, {"n": n}) for n in range(count)] for name, text in columns.items()}
+    return "".join(
+        "{" + ", ".join(f"'{name}': {values[n]}" for name, values in cells.items()) + "}\n"
+        for n in range(count)
+    )
+
+
+RL = {"loss": "0.0", "grad_norm": "0.2 + 0.01 * (n % 7)", "learning_rate": "1e-6",
+      "reward": "0.3 + 0.01 * n", "reward_std": "0.4", "kl": "0.001 * n"}  # fmt: skip
+SFT = {"loss": "round(2 - 0.03 * n + 0.01 * (n % 3), 4)", "grad_norm": "0.5 + 0.01 * (n % 5)",
+       "learning_rate": "1e-5"}  # fmt: skip
+
+
+def answer(text: str) -> tuple[dict, RunView]:
+    view = read_text(text)
+    return as_json(diagnose(view, RULES), view), view
+
+
+def test_an_infinite_reward_with_loss_and_gradient_0_is_ill() -> None:
+    found, _ = answer(
+        rows(12, **RL | {"reward": "'inf'", "grad_norm": "0.0"}).replace("'inf'", "inf")
+    )
+    first = found["findings"][0]
+    assert (first["name"], first["level"]) == ("vital-sign-not-finite", "error")
+    assert first["causes"][0]["name"] == "reward-not-finite"
+    assert found["vital_signs"]["not_finite"] == ["reward"]
+
+
+@pytest.mark.parametrize("rate", ["1e-5", "1e-2"])
+def test_sft_that_is_0_from_the_first_step_is_ill_whatever_its_rate(rate: str) -> None:
+    zero = {"loss": "0.0", "grad_norm": "0.0", "mean_token_accuracy": "0.0", "learning_rate": rate}
+    found, _ = answer(rows(20, **zero))
+    first = found["findings"][0]
+    assert first["level"] == "error"
+    assert "all-labels-masked" in [first["name"], *(c["name"] for c in first["causes"][:2])]
+
+
+def test_a_log_of_which_little_is_understood_is_not_called_healthy() -> None:
+    odd = {"blorp": "1", "zing/zang": "n", "loss": SFT["loss"], "learning_rate": "1e-5"}
+    found, view = answer(rows(20, **odd))
+    assert (found["verdict"], found["healthy"]) == ("not_known", False)
+    text = as_text(diagnose(view, RULES), view)
+    assert "NO ILLNESS FOUND" not in text
+    assert "Not understood: blorp, zing/zang" in text
+
+
+@pytest.mark.parametrize("columns", [RL, SFT], ids=["rl", "sft"])
+def test_a_healthy_log_is_called_so_with_what_it_was_judged_by(columns: dict[str, str]) -> None:
+    found, view = answer(rows(30, **columns))
+    assert found["verdict"] == "no_illness", found["findings"]
+    assert found["vital_signs"]["understood"] == len(vital_signs(view).understood) >= 3
+    assert "Vital signs: " in as_text(diagnose(view, RULES), view)
+
+
+@pytest.mark.parametrize(
+    ("tail", "how"),
+    [
+        ("", End.OPEN),
+        ("Killed\n", End.KILLED),
+        ("slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n",
+         End.KILLED),
+        ("{'train_runtime': 12.0, 'train_loss': 1.2, 'epoch': 1.0}\n", End.FINISHED),
+    ],
+)  # fmt: skip
+def test_how_a_run_ended(tail: str, how: End) -> None:
+    bar = " 20%|##        | 30/150 [00:30<02:00, 1.0it/s]\n"
+    view = read_text(rows(30, **SFT) + bar + tail)
+    assert vital_signs(view).ending.how is how
+    levels = {f.level.value for f in diagnose(view, RULES).findings}
+    assert (levels & {"warn", "error"} != set()) == (how is End.KILLED)
