@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -214,3 +216,20 @@ def test_checksums_take_a_bounded_amount_of_memory() -> None:
     assert int(found["whole"]) == expected
     bits = odd.bfloat16().contiguous().view(torch.int16).numpy().astype(np.int64)
     assert int(found["odd"]) == bits.sum()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_trainer_that_nobody_holds_frees_its_weights_at_once(
+    tmp_path: Path, precision: str
+) -> None:
+    """A reference cycle would keep gigabytes on the device until Python collects garbage."""
+    trainer = make_trainer(tmp_path, trainer={"precision": precision, "max_steps": 9})
+    update(trainer, make_plan())
+    weights = [weakref.ref(param) for param in trainer.model.causal_lm.parameters()]
+    gc.collect()
+    gc.disable()
+    try:
+        del trainer
+        assert not any(weight() is not None for weight in weights)
+    finally:
+        gc.enable()

@@ -12,7 +12,9 @@ from typing import Any
 from homeostat.health.finding import Fix
 from homeostat.health.view import RunView
 
-_NUMBER = re.compile(r"(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?P<bound> or (?:more|less))?")
+_NUMBER = re.compile(
+    r"(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?P<bound> or (?:more|less))?"
+)
 _TRUE = ("true", "on", "yes")
 _FALSE = ("false", "off", "no", "none", "null")
 # Settings that are only ever advised to be at least, or at most, so much.
@@ -26,9 +28,7 @@ def is_followed(fix: Fix, view: RunView) -> bool:
     if not fix.setting:
         return False
     wanted = fix.value.strip().lower()
-    section = [
-        value for key, value in view.settings.items() if key.startswith(f"{fix.setting}.")
-    ]
+    section = [value for key, value in view.settings.items() if key.startswith(f"{fix.setting}.")]
     has = view.settings.get(fix.setting)
     if has is None and fix.setting not in view.settings:
         if section and wanted in _TRUE:

@@ -6,8 +6,8 @@ the device until `apply`, which copies it to the host in one piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,9 +68,9 @@ class LocalTrainer:
         self.save_reference = save_reference
         self.forward = Forward.of(self.model, config, runtime=runtime, seed=seed)
         self.optimizer = MasterAdamW(self.model.causal_lm.named_parameters(), config.optimizer)
-        self.probe = UpdateProbe(
-            self.optimizer, self.model.causal_lm.named_parameters, self._frozen_now
-        )
+        named = self.model.causal_lm.named_parameters
+        frozen = partial(_not_owned, named, self.optimizer)
+        self.probe = UpdateProbe(self.optimizer, named, frozen)
         # What is dropped is drawn by keys that the model holds: one batch at a time.
         in_lanes = runtime.lanes > 1 and isinstance(self.model, Decoder)
         in_lanes = in_lanes and not self.forward.has_dropout
@@ -237,7 +237,9 @@ class LocalTrainer:
         reference = self._reference_params() if stays else ()
         return frozen_checksums(self.model.causal_lm.named_parameters(), reference)
 
-    def _frozen_now(self) -> dict[str, Tensor]:
-        """Checksums of what the optimizer does not own: the weights under an adapter."""
-        named, owned = self.model.causal_lm.named_parameters(), self.optimizer.params
-        return checksums((name, param) for name, param in named if name not in owned)
+
+def _not_owned(
+    named: Callable[[], Iterable[tuple[str, nn.Parameter]]], optimizer: MasterAdamW
+) -> dict[str, Tensor]:
+    """Return checksums of what the optimizer does not own: the weights under an adapter."""
+    return checksums((name, param) for name, param in named() if name not in optimizer.params)

@@ -39,8 +39,11 @@ class MasterAdamW:
             for name, master in self.masters.items()
             if master is not self.params[name]
         }
-        for name in self._totals:
-            self.params[name].register_post_accumulate_grad_hook(partial(self._take_grad, name))
+        for name, total in self._totals.items():
+            # The hook holds no reference back to the parameter or to this object: a trainer that
+            # nobody holds must free its memory at once, not at the next garbage collection.
+            take = partial(_take_grad, self.masters[name], total)
+            self.params[name].register_post_accumulate_grad_hook(take)
         pairs = [(self.params[name], master) for name, master in self.masters.items()]
         self._copied = [(param, master) for param, master in pairs if param is not master]
         matrices = [m for m in self.masters.values() if m.ndim >= 2]
@@ -69,16 +72,8 @@ class MasterAdamW:
         master, total = self.masters[name], self._totals.get(name)
         if total is None:
             master.grad = grad if master.grad is None else master.grad.add_(grad)
-        elif master.grad is None:
-            master.grad = total.copy_(grad)
         else:
-            total.add_(grad)
-
-    def _take_grad(self, name: str, param: Tensor) -> None:
-        """Hook of `backward` on a parameter that is not its own master."""
-        assert param.grad is not None
-        self.add_grad(name, param.grad)
-        param.grad = None
+            _add_to_master(master, total, grad)
 
     def grads(self) -> list[Tensor]:
         return [m.grad for m in self.masters.values() if m.grad is not None]
@@ -145,6 +140,21 @@ def _norm_of_quotient(mean: Tensor, square: Tensor, small: Tensor) -> Tensor:
     chunks = zip(*(t.reshape(-1).split(CHUNK_ELEMENTS) for t in (mean, square)), strict=True)
     norms = [torch.linalg.vector_norm(m / v.sqrt().add_(small)) for m, v in chunks]
     return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _take_grad(master: Tensor, total: Tensor, param: Tensor) -> None:
+    """Move the gradient that `backward` left on a parameter to its fp32 master."""
+    assert param.grad is not None
+    _add_to_master(master, total, param.grad)
+    param.grad = None
+
+
+def _add_to_master(master: Tensor, total: Tensor, grad: Tensor) -> None:
+    """Add a gradient to `total`, which is the master's gradient from its first use on."""
+    if master.grad is None:
+        master.grad = total.copy_(grad)
+    else:
+        total.add_(grad)
 
 
 def _master_of(param: nn.Parameter) -> Tensor:

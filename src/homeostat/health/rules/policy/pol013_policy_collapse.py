@@ -189,7 +189,10 @@ def _endless(view: RunView, broken: list[str]) -> list[Cause]:
 
 def _shortened(view: RunView, step: int) -> Iterator[Cause]:
     """Answers shrink under a penalty for long ones: it pays more than to be right."""
-    length, shaping = view.series("completions/mean_length"), view.setting("algorithm.overlong.type")
+    length, shaping = (
+        view.series("completions/mean_length"),
+        view.setting("algorithm.overlong.type"),
+    )
     if length is None or shaping is None:
         return
     old, new = length.before(step).finite().values, length.since(step).finite().values
@@ -290,6 +293,18 @@ RULE = Rule(
     needs=("reward", "completions/clipped_ratio|completions/mean_length|entropy"),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("GEN001", "GEN003", "GEN004", "POL001", "POL002", "POL004", "POL011", "POL015", "RWD001",
-              "RWD002", "RWD006", "RWD015"),
+    explains=(
+        "GEN001",
+        "GEN003",
+        "GEN004",
+        "POL001",
+        "POL002",
+        "POL004",
+        "POL011",
+        "POL015",
+        "RWD001",
+        "RWD002",
+        "RWD006",
+        "RWD015",
+    ),
 )
