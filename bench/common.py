@@ -32,6 +32,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from homeostat.observe.processor import this_processor
+
 BENCH_DIR = Path(__file__).resolve().parent
 RESULTS_DIR = BENCH_DIR / "results"
 
@@ -243,15 +245,6 @@ def percentiles(lengths: list[int]) -> dict[str, float]:
     return {"mean": round(float(np.mean(lengths)), 1), **shown, "max": max(lengths)}
 
 
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def commit() -> str:
     """The commit that was measured, with '+' when the working tree differs from it."""
 
@@ -278,7 +271,7 @@ def machine(packages: Iterable[str]) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "commit": commit(),
-        "processor": _processor(),
+        "processor": this_processor().name,
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

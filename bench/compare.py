@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import common
+
+from homeostat.observe.processor import this_processor
 
 BASELINES_DIR = common.BENCH_DIR / "baselines"
 DEFAULT_TOLERANCE = 0.1
@@ -247,7 +250,18 @@ def check(
         print("NOTHING TO COMPARE: there are neither results nor baselines")
         return 1
     held = [check_one(name, found.get(name, {}), baselines, tolerance) for name in names]
+    if hardware is None:
+        say_of_this_machine(known)
     return 0 if all(held) else 1
+
+
+def say_of_this_machine(known: set[str]) -> None:
+    """What held elsewhere says nothing of a processor that was never measured."""
+    own = hardware_of({"processor": this_processor().name, "cores": os.cpu_count()})
+    if own not in known:
+        what = this_processor().describe()
+        print(f"\nNO BASELINE for the CPU of this machine ({what}: {own}). Nothing above was")
+        print("measured on it: run the benchmarks here, then bench/compare.py --update")
 
 
 def update(found: Mapping[str, Mapping[str, float]], baselines: Path, hardware: str | None) -> int:

@@ -376,7 +376,7 @@ def test_a_rank_that_aborts_for_want_of_memory_is_known_by_its_last_words(start:
     """An allocation that fails where C++ cannot raise ends the process, with no Python error."""
     group = start("two")
     calls = [group.call(0, "sleep", 600.0), group.call(1, "abort_for_want_of_memory")]
-    with pytest.raises(WorkerOutOfMemoryError, match="rank 1 was ended by SIGABRT(.|\n)*bad_alloc"):
+    with pytest.raises(WorkerOutOfMemoryError, match=r"SIGABRT(.|\n)*bad_alloc"):
         gather(calls, timeout_s=SOON_S)
 
 

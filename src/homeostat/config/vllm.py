@@ -79,7 +79,10 @@ class VllmEngineConfig(Settings):
         "no less than the longest request: prompts are computed whole there.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        "auto", resume="warn", help="What it computes in. auto: as the trainer's weights."
+        "auto",
+        resume="warn",
+        help="What it computes in. auto: as the trainer's weights. bfloat16 is refused on an "
+        "aarch64 CPU without bf16 instructions.",
     )
     enforce_eager: bool = key(
         False, resume="free", help="No compilation, no CUDA graphs: starts faster, samples slower."

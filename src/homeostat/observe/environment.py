@@ -19,6 +19,7 @@ from typing import Any
 from homeostat import __version__
 from homeostat.observe import format as fmt
 from homeostat.observe.devices import GpuFacts, GpuSampler, host_memory
+from homeostat.observe.processor import this_processor
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic", "pyyaml",
@@ -210,7 +211,7 @@ def _machine(folder: Path) -> dict[str, str]:
     return {
         "os": f"{_os_name()}, {platform.system()} {platform.release()} {platform.machine()}",
         "python": f"{sys.executable} ({platform.python_implementation()})",
-        "cpu": f"{_cpu_name()}, {num_usable_cpus()} usable cores",
+        "cpu": f"{this_processor().describe()}, {num_usable_cpus()} usable cores",
         "memory": _memory(),
         "disk": f"{fmt.byte_size(disk.free)} free of {fmt.byte_size(disk.total)} at {folder}",
     }
@@ -227,14 +228,6 @@ def _os_name() -> str:
         return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
     except OSError:
         return platform.system()
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.is_file() else []:
-        if line.lower().startswith(("model name", "hardware")):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _memory() -> str:

@@ -2,8 +2,14 @@
 
 torch's SiLU takes the exponential by one routine in the body of a vector loop and by another in its
 tail, so that an entry's last bit depends on where the loop ends: on the number of rows and threads.
-The `invariant` form is built of operations that have one result each: torch.exp (whose tail runs
-the same routine on a padded vector), and sums and quotients, which IEEE 754 rounds one way.
+The `invariant` form is built of operations that have one result each: sums and quotients, one per
+call, which IEEE 754 rounds one way, and torch.exp.
+
+That torch.exp belongs to these is no law of IEEE 754. torch has two kinds of loops. In most of them
+a tail goes through other (scalar) code than the body. Those of exp, log, sin and cos fill the last
+vector up, so that they leave no tail: these four are the only functions beyond IEEE 754 that
+invariant numerics use. sigmoid, silu, pow and whatever fuses two operations would depend on the
+place. tests/unit/test_ops_places.py holds this, by each set of instructions and on aarch64.
 
 On CUDA one Triton kernel (ops/kernels) is both forms: all entries go through the same code.
 """

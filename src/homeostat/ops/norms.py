@@ -1,7 +1,11 @@
 """RMS normalisation: x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
 The mean and the root are taken in fp32 whatever the input dtype; the result has the input dtype.
-Each row is computed by itself: its bits do not depend on the others.
+Each row is computed by itself: its bits do not depend on the others, nor on its place among them.
+For that no call does more than one operation per element, which IEEE 754 rounds one way: a fused
+one may be rounded otherwise in the tail of a loop than in its body. rsqrt is a root and a quotient,
+each rounded by itself, in both (torch.sqrt is not: a vendor's library may compute it). The sum over
+a row is torch's, whose order follows from the row's length.
 
 On CUDA a Triton kernel does it (ops/kernels), and the sum before it in the same pass. In fp32 on
 the CPU torch's own is a chain of operations whose gradient takes twice the passes over memory that
@@ -14,7 +18,6 @@ Suffixes: `_D` the normalised dimension.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -59,13 +62,7 @@ def unit_rms(x: Tensor, *, eps: float) -> Tensor:
 
 def _rstd(x: Tensor, eps: float) -> Tensor:
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    # eps + length^2 / D in one call: in decoding it is calls that cost.
-    return torch.addcmul(_scalar(eps, x.device), length, length, value=1.0 / x.shape[-1]).rsqrt_()
-
-
-@cache
-def _scalar(value: float, device: torch.device) -> Tensor:
-    return torch.tensor(value, dtype=torch.float32, device=device)
+    return length.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -9,6 +9,11 @@ Scalings: `linear` divides every frequency; `llama3` divides low frequencies and
 band; `yarn` (Peng et al. 2023, arXiv:2309.00071) blends by the number of rotations over the
 original context and multiplies cos and sin by an attention factor.
 
+A token's rotation has the same bits wherever it stands among others, in both numerics: products
+and sums are separate calls, each of which IEEE 754 rounds one way. A fused call (addcmul) rounds
+once or twice, as the compiler chose, and not always alike in the body and in the tail of a loop.
+About cos and sin see ops/activations.py.
+
 Suffixes: `_N` packed tokens, `_H` heads, `_d` head dim, `_F` frequencies (half the head dim).
 """
 
@@ -103,8 +108,10 @@ def rotate(x_NHd: Tensor, cos: Tensor, sin: Tensor, *, sign: int = 1) -> Tensor:
     out_NHd = wide_NHd * cos
     left, right = wide_NHd.chunk(2, dim=-1)
     out_left, out_right = out_NHd.chunk(2, dim=-1)
-    out_left.addcmul_(right, sin, value=-sign)
-    out_right.addcmul_(left, sin, value=sign)
+    if sign < 0:
+        left, right, out_left, out_right = right, left, out_right, out_left
+    out_left.sub_(right * sin)
+    out_right.add_(left * sin)
     return out_NHd.to(x_NHd.dtype)
 
 

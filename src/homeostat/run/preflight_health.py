@@ -22,6 +22,7 @@ from homeostat.health.finding import Finding, Level
 from homeostat.health.registry import RULES
 from homeostat.health.view import Kind, RunView
 from homeostat.observe.environment import num_usable_cpus
+from homeostat.observe.processor import this_processor
 from homeostat.run.check_item import Item
 from homeostat.run.check_item import Level as ItemLevel
 from homeostat.run.compile_cache import view_caches
@@ -112,7 +113,5 @@ def compile_facts(config: RunConfig) -> dict[str, Any]:
 
 def machine_facts() -> dict[str, Any]:
     """Cores, and what the CPU can multiply."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return {"cores": num_usable_cpus(), "cpu_features": flags.partition(":")[2].split()}
+    features = sorted(this_processor().features)
+    return {"cores": num_usable_cpus(), "cpu_features": features}

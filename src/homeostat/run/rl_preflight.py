@@ -18,10 +18,15 @@ from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import ConfigError, DataError, ModelError, Problem
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
+from homeostat.observe.processor import this_processor
 from homeostat.rewards.trial import try_rewards
 from homeostat.rollout.native.fast import decoding_way, obstacle
 from homeostat.rollout.native.memory import free_bytes
-from homeostat.rollout.vllm.options import check_options, require_installed
+from homeostat.rollout.vllm.options import (
+    check_options,
+    require_computable,
+    require_installed,
+)
 from homeostat.run.check_item import Item
 from homeostat.run.engines import sampling_processes
 from homeostat.run.rl_setup import require_stop_ids, require_turn_end, saved_journal
@@ -153,6 +158,10 @@ def engine_items(
     if isinstance(engine, VllmEngineConfig):
         require_installed()
         check_options(engine.options)
+        if device.type == "cpu":
+            dtype = str(resolve_dtype(config, device)).removeprefix("torch.")
+            dtype = dtype if engine.dtype == "auto" else engine.dtype
+            require_computable(dtype, processor=this_processor())
     else:
         assert preview.decoder is not None, "combinations asks for the native decoder"
         place = {"numerics": config.model.numerics, "device": device}

@@ -25,9 +25,10 @@ import torch
 
 from homeostat.config.vllm import VllmEngineConfig
 from homeostat.errors import EngineError
+from homeostat.observe.processor import this_processor
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.native.memory import free_bytes
-from homeostat.rollout.vllm.options import check_options, require_vllm
+from homeostat.rollout.vllm.options import check_options, require_computable, require_vllm
 
 EXTENSION = "homeostat.rollout.vllm.worker.WeightWorker"
 # Below this, vLLM would raise the temperature to it.
@@ -55,6 +56,8 @@ class Core:
         engine = require_vllm("vllm.v1.engine.llm_engine")
         executor = require_vllm("vllm.v1.executor")
         platform = require_vllm("vllm.platforms").current_platform
+        if platform.is_cpu():
+            require_computable(dtype, processor=this_processor())
         self.can_sleep = platform.is_sleep_mode_available()
         self._params = require_vllm("vllm.sampling_params")
         self._inputs = require_vllm("vllm.inputs.engine")

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from homeostat.errors import EngineError
+from homeostat.observe.processor import Processor
 
 INSTALL = "pip install 'homeostat[vllm]'"
 
@@ -42,6 +43,22 @@ def require_installed() -> None:
     """Raises EngineError where there is no vLLM; does not import it."""
     if not is_installed():
         require_vllm()
+
+
+def require_computable(dtype: str, *, processor: Processor) -> None:
+    """Refuses what vLLM's CPU build cannot compute on a processor.
+
+    On x86-64 vLLM brings one library for each set of instructions (AVX2, AVX-512, AMX) and loads
+    the one that fits, so that every dtype works. On aarch64 it has one, whose bf16 is made of
+    FEAT_BF16's instructions: on a processor without them it is ended by SIGILL.
+    """
+    is_arm = processor.architecture in ("aarch64", "arm64")
+    if dtype != "bfloat16" or not is_arm or not processor.features or processor.has_bf16:
+        return
+    raise EngineError(
+        f"engine.dtype comes out as bfloat16, and this processor ({processor.describe()}) has no "
+        "bf16 instructions: vLLM's CPU build would be ended by SIGILL. Set engine.dtype=float32."
+    )
 
 
 def check_options(options: Mapping[str, Any]) -> None:

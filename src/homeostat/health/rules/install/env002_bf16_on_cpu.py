@@ -1,11 +1,12 @@
 """The run computes in bf16 on a CPU that has no bf16 arithmetic.
 
 ## What it sees
-Precision bf16 on the CPU where the fact `environment` lists its features without AMX or
-AVX512-BF16.
+Precision bf16 on the CPU where the fact `environment` lists its features without bf16 arithmetic:
+AMX or AVX512-BF16 on x86-64, FEAT_BF16 on aarch64.
 
 ## Why it matters
-Each product is then emulated, several times slower than fp32.
+Each product is then emulated: several times slower than fp32 where a library does it in vectors,
+hundreds of times where it is done number by number.
 
 ## Likely causes
 - bf16-slow-on-cpu: a recipe for a GPU.
@@ -24,20 +25,19 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import NoOptions, Rule
 from homeostat.health.view import RunView
-
-_HAS = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
+from homeostat.observe.processor import BF16_FEATURES
 
 
 def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
     features = view.facts["environment"].get("cpu_features")
     if not features or view.setting("trainer.device") != "cpu":
         return
-    if view.setting("trainer.precision") != "bf16" or any(name in features for name in _HAS):
+    if view.setting("trainer.precision") != "bf16" or BF16_FEATURES & set(features):
         return
     yield Sighting(
         message="The run computes in bf16 on a CPU without bf16 arithmetic: it is emulated, and "
-        "slower than fp32. Set trainer.precision to fp32.",
-        causes=(Cause("bf16-slow-on-cpu", "neither AMX nor AVX512-BF16"),),
+        "many times slower than fp32. Set trainer.precision to fp32.",
+        causes=(Cause("bf16-slow-on-cpu", "no AMX, AVX512-BF16 or FEAT_BF16"),),
         fixes=(Fix("trainer.precision", "fp32", "what this CPU computes fastest", Grade.UNSAFE),),
     )
 
@@ -46,7 +46,7 @@ RULE = Rule(
     code="ENV002",
     name="bf16-slow-on-cpu",
     family=Family.INSTALL,
-    level=Level.INFO,
+    level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
     needs=("fact:environment", "setting:trainer.precision"),

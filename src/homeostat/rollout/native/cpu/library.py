@@ -29,6 +29,7 @@ from pathlib import Path
 
 from homeostat.errors import EngineError
 from homeostat.observe.durable import sha256_of, sync_file, sync_folder
+from homeostat.observe.processor import this_processor
 from homeostat.ops.compile_folder import compile_root, require_private
 
 log = logging.getLogger(__name__)
@@ -149,15 +150,7 @@ def _digest(command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineError(f"{command} cannot be run: {error}") from None
     sources = [(file.name, file.read_bytes()) for file in sorted(SOURCE.iterdir())]
-    parts = repr((sources, said, FLAGS, _for_this_machine(), _processor()))
+    processor = this_processor()
+    seen = (processor.describe(), sorted(processor.features))
+    parts = repr((sources, said, FLAGS, _for_this_machine(), seen))
     return hashlib.sha256(parts.encode()).hexdigest()[:24]
-
-
-def _processor() -> str:
-    """What the compiler sees of it: its name and its instructions."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
