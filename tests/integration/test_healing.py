@@ -13,6 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 from tests.support import runs, tiny, tiny_rl
+from tests.support.own_process import shared_engine_process
 
 from homeostat.config import RunConfig
 from homeostat.errors import (
@@ -362,6 +363,7 @@ class WrongOnce(Hooks):
         parts.engine.score = wrong
 
 
+@shared_engine_process()
 def test_weights_that_are_not_served_are_sent_again(tmp_path: Path) -> None:
     sound, ill = (tiny_rl.config(tmp_path, *OWN, f"name={name}") for name in ("sound", "ill"))
     runs.train(sound)
@@ -375,6 +377,7 @@ def test_weights_that_are_not_served_are_sent_again(tmp_path: Path) -> None:
         train(off, WrongOnce())
 
 
+@shared_engine_process()
 def test_a_mismatch_of_engine_and_trainer_is_answered_by_new_weights(tmp_path: Path) -> None:
     config = tiny_rl.config(tmp_path, *OWN, "health.options={OFF001: {nats: -1.0, fire: 1}}")
     runs.train(config)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.integration.test_healing import train
 from tests.support import runs, tiny_rl
+from tests.support.own_process import shared_engine_process
 
 from homeostat.config import RunConfig
 from homeostat.observe.jsonl import read_metrics
@@ -77,6 +78,7 @@ def test_an_edited_count_of_updates_is_made(tmp_path: Path) -> None:
     assert [record["stale/updates/mean"] for record in records] == [0.0, 0.0]
 
 
+@shared_engine_process()
 def test_an_edited_sync_interval_is_kept_by_publications(tmp_path: Path) -> None:
     own = ("engine.own_process=true", "sync.interval=8", "trainer.max_steps=3")
     _, config = edited_run(tmp_path, "sync.interval", 2, *own)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import atexit
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from homeostat.errors import WorkerError
 from homeostat.rollout.native.host import build_engine
 from homeostat.rollout.remote import EngineServer, RemoteEngine
+from homeostat.run import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import Pending, WorkerGroup
 from homeostat.workers.processes import start_processes
@@ -101,3 +106,21 @@ class OwnProcess:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+SHARED = OwnProcess()
+atexit.register(SHARED.close)
+
+
+@contextmanager
+def shared_engine_process() -> Iterator[None]:
+    """Runs whose native engine has its own process share one, which is started once: a start takes
+    seconds. Not for tests of the start, or ones that kill the process."""
+
+    def start(server: str, served: dict[str, Any], **place: Any) -> Any:
+        assert (server, served["factory"]) == (engines.SERVER, engines.NATIVE)
+        return SHARED.lease(served["kwargs"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "start_processes", start)
+        yield

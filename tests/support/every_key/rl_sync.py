@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -21,11 +20,10 @@ from tests.support.every_key.workshop import (
     shows,
 )
 from tests.support.kills import killed_at
-from tests.support.own_process import OwnProcess
+from tests.support.own_process import shared_engine_process
 
 from homeostat.errors import EngineError
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.run import engines
 
 OWN = ("engine.own_process=true",)
 # A bucket holds less than the smallest matrix, so that every tensor travels alone.
@@ -44,22 +42,12 @@ def patched(**verbs: Any) -> Iterator[None]:
         yield
 
 
-OWN_PROCESS = OwnProcess()
-atexit.register(OWN_PROCESS.close)
-
-
 def warm(case: Case) -> Case:
-    """The case, whose engines share one real process: a start takes seconds, and its own cases show
-    it."""
-
-    def start(server: str, served: dict[str, Any], **place: Any) -> Any:
-        assert (server, served["factory"]) == (engines.SERVER, engines.NATIVE)
-        return OWN_PROCESS.lease(served["kwargs"])
+    """The case, whose engines share one process: a start takes seconds, and has its own cases."""
 
     @wraps(case)
     def warm_case(workshop: Workshop) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engines, "start_processes", start)
+        with shared_engine_process():
             case(workshop)
 
     return warm_case
