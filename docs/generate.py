@@ -79,7 +79,7 @@ RUN_FOLDER = {
     "are trained on. Only those that a resumed run would need, unless `rollout.keep_journal`.",
     "completions/step_N.parquet": "Prompts, completions, rewards and advantages of a step, to be "
     "read (`observe.completions`, `homeostat inspect`).",
-    "rewards.log": "What reward functions print.",
+    "rewards.log": "What reward functions print; beyond 64 MiB its middle is left out.",
     "engine.log": "What an engine in a process of its own prints.",
     "engine_model/": "The model in HF format that vLLM is started on, where `model.path` is no "
     "such folder.",

@@ -75,11 +75,19 @@ def test_a_sick_reward_is_counted_named_and_survived(tmp_path: Path, reward_file
     assert "row 0 is not to be divided" in raised["message"]
     assert "sickly" in raised["traceback"]
 
-    # The other reward still counts for the samples that lost this one.
-    rows = read_completions(config.run_dir / "completions", 1)
+    # A sample that a reward failed on has none; one that it does not apply to keeps the others.
+    rows = [
+        row for step in (1, 2) for row in read_completions(config.run_dir / "completions", step)
+    ]
+    assert {row["prompt_id"] % 6 for row in rows} == set(range(6))
     for row in rows:
-        expected = row["reward/healthy"] + 0.1 * (row["reward/sickly"] or 0.0)
-        assert row["reward"] == pytest.approx(expected)
+        if row["prompt_id"] % 6 < 4:
+            assert (row["reward"], row["failed"]) == (None, '["sickly"]')
+            assert row["advantage"] == 0
+        else:
+            expected = row["reward/healthy"] + 0.1 * (row["reward/sickly"] or 0.0)
+            assert (row["reward"], row["failed"]) == (pytest.approx(expected), None)
+    assert [record["rollout/failed_share"] for record in records[:2]] == [1.0, 0.5]
 
 
 def test_samples_without_any_reward_are_not_trained(tmp_path: Path, reward_file: Path) -> None:

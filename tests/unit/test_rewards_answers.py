@@ -15,6 +15,7 @@ from homeostat.observe.names import describe
 from homeostat.rewards.answers import BadAnswerError, CallAnswer, read_answer, read_load_failures
 from homeostat.rewards.calls import MAX_LOGGED_NAMES, Answer, check_logged_name
 from homeostat.rewards.trouble import TroubleKind
+from homeostat.rollout.collect import StepRollouts
 
 PROBLEM = {"kind": "timeout", "message": "late", "samples": [1], "traceback": ""}
 NONE = {**PROBLEM, "kind": "none", "samples": [2]}
@@ -162,6 +163,17 @@ def test_other_names_are_an_error_of_the_function(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be used"):
         answer.log_extra(name, ["x"])
     assert (answer.metrics, answer.extras) == ({}, {})
+
+
+def test_a_journal_that_holds_a_name_of_another_kind_is_replayed_without_it() -> None:
+    """Earlier versions wrote any name to the journal, and could not be resumed over it."""
+    names = ["accuracy/easy", "solved @ 2 %", "bell\x07", "x" * 101]
+    logged = {f"rewards/mine/logged/{name}": [3.0, 2] for name in names}
+    rollouts = StepRollouts()
+    rollouts.take_facts({"logged": logged})
+    rollouts.take_facts({"logged": logged})
+    kept = {f"rewards/mine/logged/{name}": [6.0, 4] for name in names[:2]}
+    assert rollouts.logged == kept
 
 
 def test_a_function_that_goes_on_after_an_error_in_logging_still_answers() -> None:

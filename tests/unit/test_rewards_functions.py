@@ -16,6 +16,7 @@ import pytest
 
 from homeostat.config.load import build_config
 from homeostat.errors import ConfigError, MissingDependencyError, RewardError
+from homeostat.rewards import functions
 from homeostat.rewards.calls import Answer, Call, TrainerState, answer_call
 from homeostat.rewards.functions import load_reward
 from homeostat.rewards.trouble import TroubleKind
@@ -121,9 +122,25 @@ def test_length_falls_linearly_between_its_limits() -> None:
         ("3 + 4 = 7\n#### 7", "7", "3"),
     ],
 )
-def test_math_is_compared_by_meaning(expected: Any, right: str, wrong: str) -> None:
+def test_math_is_compared_by_meaning(
+    expected: Any, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By the clock: a busy machine must not make a wrong answer an unfinished one here.
+    monkeypatch.setattr(functions, "MATH_SECONDS", 60)
     call = call_of([right, wrong, ""], {"answer": expected})
     assert values_of("math_verify", call, column="answer") == [1, 0, 0]
+
+
+def test_math_that_is_not_finished_in_time_has_failed_and_is_not_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """math-verify says False of what it could not finish: here of everything that is not equal."""
+    reward = load_reward("math_verify", {"column": "answer"})
+    monkeypatch.setattr(functions, "MATH_SECONDS", 0)
+    answer = ask(reward, call_of([r"\boxed{7}", r"\boxed{8}"], {"answer": "7"}))
+    assert answer.values == [1.0, None]
+    assert kinds(answer) == {TroubleKind.TIMEOUT: [1]}
+    assert "did not finish" in answer.problems[0]["message"]
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "leg_counting"])
@@ -249,6 +266,8 @@ def test_any_iterable_is_a_list(result: Any) -> None:
     ("value", "kind"),
     [
         (None, "none"),
+        (ValueError("this one"), "exception"),
+        (TimeoutError("too late"), "timeout"),
         (math.nan, "not_finite"),
         (-math.inf, "not_finite"),
         (np.float32("nan"), "not_finite"),

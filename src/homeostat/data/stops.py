@@ -40,6 +40,17 @@ class TurnEnd:
     token: int | None
     text: str
 
+    def refusal(self, *, wanted_by: str) -> ModelError:
+        """The error for a chat that is to be sampled and that no token ends."""
+        what = f"with {self.text!r}, which is not one" if self.text else "with nothing, not with a"
+        return ModelError(
+            f"{wanted_by}: the chat template ends a turn {what} token of the tokenizer's own, so "
+            "that nothing tells the engine where an answer ends, and every completion would run "
+            "to rollout.max_new_tokens. Set rollout.stop to the text that ends a turn (or "
+            "rollout.stop_token_ids), add the marker to the tokenizer as a special token, or name "
+            "a template in model.chat_template that ends turns with eos_token."
+        )
+
 
 def find_turn_end(template: str, words: Mapping[str, Any], backend: Tokenizer) -> TurnEnd | None:
     """None where the template does not render a plain question and answer as they are."""

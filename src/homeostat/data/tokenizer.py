@@ -153,16 +153,8 @@ class ChatTokenizer:
     def require_turn_end(self, *, wanted_by: str) -> None:
         """Refuse a chat template whose turns no token ends: every answer would run to the limit."""
         end = self.special.turn_end
-        if end is None or end.token is not None:
-            return
-        how = f"with {end.text!r}, which is not one token" if end.text else "with nothing at all"
-        raise ModelError(
-            f"{wanted_by}: the chat template ends a turn {how} of the tokenizer's own, so that "
-            "nothing tells the engine where an answer ends, and every completion would run to "
-            "rollout.max_new_tokens. Set rollout.stop to the text that ends a turn (or "
-            "rollout.stop_token_ids), add the marker to the tokenizer as a special token, or name "
-            "a template in model.chat_template that ends turns with eos_token."
-        )
+        if end is not None and end.token is None:
+            raise end.refusal(wanted_by=wanted_by)
 
     def require_chat_template(self, *, wanted_by: str) -> None:
         if self.chat_template is None:

@@ -3,7 +3,8 @@
 The call is TRL's: everything by keyword, one list entry per sample. What is better here: a function
 without **kwargs is given what it names and no more, and a column that it needs and the row lacks is
 named. What a function returns may be any iterable of numbers (bool, numpy, tensors of one value);
-an entry that is none becomes None, and its kind is counted.
+an entry that is none becomes None, and its kind is counted. An exception among them, returned and
+not raised, says that the function failed on that sample alone.
 """
 
 from __future__ import annotations
@@ -230,6 +231,11 @@ def _judge(result: Any, answer: Answer) -> None:
 def _place(value: Any, sample: int, answer: Answer) -> None:
     if value is None:
         _note(answer, TroubleKind.NONE, sample, "it returned None: does not apply")
+        return
+    if isinstance(value, Exception):
+        is_late = isinstance(value, TimeoutError)
+        kind = TroubleKind.TIMEOUT if is_late else TroubleKind.EXCEPTION
+        _note(answer, kind, sample, tidy(describe(value), MAX_MESSAGE_CHARS))
         return
     try:
         number = _number(value)

@@ -4,7 +4,8 @@ A reward is a function as TRL calls it, and the built-in ones obey the same call
 
     f(completions=, prompts=, completion_ids=, trainer_state=, <column>=, ...) -> list[float | None]
 
-with one entry per sample everywhere. `load_reward(type, settings)` makes one from the keys of its
+with one entry per sample everywhere. An exception in place of a value says that the function failed
+on this one sample. `load_reward(type, settings)` makes one from the keys of its
 config class. It runs in a worker process, where a pattern that backtracks for ever or a task that
 hangs meets the time limit. Nothing heavy is imported before the reward that needs it is loaded.
 """
@@ -17,6 +18,7 @@ import json
 import os
 import re
 import sys
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +32,9 @@ from homeostat.errors import MissingDependencyError, RewardError
 RewardFunction = Callable[..., Any]
 Message = Mapping[str, Any]
 
-# Seconds that math-verify may spend on one sample, twice: to read it, and to compare it. Beyond
-# them the answer counts as wrong, and the other samples of the group keep their values.
+# Seconds that math-verify may spend on one sample, twice: to read it, and to compare it. It says
+# "not equal" of what it could not finish, so a sample that took so long and was not found right has
+# failed: nobody knows what it deserves. The other samples of the group keep their values.
 MATH_SECONDS = 1
 
 
@@ -76,6 +79,8 @@ def length(*, free_tokens: int, max_tokens: int) -> RewardFunction:
 
 def math_verify(*, column: str) -> RewardFunction:
     package = _import("math_verify", package="math-verify", reward="math_verify")
+    # Its first call loads grammars, which must not count as a sample's time.
+    package.verify(package.parse("$1$"), package.parse("$1$"))
 
     @lru_cache(maxsize=1024)
     def read_expected(text: str) -> Any:
@@ -87,14 +92,18 @@ def math_verify(*, column: str) -> RewardFunction:
             raise RewardError(f"math-verify cannot read the expected answer {text!r} ({column})")
         return found
 
-    def verify(text: str, expected: Any) -> float | None:
+    def verify(text: str, expected: Any) -> float | TimeoutError | None:
         if expected is None:
             return None
         gold = read_expected(_plain(expected))
+        started = time.monotonic()
         found = package.parse(text, parsing_timeout=MATH_SECONDS)
-        return float(package.verify(gold, found, timeout_seconds=MATH_SECONDS))
+        is_right = package.verify(gold, found, timeout_seconds=MATH_SECONDS)
+        if not is_right and time.monotonic() - started >= MATH_SECONDS:
+            return TimeoutError(f"math-verify did not finish within {MATH_SECONDS} s")
+        return float(is_right)
 
-    def score(completions: list[Any], **columns: Any) -> list[float | None]:
+    def score(completions: list[Any], **columns: Any) -> list[float | TimeoutError | None]:
         pairs = zip(completions, _column(columns, column), strict=True)
         return [verify(text_of(completion), expected) for completion, expected in pairs]
 

@@ -252,7 +252,7 @@ class RewardPool:
         kind, samples = problem.kind, problem.samples
         texts = job.group.texts
         # Where the call failed as a whole, no single sample is known to be at fault.
-        known = kind in _SAMPLES_KNOWN or len(texts) == 1
+        known = kind in _SAMPLES_KNOWN or len(texts) == 1 or len(samples) < len(texts)
         self.on_trouble(
             RewardTrouble(
                 reward=label,

@@ -64,6 +64,7 @@ class WorkerProcess:
     def __init__(self, setup: Setup) -> None:
         self.deadline = time.monotonic() + LOAD_SECONDS
         self.is_loaded = False
+        self._has_ended = False
         self._reader = FrameReader()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115
         # Everything below the worker can be known by it.
@@ -146,8 +147,12 @@ class WorkerProcess:
         self.channel.close()
 
     def end(self, *, patience_s: float = 0.0) -> None:
-        """Kill it and all that it started, unless it ends by itself in time."""
+        """Kill it and all that it started, unless it ends by itself in time. Idempotent."""
         self.hang_up()
+        if self._has_ended:
+            # Its process group's number may be another's by now.
+            return
+        self._has_ended = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         assert self._process.stdin is not None

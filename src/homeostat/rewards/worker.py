@@ -18,6 +18,7 @@ key. Whoever writes a reward runs code as the user anyway.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import json
 import os
@@ -75,23 +76,29 @@ def _let_go(channel: socket.socket) -> None:
 
 
 def _guard(worker: int, log_file: str | None) -> NoReturn:
-    threading.Thread(target=_follow_the_parent, args=(worker,), daemon=True).start()
+    is_over = threading.Event()
+    threading.Thread(target=_follow_the_parent, args=(worker, is_over), daemon=True).start()
     if log_file is not None:
         threading.Thread(target=_bound_the_log, args=(Path(log_file),), daemon=True).start()
     ended = 0
     while ended != worker:
         # Orphans that came to us are waited for on the way.
         ended, status = os.waitpid(-1, 0)
+    is_over.set()
     code = os.waitstatus_to_exitcode(status)
     _end_the_rest()
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _follow_the_parent(worker: int) -> None:
+def _follow_the_parent(worker: int, is_over: threading.Event) -> None:
     while os.read(0, 1):
-        os.kill(worker, signal.SIGUSR1)
-    _end_the_rest()
-    os.killpg(0, signal.SIGKILL)
+        # It may have ended while it was asked where it is.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGUSR1)
+    if not is_over.is_set():
+        # Otherwise the main thread is about to say how the worker ended, and must not be killed.
+        _end_the_rest()
+        os.killpg(0, signal.SIGKILL)
 
 
 def _end_the_rest() -> None:
