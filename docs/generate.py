@@ -373,6 +373,16 @@ def setting_rows() -> dict[str, tuple[tuple[str, str, str], ...]]:
     return runpy.run_path(str(COVERAGE / "settings.py"))["ROWS"]
 
 
+def settings_not_in_sources() -> dict[str, tuple[str, ...]]:
+    """Guide -> the settings that it names and the framework's sources do not have."""
+    return runpy.run_path(str(COVERAGE / "settings.py"))["NOT_IN_SOURCES"]
+
+
+def sources_read() -> str:
+    """The month in which the frameworks' sources were read."""
+    return runpy.run_path(str(COVERAGE / "settings.py"))["READ"]
+
+
 def disagreement_rows() -> tuple[tuple[str, str, str, str], ...]:
     """Guide, what it says, what is advised, codes."""
     return runpy.run_path(str(COVERAGE / "disagreements.py"))["ROWS"]
@@ -443,7 +453,12 @@ def _remedies(codes: str) -> str:
 
 
 def _settings(guide: str, rows: Iterable[tuple[str, str, str]]) -> str:
-    cells = [(f"`{name}`", _place(place), note) for name, place, note in rows]
+    missing = settings_not_in_sources().get(guide, ())
+    absent = f" Not in {guide.partition(':')[0]}'s sources ({sources_read()})."
+    cells = [
+        (f"`{name}`", _place(place), note + (absent if name in missing else ""))
+        for name, place, note in rows
+    ]
     return f"### Settings of {guide}\n\n{table(('theirs', 'here', 'note'), cells)}"
 
 

@@ -11,6 +11,22 @@ A row: their name, our place, a note. A place is one of
 
 from __future__ import annotations
 
+# Settings that a guide names and that the framework's sources did not have when they were read: the
+# guide is ahead of them, or behind. The doctor names none of them.
+READ = "2026-08"
+NOT_IN_SOURCES: dict[str, tuple[str, ...]] = {
+    "miles: troubleshooting": (
+        "--fp8-dynamic-scaling", "--fp8-skip-layers", "--warmup-precision", "--warmup-steps", "--use-r3",
+        "--r3-buffer-size", "--deterministic-expert-routing", "--tis-threshold", "--verify-logprobs",
+        "--int4-group-size", "--int4-skip-layers", "--spec-lookahead", "--online-sft-interval", "--draft-lr",
+        "--draft-ema-decay", "--reinit-draft-interval", "--profile-speculative", "--use-zero-copy-sync",
+        "--sync-bucket-size", "--async-weight-sync", "--aux-loss-coef", "--moe-capacity-factor",
+        "--offload-experts", "co_evolution.strategy", "--co-evolution-interval",
+        "co_evolution.population_size", "--log-level", "--profile-dir",
+    ),
+    "LightRFT: troubleshooting": ("--num_workers", "--log_interval"),
+}
+
 Row = tuple[str, str, str]
 DERIVED = "Follows from other settings, and so cannot disagree with them."
 NCCL = "A variable of NCCL: passed on to the ranks."

@@ -14,6 +14,7 @@ import pytest
 
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import walk_keys
+from homeostat.health.frameworks.known import known
 from homeostat.health.frameworks.planned import PLANNED
 from homeostat.health.registry import BY_CODE
 
@@ -91,6 +92,17 @@ def test_every_setting_has_a_key_a_planned_key_or_a_reason(guide: str) -> None:
         known = PLANNED.keys() if place.startswith("pending: ") else keys
         unknown = [key for key in place.removeprefix("pending: ").split() if key not in known]
         assert not unknown, f"{name}: {unknown}"
+
+
+def test_what_a_guide_names_and_the_sources_lack_is_said_and_never_advised() -> None:
+    frameworks = {"miles: troubleshooting": "miles", "LightRFT: troubleshooting": "lightrft"}
+    absent = MADE["settings_not_in_sources"]()
+    assert absent.keys() == frameworks.keys()
+    for guide, names in absent.items():
+        assert set(names) <= {row[0] for row in SETTINGS[guide]}
+        assert [name for name in names if known(frameworks[guide]).spelling(name)] == []
+        page = MADE["_settings"](guide, SETTINGS[guide])
+        assert page.count("s sources (20") == len(names)
 
 
 def test_keys_in_the_text_exist() -> None:

@@ -88,9 +88,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "sync.interval": ("models.policy_trainer.sync_frequency",),
     "sync.transport.bucket_bytes": ("runtime_args.bucket_size_mb_in_memory_manager",),
     "model.moe.aux_loss_coefficient": (
+        "models.policy_trainer.megatron_model_cfg.moe_aux_loss_coeff",
         "cfg.models.policy_trainer.megatron_model_cfg.moe_aux_loss_coeff",
     ),
     "model.moe.router_bias_update_rate": (
+        "models.policy_trainer.megatron_model_cfg.moe_router_bias_update_rate",
         "cfg.models.policy_trainer.megatron_model_cfg.moe_router_bias_update_rate",
     ),
     "eval.interval_steps": ("runtime_args.eval_episode_interval",),

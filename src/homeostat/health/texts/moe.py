@@ -194,6 +194,7 @@ TROUBLES: tuple[Trouble, ...] = (
             advice(
                 "freeze the router's bias update",
                 "Its drift moves the policy between steps.",
+                chatlearn="models.policy_trainer.megatron_model_cfg.moe_router_bias_update_rate=0",
                 slime="--moe-router-bias-update-rate=0",
                 miles="--moe-router-bias-update-rate=0",
             ),

@@ -52,6 +52,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "the router follows the reward alone",
                 Grade.UNSAFE,
                 theirs={
+                    "chatlearn": "models.policy_trainer.megatron_model_cfg.moe_aux_loss_coeff",
                     "slime": "--moe-aux-loss-coeff",
                     "miles": "--moe-aux-loss-coeff",
                 },
@@ -62,6 +63,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
                 "no updates of the bias",
                 Grade.UNSAFE,
                 theirs={
+                    "chatlearn": "models.policy_trainer.megatron_model_cfg."
+                    "moe_router_bias_update_rate",
                     "slime": "--moe-router-bias-update-rate",
                 },
             ),
