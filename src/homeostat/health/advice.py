@@ -12,7 +12,9 @@ from typing import Any
 from homeostat.health.finding import Fix
 from homeostat.health.view import RunView
 
-_NUMBER = re.compile(r"(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?P<bound> or (?:more|less))?")
+_NUMBER = re.compile(
+    r"(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?P<bound> or (?:more|less))?"
+)
 _TRUE = ("true", "on", "yes")
 _FALSE = ("false", "off", "no", "none", "null")
 # Settings that are only ever advised to be at least, or at most, so much.
@@ -26,9 +28,7 @@ def is_followed(fix: Fix, view: RunView) -> bool:
     if not fix.setting:
         return False
     wanted = fix.value.strip().lower()
-    section = [
-        value for key, value in view.settings.items() if key.startswith(f"{fix.setting}.")
-    ]
+    section = [value for key, value in view.settings.items() if key.startswith(f"{fix.setting}.")]
     has = view.settings.get(fix.setting)
     if has is None and fix.setting not in view.settings:
         if section and wanted in _TRUE:
@@ -44,7 +44,7 @@ def _is_same(key: str, has: Any, wanted: str) -> bool:
     if wanted in _TRUE or wanted in _FALSE:
         return text in (_TRUE if wanted in _TRUE else _FALSE) or (wanted in _TRUE and text == "1")
     number = _NUMBER.fullmatch(wanted)
-    if number is None:
+    if number is None or text == wanted:
         return text == wanted
     try:
         now, goal = float(text), float(number["number"])

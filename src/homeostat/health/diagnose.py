@@ -128,7 +128,7 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
             by[finding.code] = better.code
         elif finding.code not in by:
             taken = [other.code for other in findings if _is_taken(other, finding, of_code)]
-            by.update({code: finding.code for code in taken})
+            by.update(dict.fromkeys(taken, finding.code))
     kept = []
     for finding in in_order(findings):
         if finding.code in by:

@@ -39,9 +39,10 @@ _PACKAGES = frozenset(
     (
         "accelerate", "areal", "axolotl", "chatlearn", "datasets", "deepspeed", "homeostat",
         "lightrft", "litgpt", "llamafactory", "megatron", "miles", "miles_plugins", "nemo_rl",
-        "open_instruct", "openrlhf", "peft", "prime_rl", "ray", "roll", "sgl", "sglang", "skyrl_train",
-        "slime", "slime_plugins", "swift", "torch", "torchforge", "torchtitan", "torchtune",
-        "transformers", "trl", "unsloth", "unsloth_compiled_cache", "unsloth_zoo", "verl", "vllm",
+        "open_instruct", "openrlhf", "peft", "prime_rl", "ray", "roll", "sgl", "sglang",
+        "skyrl_train", "slime", "slime_plugins", "swift", "torch", "torchforge", "torchtitan",
+        "torchtune", "transformers", "trl", "unsloth", "unsloth_compiled_cache", "unsloth_zoo",
+        "verl", "vllm",
     )
 )  # fmt: skip
 # A process that reports another one's failure: the reason is that one's own traceback.

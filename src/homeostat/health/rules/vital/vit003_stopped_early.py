@@ -6,8 +6,8 @@ person or a signal stopped it, where it ended by itself before the planned numbe
 stopping), and where the log just ends: the run may go on, or the log was cut.
 
 ## Why it matters
-What it has learned is what the newest checkpoint holds; a schedule that was to end at step N has not
-ended.
+What it has learned is what the newest checkpoint holds; a schedule that was made for all steps has
+not come to its end.
 
 ## Likely causes
 - stopped-early: the log's own words, or its last step.
