@@ -51,6 +51,9 @@ def test_no_rule_advises_what_the_run_has(case: Case) -> None:
     view, rule = case.view(), BY_CODE[case.code]
     advised = {(fix.setting, fix.value) for fix in _fixes(case, view)}
     for setting, value in advised:
+        if " " in value:
+            # Words, not a value: "twice as long".
+            continue
         settings = {**view.settings, setting: value}
         again = _fixes(case, dataclasses.replace(view, settings=settings))
         assert (setting, value) not in {(fix.setting, fix.value) for fix in again} or not setting, (

@@ -1,8 +1,8 @@
 """Tracebacks of a log: their frames, the exception, and which part of them is the user's own code.
 
-    File "/home/ana/train.py", line 88, in <module>                  the user's
+    File "/data/ana/train.py", line 88, in <module>                  the user's
     File ".../site-packages/trl/trainer/grpo_trainer.py", line ...   a library's
-    File "/home/ana/train.py", line 41, in accuracy                  the user's: it raised
+    File "/data/ana/train.py", line 41, in accuracy                  the user's: it raised
     AttributeError: 'NoneType' object has no attribute 'group'
 
 Read are Python's own form, with whatever Ray, torchrun and loggers put before each line, the boxes
