@@ -88,7 +88,7 @@ KeyError: 'gsm8k'"""
         ("/data/ana/verl/verl/trainer/main_ppo.py", "framework"),
         ("/data/ana/verl/my_reward.py", "user"),
         ("/data/ana/verl/examples/rewards/mine.py", "user"),
-        ("/root/LLaMA-Factory/src/llamafactory/train/tuner.py", "framework"),
+        ("/app/LLaMA-Factory/src/llamafactory/train/tuner.py", "framework"),
         ("/app/OpenRLHF/openrlhf/cli/train_ppo_ray.py", "framework"),
         ("train.py", "user"),
         ("C:\\Users\\ana\\proj\\rewards.py", "user"),

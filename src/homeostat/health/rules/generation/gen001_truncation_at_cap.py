@@ -154,5 +154,5 @@ RULE = Rule(
     needs=("completions/clipped_ratio",),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("RWD001", "RWD002", "RWD004", "RWD015"),
+    explains=("RWD001", "RWD002", "RWD015"),
 )
