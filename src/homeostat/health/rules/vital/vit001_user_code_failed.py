@@ -84,7 +84,7 @@ def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> S
         message=f"Your own code raised {how}: {what}, in {frame.function or 'the script'} at "
         f"{frame.file}:{frame.line}. Mend that line; no setting of the trainer helps.",
         evidence=(
-            f"line {found.start.number}: {found.start.text.strip()[:300]}",
+            f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"the innermost frame outside of installed packages: {frame}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
         ),

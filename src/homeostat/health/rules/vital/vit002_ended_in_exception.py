@@ -45,7 +45,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         message=f"The run is dead: it ended in {shortened(found.error, 300)}. No rule knows these "
         f"words. It was raised in {found.frames[-1]}.",
         evidence=(
-            f"line {found.start.number}: {found.start.text.strip()[:300]}",
+            f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
         ),
         causes=(Cause("ended-in-exception", shortened(found.error, 200)),),
