@@ -61,6 +61,26 @@ def test_the_boxes_of_rich_are_read() -> None:
     assert (found.error, len(found.frames)) == ("KeyError: 'answer'", 3)
 
 
+def test_the_form_of_notebooks_is_read() -> None:
+    text = """---------------------------------------------------------------------------
+KeyError                                  Traceback (most recent call last)
+Cell In[6], line 1
+----> 1 trainer.train()
+
+File ~/envs/a/lib/python3.11/site-packages/transformers/trainer.py:2206, in Trainer.train(self)
+   2204 else:
+-> 2206     return inner_training_loop(
+
+Cell In[4], line 12, in score_answers(completions, **kwargs)
+     10 for text in completions:
+---> 12     found.append(kwargs["answer"])
+
+KeyError: 'answer'"""
+    [found] = tracebacks(log_of(text))
+    assert str(found.user_frame) == "Cell In[4]:12 in score_answers"
+    assert found.error == "KeyError: 'answer'"
+
+
 def test_what_ray_repeats_of_a_task_names_the_tasks_own_error() -> None:
     text = """Traceback (most recent call last):
   File "/data/ana/verl/verl/trainer/main_ppo.py", line 4, in main
