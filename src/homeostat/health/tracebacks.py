@@ -6,7 +6,8 @@
     AttributeError: 'NoneType' object has no attribute 'group'
 
 Read are Python's own form, with whatever Ray, torchrun and loggers put before each line, that of
-notebooks, the boxes that rich draws, and what Ray repeats of a task's error. All functions are pure.
+notebooks, the boxes that rich draws, and what Ray repeats of a task's error. All functions here
+are pure.
 """
 
 from __future__ import annotations
