@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.health.finding import Sighting
-from homeostat.health.quote import MAX_CHARS, quote
 from homeostat.health.rules.reward.rwd011_reward_fn_failing import RULE, Options
 from homeostat.health.view import Event, Kind, RunView, Series
+from homeostat.health.words import shortened
 
 SETTINGS = {"rollout.prompts_per_step": 8, "rollout.samples_per_prompt": 8}
 
@@ -56,14 +56,14 @@ def test_an_honest_none_is_no_reason() -> None:
 @given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=30)))
 def test_a_quote_has_whole_words(words: list[str]) -> None:
     text = " ".join(words)
-    found = quote(text)
-    assert len(found) <= MAX_CHARS
+    found = shortened(text, 160)
+    assert len(found) <= 160
     if found != text:
         assert found.endswith(" ...")
         assert found.removesuffix(" ...").split() == words[: len(found.split()) - 1]
 
 
 def test_a_word_without_end_is_cut_and_shown() -> None:
-    found = quote("error: " + "x" * 10**6 + " tail")
+    found = shortened("error: " + "x" * 10**6 + " tail", 160)
     assert found.startswith("error: xxxx")
-    assert len(found) <= MAX_CHARS
+    assert len(found) <= 160

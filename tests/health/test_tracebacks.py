@@ -13,21 +13,21 @@ from homeostat.health.tracebacks import owner_of, tracebacks
 from homeostat.health.words import shortened
 
 PLAIN = """Traceback (most recent call last):
-  File "/home/ana/proj/train.py", line 88, in <module>
+  File "/data/ana/proj/train.py", line 88, in <module>
     trainer.train()
   File "/opt/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", line 1081, in _rewards
     output = reward_func(prompts=prompts, completions=completions)
              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-  File "/home/ana/proj/rewards.py", line 41, in accuracy
+  File "/data/ana/proj/rewards.py", line 41, in accuracy
     return json.loads(text)["answer"]
   File "/usr/lib/python3.11/json/__init__.py", line 346, in loads
     return _default_decoder.decode(s)
 json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"""
 BOXED = """\u256d\u2500\u2500\u2500 Traceback (most recent call last) \u2500\u2500\u2500\u256e
-\u2502 /home/ana/proj/train.py:88 in <module>                        \u2502
+\u2502 /data/ana/proj/train.py:88 in <module>                        \u2502
 \u2502 /opt/venv/lib/python3.11/site-packages/trl/trainer/x.py:9 in f \u2502
 \u2502   8 \u2502   return function(x)                                    \u2502
-\u2502 /home/ana/proj/rewards.py:41 in accuracy                      \u2502
+\u2502 /data/ana/proj/rewards.py:41 in accuracy                      \u2502
 \u2570\u2500\u2500\u2500\u2500\u2500\u2500\u256f
 KeyError: 'answer'"""
 
@@ -51,29 +51,49 @@ def log_of(text: str) -> Log:
 def test_the_users_frame_is_found_behind_any_prefix(prefix: str) -> None:
     text = "\n".join(prefix + line for line in PLAIN.splitlines())
     [found] = tracebacks(log_of(text))
-    assert str(found.user_frame) == "/home/ana/proj/rewards.py:41 in accuracy"
+    assert str(found.user_frame) == "/data/ana/proj/rewards.py:41 in accuracy"
     assert found.error == "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
 
 
 def test_the_boxes_of_rich_are_read() -> None:
     [found] = tracebacks(log_of(BOXED))
-    assert str(found.user_frame) == "/home/ana/proj/rewards.py:41 in accuracy"
+    assert str(found.user_frame) == "/data/ana/proj/rewards.py:41 in accuracy"
     assert (found.error, len(found.frames)) == ("KeyError: 'answer'", 3)
+
+
+def test_the_form_of_notebooks_is_read() -> None:
+    text = """---------------------------------------------------------------------------
+KeyError                                  Traceback (most recent call last)
+Cell In[6], line 1
+----> 1 trainer.train()
+
+File ~/envs/a/lib/python3.11/site-packages/transformers/trainer.py:2206, in Trainer.train(self)
+   2204 else:
+-> 2206     return inner_training_loop(
+
+Cell In[4], line 12, in score_answers(completions, **kwargs)
+     10 for text in completions:
+---> 12     found.append(kwargs["answer"])
+
+KeyError: 'answer'"""
+    [found] = tracebacks(log_of(text))
+    assert str(found.user_frame) == "Cell In[4]:12 in score_answers"
+    assert found.error == "KeyError: 'answer'"
 
 
 def test_what_ray_repeats_of_a_task_names_the_tasks_own_error() -> None:
     text = """Traceback (most recent call last):
-  File "/home/ana/verl/verl/trainer/main_ppo.py", line 4, in main
+  File "/data/ana/verl/verl/trainer/main_ppo.py", line 4, in main
     ray.get(runner.run.remote(config))
 ray.exceptions.RayTaskError(KeyError): ray::TaskRunner.run() (pid=412, ip=10.0.0.4)
-  File "/home/ana/verl/verl/workers/reward_manager/naive.py", line 61, in __call__
+  File "/data/ana/verl/verl/workers/reward_manager/naive.py", line 61, in __call__
     score = self.compute_score(data_source)
-  File "/home/ana/scores/mine.py", line 7, in compute_score
+  File "/data/ana/scores/mine.py", line 7, in compute_score
     return table[data_source]
 KeyError: 'gsm8k'"""
     found = tracebacks(log_of(text))[-1]
     assert (str(found.user_frame), found.error) == (
-        "/home/ana/scores/mine.py:7 in compute_score",
+        "/data/ana/scores/mine.py:7 in compute_score",
         "KeyError: 'gsm8k'",
     )
 
@@ -85,10 +105,10 @@ KeyError: 'gsm8k'"""
         ("/opt/venv/lib/python3.11/site-packages/sympy/core/expr.py", "package"),
         ("/usr/lib/python3.11/json/decoder.py", "stdlib"),
         ("<frozen importlib._bootstrap>", "package"),
-        ("/home/ana/verl/verl/trainer/main_ppo.py", "framework"),
-        ("/home/ana/verl/my_reward.py", "user"),
-        ("/home/ana/verl/examples/rewards/mine.py", "user"),
-        ("/root/LLaMA-Factory/src/llamafactory/train/tuner.py", "framework"),
+        ("/data/ana/verl/verl/trainer/main_ppo.py", "framework"),
+        ("/data/ana/verl/my_reward.py", "user"),
+        ("/data/ana/verl/examples/rewards/mine.py", "user"),
+        ("/app/LLaMA-Factory/src/llamafactory/train/tuner.py", "framework"),
         ("/app/OpenRLHF/openrlhf/cli/train_ppo_ray.py", "framework"),
         ("train.py", "user"),
         ("C:\\Users\\ana\\proj\\rewards.py", "user"),
@@ -128,13 +148,13 @@ def test_a_run_that_died_in_the_users_reward_names_the_line_first(after: str) ->
         "error",
         "reward",
     )
-    assert "accuracy at /home/ana/proj/rewards.py:41" in first["message"]
+    assert "accuracy at /data/ana/proj/rewards.py:41" in first["message"]
     assert found["vital_signs"]["ending"] == "exception"
     assert "Nothing in this log says why" not in str(found)
 
 
 def test_a_librarys_exception_that_no_rule_knows_is_not_called_healthy() -> None:
-    library = PLAIN.replace("/home/ana/proj/rewards.py", "/v/site-packages/trl/rewards.py").replace(
+    library = PLAIN.replace("/data/ana/proj/rewards.py", "/v/site-packages/trl/rewards.py").replace(
         "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
         "trl.FlurbError: the gizmo is out of flurb",
     )
@@ -147,7 +167,7 @@ def test_a_librarys_exception_that_no_rule_knows_is_not_called_healthy() -> None
 
 def test_a_launchers_summary_is_told_with_the_exception_that_the_log_shows() -> None:
     text = ROWS + "(EngineCore pid=9) EngineCore encountered a fatal error.\n" + LAUNCHER
-    shown = read_text(text + PLAIN.replace("/home/ana/proj/", "/v/site-packages/vllm/"))
+    shown = read_text(text + PLAIN.replace("/data/ana/proj/", "/v/site-packages/vllm/"))
     silent = read_text(text)
     assert "Nothing in this log says why" in str(as_json(diagnose(silent, RULES), silent))
     said = str(as_json(diagnose(shown, RULES), shown))

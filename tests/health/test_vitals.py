@@ -74,8 +74,7 @@ def test_a_healthy_log_is_called_so_with_what_it_was_judged_by(columns: dict[str
     [
         ("", End.OPEN),
         ("Killed\n", End.KILLED),
-        ("slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n",
-         End.KILLED),
+        ("slurmstepd: error: JOB 9 CANCELLED AT 2026-01-01 DUE TO TIME LIMIT ***\n", End.KILLED),
         ("{'train_runtime': 12.0, 'train_loss': 1.2, 'epoch': 1.0}\n", End.FINISHED),
     ],
 )  # fmt: skip

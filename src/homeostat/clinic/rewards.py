@@ -44,6 +44,18 @@ def raising(*, onset: int, **call: Any) -> Values:
     return _from(onset, lambda answer, **_: [{}[text] for text in answer], **call)
 
 
+def stumbling(*, onset: int, share: float, **call: Any) -> Values:
+    """Looks into a table that lacks some of the answers."""
+
+    def ill(completions: Sequence[str], answer: Sequence[str], **_: Any) -> Values:
+        rng = random.Random(f"{call['trainer_state'].global_step}{answer[0]}")
+        table = {} if rng.random() < share else dict.fromkeys(answer, 1.0)
+        pairs = zip(completions, answer, strict=True)
+        return [table[wanted] * (text == wanted) for text, wanted in pairs]
+
+    return _from(onset, ill, **call)
+
+
 def not_a_number(*, onset: int, **call: Any) -> Values:
     return _from(onset, lambda completions, **_: [float("nan")] * len(completions), **call)
 

@@ -44,7 +44,7 @@ def _is_same(key: str, has: Any, wanted: str) -> bool:
     if wanted in _TRUE or wanted in _FALSE:
         return text in (_TRUE if wanted in _TRUE else _FALSE) or (wanted in _TRUE and text == "1")
     number = _NUMBER.fullmatch(wanted)
-    if number is None:
+    if number is None or text == wanted:
         return text == wanted
     try:
         now, goal = float(text), float(number["number"])

@@ -117,10 +117,12 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
     present = {finding.code for finding in findings}
     of_code = {rule.code: rule for rule in rules if rule.code in present}
     by: dict[str, str] = {}
-    for code in present:
+    played_down = {f.code for f in findings if _is_played_down(f, of_code)}
+    for code in sorted(present):
         for symptom in of_code[code].explains:
-            # Two that explain each other stay.
-            if symptom in present and code not in of_code[symptom].explains:
+            # Two that explain each other stay, and what is only worth a note hides no illness.
+            hides = code in played_down and symptom in present - played_down
+            if symptom in present and code not in of_code[symptom].explains and not hides:
                 by.setdefault(symptom, code)
     for finding in findings:
         better = _says_more(finding, findings, of_code) if finding.code not in by else None
@@ -128,7 +130,7 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
             by[finding.code] = better.code
         elif finding.code not in by:
             taken = [other.code for other in findings if _is_taken(other, finding, of_code)]
-            by.update({code: finding.code for code in taken})
+            by.update(dict.fromkeys(taken, finding.code))
     kept = []
     for finding in in_order(findings):
         if finding.code in by:
@@ -141,6 +143,11 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
         lines = tuple(f"{other.code} {other.name}: {other.message}" for other in symptoms)
         kept.append(dataclasses.replace(finding, evidence=finding.evidence + lines))
     return kept
+
+
+def _is_played_down(finding: Finding, rules: Mapping[str, Rule]) -> bool:
+    """A note of a rule that warns otherwise. (Rules that only ever inform name what is benign.)"""
+    return finding.level is Level.INFO and rules[finding.code].level is not Level.INFO
 
 
 def _says_less(finding: Finding, rules: Mapping[str, Rule]) -> bool:

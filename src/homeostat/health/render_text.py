@@ -169,10 +169,8 @@ def _vital_signs(page: Page, signs: Vitals) -> None:
         names = ", ".join(signs.not_understood[:_MAX_NAMES])
         more = len(signs.not_understood) - _MAX_NAMES
         rest = f" and {more} more" if more > 0 else ""
-        page.add(
-            f"Understood {len(signs.understood)} of {total} metrics. Not understood: {names}{rest}.",
-            style="dim",
-        )
+        known = f"Understood {len(signs.understood)} of {total} metrics."
+        page.add(f"{known} Not understood: {names}{rest}.", style="dim")
 
 
 def _asked(diagnosis: Diagnosis) -> str:

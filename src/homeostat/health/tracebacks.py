@@ -1,12 +1,13 @@
 """Tracebacks of a log: their frames, the exception, and which part of them is the user's own code.
 
-    File "/home/ana/train.py", line 88, in <module>                  the user's
+    File "/data/ana/train.py", line 88, in <module>                  the user's
     File ".../site-packages/trl/trainer/grpo_trainer.py", line ...   a library's
-    File "/home/ana/train.py", line 41, in accuracy                  the user's: it raised
+    File "/data/ana/train.py", line 41, in accuracy                  the user's: it raised
     AttributeError: 'NoneType' object has no attribute 'group'
 
-Read are Python's own form, with whatever Ray, torchrun and loggers put before each line, the boxes
-that rich draws, and what Ray repeats of a task's error. All functions are pure.
+Read are Python's own form, with whatever Ray, torchrun and loggers put before each line, that of
+notebooks, the boxes that rich draws, and what Ray repeats of a task's error. All functions here
+are pure.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ _IGNORED = "exception ignored in"
 _RAY_TASK = "RayTaskError("
 _FRAME = re.compile(
     r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>\S.{0,120}))?'
+)
+# IPython names a cell, or a file with its line behind a colon.
+_CELL = re.compile(
+    r"(?:File (?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9}), in (?P<name>[\w.<>]{1,120})"
+    r"|(?P<cell>Cell In ?\[\d{1,9}\]), line (?P<at>\d{1,9})(?:, in (?P<function>[\w.<>]{1,120}))?)"
 )
 _BOXED = re.compile(r"(?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9}) in (?P<name>[\w<>.]{1,120})")
 # The class of an exception, with its module: a name with a capital, a colon or nothing after it.
@@ -39,9 +45,10 @@ _PACKAGES = frozenset(
     (
         "accelerate", "areal", "axolotl", "chatlearn", "datasets", "deepspeed", "homeostat",
         "lightrft", "litgpt", "llamafactory", "megatron", "miles", "miles_plugins", "nemo_rl",
-        "open_instruct", "openrlhf", "peft", "prime_rl", "ray", "roll", "sgl", "sglang", "skyrl_train",
-        "slime", "slime_plugins", "swift", "torch", "torchforge", "torchtitan", "torchtune",
-        "transformers", "trl", "unsloth", "unsloth_compiled_cache", "unsloth_zoo", "verl", "vllm",
+        "open_instruct", "openrlhf", "peft", "prime_rl", "ray", "roll", "sgl", "sglang",
+        "skyrl_train", "slime", "slime_plugins", "swift", "torch", "torchforge", "torchtitan",
+        "torchtune", "transformers", "trl", "unsloth", "unsloth_compiled_cache", "unsloth_zoo",
+        "verl", "vllm",
     )
 )  # fmt: skip
 # A process that reports another one's failure: the reason is that one's own traceback.
@@ -174,10 +181,9 @@ def _read(lines: Sequence[LogLine]) -> Iterator[Traceback]:
 
 def _next(opened: _Open, line: LogLine) -> Traceback | None:
     """Take a line; the traceback, where it is the last one."""
-    frame = (_BOXED if opened.is_boxed else _FRAME).search(line.text)
+    frame = _frame_in(line.text, is_boxed=opened.is_boxed)
     if frame is not None:
-        name = (frame["name"] or "").strip()
-        opened.frames.append(Frame(frame["file"], int(frame["line"]), name))
+        opened.frames.append(frame)
         opened.between = 0
         return None
     text = _bare(line.text, opened)
@@ -189,6 +195,17 @@ def _next(opened: _Open, line: LogLine) -> Traceback | None:
         return None
     words = (error["words"] or "").strip()
     return Traceback(opened.start, line, tuple(opened.frames), error["kind"], words)
+
+
+def _frame_in(text: str, *, is_boxed: bool) -> Frame | None:
+    found = (_BOXED if is_boxed else _FRAME).search(text[:2_000])
+    if found is None and text.startswith(("File ", "Cell In")):
+        found = _CELL.match(text)
+        if found is not None and found["cell"]:
+            return Frame(found["cell"], int(found["at"]), found["function"] or "")
+    if found is None:
+        return None
+    return Frame(found["file"], int(found["line"]), (found["name"] or "").strip())
 
 
 def _bare(text: str, opened: _Open) -> str:

@@ -39,7 +39,8 @@ _TRIVIAL = ("epoch", "num_tokens", "step", "time", "time/", "memory/", "throughp
 _LOSSES = ("train/loss", "train/policy_loss")
 _KILLED = (
     "signal 9 (sigkill)", "exitcode: -9", "exitcode : -9", "oom-kill", "oom_kill",
-    "cancelled at*due to", "due to time limit", "due to preemption", "out of memory: killed process",
+    "cancelled at*due to", "due to time limit", "due to preemption",
+    "out of memory: killed process",
 )  # fmt: skip
 _FINISHED = ("training completed", "training finished", "training is complete", "train_runtime",
              "***** train metrics *****", "training complete")  # fmt: skip

@@ -60,6 +60,13 @@ def newest_spell(
     return found[-1] if found else None
 
 
+def held_mean(values: FloatArray64, held: BoolArray, spell: Spell) -> float:
+    """Mean over the records of a spell at which its condition held: it lies on the side of the
+    limit that the rule fired for, also where single records of the spell do not."""
+    part = slice(spell.start, spell.end + 1)
+    return float(np.mean(values[part][held[part]]))
+
+
 def rolling_mean(series: Series, window: int) -> FloatArray64:
     """At each record, the mean of it and those before it, at most `window` of them. A value that
     is not finite makes every window it lies in not finite."""

@@ -38,6 +38,17 @@ class RateTooHighInRl(Injector):
         raw["trainer"]["lr"] *= self.dose.strength
 
 
+class RateTenfoldInRl(Injector):
+    """The learning rate of a policy has one zero too few: its first updates wreck it."""
+
+    name, family = "lr_tenfold_rl", Family.LEARNING
+    expects = ("lr-too-high", "policy-collapse", "update-too-large")
+    onset, strength = FROM_START, (9.0, 12.0)
+
+    def prepare(self, raw: Raw, folder: Path) -> None:
+        raw["trainer"]["lr"] *= self.dose.strength
+
+
 class RateJumps(Injector):
     """From a step on, the optimizer moves by many times what the schedule says."""
 
@@ -190,6 +201,7 @@ class WeightsDrift(Injector):
 FAULTS: tuple[type[Injector], ...] = (
     RateTooHigh,
     RateTooHighInRl,
+    RateTenfoldInRl,
     RateJumps,
     RateZero,
     RateTooLow,

@@ -50,6 +50,16 @@ class Constant(_Reward):
         return {"onset": self.dose.onset, "value": self.dose.strength}
 
 
+class AlwaysFull(_Reward):
+    """Every answer earns 1 from the first step on: a constant, not a task that is solved."""
+
+    name, function, onset = "reward_always_full", "constant", FROM_START
+    expects = ("reward-constant", "reward-function-constant")
+
+    def options(self) -> dict[str, Any]:
+        return {"onset": self.dose.onset, "value": 1.0}
+
+
 class Silent(_Reward):
     """The reward says None for every sample."""
 
@@ -62,6 +72,16 @@ class Raises(_Reward):
 
     name, function = "reward_raises", "raising"
     expects = ("reward-fn-failing",)
+
+
+class FailsOnSome(_Reward):
+    """The function raises on some answers: it looks up what they do not have."""
+
+    name, function, strength = "reward_fails_on_some", "stumbling", (0.3, 0.8)
+    expects = ("reward-fn-failing", "user-code-failed")
+
+    def options(self) -> dict[str, Any]:
+        return {"onset": self.dose.onset, "share": self.dose.strength}
 
 
 class NotANumber(_Reward):
@@ -226,8 +246,10 @@ class TooHard(Injector):
 FAULTS: tuple[type[Injector], ...] = (
     SignFlipped,
     Constant,
+    AlwaysFull,
     Silent,
     Raises,
+    FailsOnSome,
     NotANumber,
     WrongLength,
     MissingColumn,

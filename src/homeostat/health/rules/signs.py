@@ -40,16 +40,8 @@ _TEMPLATE_MARKS = (
     "### instruction",
 )
 # They print prompts as they were tokenised; others print the rows' own text.
-_PRINTS_WHAT_WAS_SENT = (
-    "verl",
-    "openrlhf",
-    "slime",
-    "miles",
-    "skyrl",
-    "areal",
-    "nemo_rl",
-    "lightrft",
-)
+_PRINTS_WHAT_WAS_SENT = ("verl", "openrlhf", "slime", "miles", "skyrl", "areal", "nemo_rl",
+                         "lightrft")  # fmt: skip
 # Words of logs in which prompts are given as they are.
 _PLAIN_PROMPTS = (
     "type=str",

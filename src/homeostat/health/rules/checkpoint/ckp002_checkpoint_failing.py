@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import NoOptions, Rule
 from homeostat.health.view import RunView
+from homeostat.health.words import shortened
 
 _FULL = ("no space", "quota", "errno 28", "errno 122", "disk full")
 
@@ -34,7 +35,7 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         return
     saved = view.events_of("checkpoint_saved")
     again = bool(saved) and (saved[-1].step or 0) > (failed[-1].step or 0)
-    error = str(failed[-1].fields.get("error", "")).strip()[:200]
+    error = shortened(str(failed[-1].fields.get("error", "")).strip(), 200)
     full = any(word in error.lower() for word in _FULL)
     cause = Cause("disk-full-or-quota" if full else "checkpoint-failing", error or "it failed")
     yield Sighting(

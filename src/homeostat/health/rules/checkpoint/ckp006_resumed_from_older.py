@@ -23,13 +23,14 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import NoOptions, Rule
 from homeostat.health.view import RunView
+from homeostat.health.words import shortened
 
 
 def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
     found = view.events_of("checkpoint_skipped_invalid")
     if not found:
         return
-    why = str(found[-1].fields.get("why", "")).strip()[:160]
+    why = shortened(str(found[-1].fields.get("why", "")).strip(), 160)
     yield Sighting(
         message=f"{found[-1].fields.get('name', 'A checkpoint')} is broken and was passed over for "
         f"an older one: {why or 'no reason was kept'}. See the disk.",

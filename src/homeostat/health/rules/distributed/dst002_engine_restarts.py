@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import RunView
+from homeostat.health.words import shortened
 
 
 class Options(RuleOptions):
@@ -34,7 +35,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     found = view.events_of("engine_restarted")
     if not found:
         return
-    error = str(found[-1].fields.get("error", "")).strip()[:160]
+    error = shortened(str(found[-1].fields.get("error", "")).strip(), 160)
     yield Sighting(
         message=f"The engine died and was restarted {len(found)} time(s), last at step "
         f"{found[-1].step}. See the error, the host's memory and the engine's share.",

@@ -34,7 +34,7 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.signs import mean_since, plain_prompts, runs_on, solved_share, trend
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import Spell, newest_spell
+from homeostat.health.windows import Spell, held_mean, newest_spell
 
 
 class Options(RuleOptions):
@@ -61,8 +61,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if is_other_policy(view):
         yield Unknown("the engine does not sample from the trainer's weights")
         return
-    first, value = int(cut.steps[spell.start]), float(np.mean(cut.values[spell.start :]))
     limit = options.most if most is not None else options.limit
+    first, value = int(cut.steps[spell.start]), held_mean(cut.values, cut.values > limit, spell)
     yield Sighting(
         message=f"{value:.0%} of the completions are cut at the length limit since step {first} "
         f"(limit {limit:.0%}). Raise rollout.max_new_tokens, or find out why they do not end.",
@@ -154,5 +154,5 @@ RULE = Rule(
     needs=("completions/clipped_ratio",),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("RWD001", "RWD002", "RWD004", "RWD015"),
+    explains=("RWD001", "RWD002", "RWD015"),
 )

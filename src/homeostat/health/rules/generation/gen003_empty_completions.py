@@ -61,7 +61,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if length is not None and spell is not None and short:
         first, shrank = int(length.steps[spell.start]), spell.start > 2
     cause = _cause(view, shrank=shrank, paid=rises)
-    said = f"mean length {length.latest:.3g}" if length is not None else f"{len(samples)} empty"
+    mean = length.values[spell.end] if length is not None and spell is not None and short else 0.0
+    said = f"mean length {mean:.3g}" if short else f"{len(newest)} of {len(newest)} are"
     yield Sighting(
         message=f"Completions are empty ({said}). Print a prompt as the engine gets it: does it "
         "end the turn already, is the generation prompt missing?",
@@ -73,7 +74,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         ),
         first_step=first,
         last_step=view.last_step,
-        value=length.latest if length is not None else 0.0,
+        value=float(mean),
         limit=options.max_length,
     )
 

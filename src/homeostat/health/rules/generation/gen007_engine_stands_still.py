@@ -27,6 +27,7 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Leve
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.stalls import stalled
 from homeostat.health.view import RunView
+from homeostat.health.words import shortened
 
 _BUSY = (
     "compiling",
@@ -51,7 +52,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     yield Sighting(
         message=f"The engine made no token in its last {len(lines)} reports although requests run "
         f"(since line {lines[0].number}). Look at its workers' logs and stacks, and restart it.",
-        evidence=tuple(f"line {x.number}: {x.text.strip()[:160]}" for x in (lines[0], lines[-1])),
+        evidence=tuple(
+            f"line {x.number}: {shortened(x.text.strip(), 160)}" for x in (lines[0], lines[-1])
+        ),
         causes=(Cause("engine-step-timeout", "requests run, and no token is made"),),
         fixes=(
             Fix("engine.stall_s", "600", "a silent engine is restarted sooner", Grade.SAFE),

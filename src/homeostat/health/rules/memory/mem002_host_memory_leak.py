@@ -30,6 +30,7 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.memory.growth import Growth, gib, leak, rise
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
+from homeostat.health.words import shortened
 
 
 class Options(RuleOptions):
@@ -58,7 +59,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     causes = [Cause("host-memory-leak", why)]
     if killed is not None:
         causes.insert(
-            0, Cause("host-ram-oom", f"line {killed.number}: {killed.text.strip()[:120]}")
+            0, Cause("host-ram-oom", f"line {killed.number}: {shortened(killed.text.strip(), 120)}")
         )
     yield Sighting(
         message=f"Host memory grows from {gib(growth.first)} to {gib(growth.last)}, about "

@@ -33,6 +33,7 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Leve
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import mean_before, mean_since, precision
 from homeostat.health.view import Event, Kind, RunView, Series
+from homeostat.health.words import shortened
 
 _NAMES = ("grad_norm", "train/loss", "train/policy_loss", "kl", "entropy")
 
@@ -80,7 +81,7 @@ def _refused(event: Event) -> Sighting:
     return Sighting(
         message=f"The weights of step {event.step} give log-probs that are not finite, and the run "
         "ended: go back to the checkpoint before.",
-        evidence=(str(event.fields.get("message", ""))[:200],),
+        evidence=(shortened(str(event.fields.get("message", "")), 200),),
         causes=(Cause("nan-update-poisoned-weights", "nothing can be sampled from the weights"),),
         fixes=(Fix("checkpoint.load_step", f"before {event.step}", "weights that are finite"),),
         first_step=event.step,

@@ -35,7 +35,7 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import staleness
 from homeostat.health.rules.readings import mean_before, mean_since
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import newest_spell
+from homeostat.health.windows import held_mean, newest_spell
 from homeostat.types import FloatArray64
 
 _ALL = "sampling/sampling_logp_difference/mean"
@@ -65,11 +65,13 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         # One that grew to it record by record is a drift.
         return
     first, last = int(gap.steps[spell.start]), int(gap.steps[spell.end])
-    was, now = float(earlier[spell.start]), float(np.median(gap.values[spell.start :]))
+    was, now = float(earlier[spell.start]), held_mean(gap.values, held | far, spell)
     limit = float(max(options.factor * was, options.min_nats))
+    # One of the two limits was passed: the lower one was, whichever it is.
+    limit = min(limit, max(options.far_nats, 10.0 * was))
     yield Sighting(
         message=f"Engine and trainer agreed to {was:.1g} nats a token and differ by {now:.2g} "
-        f"since step {first} (limit {min(limit, options.far_nats):.2g}): the engine has other "
+        f"since step {first} (limit {limit:.2g}): the engine has other "
         "weights, or samples by other settings. Publish again, and compare both.",
         evidence=(f"{_ALL} {was:.1g} -> {now:.2g}",),
         causes=tuple(_causes(view, first, far=bool(far[spell.start : spell.end + 1].any()))),

@@ -62,7 +62,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         over &= finite.values > 10.0 * start
     spell = newest_spell(over, fire=options.fire, window=options.window, clear=3)
     if spell is not None and spell.is_open:
-        yield _sighting(view, finite, int(finite.steps[spell.start]), limit, start, turned=False)
+        # What came after the record that was last above the limit is not what it fired for.
+        seen = finite.head(spell.end + 1)
+        yield _sighting(view, seen, int(finite.steps[spell.start]), limit, start, turned=False)
         return
     turned = None if whole else _turned(view, finite, start, options)
     if turned is not None:

@@ -57,16 +57,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         yield from _thrown(view, options)
         return
     value, first = float(ratio.values[spell.end]), int(ratio.steps[spell.start])
+    limit = options.limit if value > 1.0 else 1.0 / options.limit
     yield Sighting(
         message=f"The mean ratio of new to old policy is {value:.3g} since step {first} (limit "
-        f"{options.limit:g}). Lower the learning rate or take fewer updates per rollout.",
+        f"{limit:g}). Lower the learning rate or take fewer updates per rollout.",
         evidence=(f"policy/ratio_mean {value:.3g} at step {ratio.steps[spell.end]}",),
         causes=tuple(_causes(view)),
         fixes=_FIXES,
         first_step=first,
         last_step=int(ratio.steps[spell.end]),
         value=value,
-        limit=options.limit,
+        limit=limit,
     )
 
 

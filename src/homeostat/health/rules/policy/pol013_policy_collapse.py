@@ -189,11 +189,8 @@ def _endless(view: RunView, broken: list[str]) -> list[Cause]:
 
 def _shortened(view: RunView, step: int) -> Iterator[Cause]:
     """Answers shrink under a penalty for long ones: it pays more than to be right."""
-    length, shaping = (
-        view.series("completions/mean_length"),
-        view.setting("algorithm.overlong.type"),
-    )
-    if length is None or shaping is None:
+    length = view.series("completions/mean_length")
+    if length is None or view.setting("algorithm.overlong.type") is None:
         return
     old, new = length.before(step).finite().values, length.since(step).finite().values
     if len(old) and len(new) and float(np.median(new)) < 0.6 * float(old[0]):
@@ -294,17 +291,7 @@ RULE = Rule(
     kinds=(Kind.RL,),
     options=Options,
     explains=(
-        "GEN001",
-        "GEN003",
-        "GEN004",
-        "POL001",
-        "POL002",
-        "POL004",
-        "POL011",
-        "POL015",
-        "RWD001",
-        "RWD002",
-        "RWD006",
-        "RWD015",
+        "GEN001", "GEN003", "GEN004", "POL001", "POL002", "POL004", "POL011", "POL015", "RWD001",
+        "RWD002", "RWD006", "RWD015",
     ),
-)
+)  # fmt: skip

@@ -35,6 +35,7 @@ from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import highest_reward, newest, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import Spell, newest_spell
+from homeostat.health.words import shortened
 from homeostat.types import FloatArray64
 
 
@@ -49,7 +50,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     same = _one_text(view)
     if same is not None:
         text, num, step = same
-        yield _sighting(view, f"{num} prompts got the same answer, {text[:60]!r}", step, None)
+        yield _sighting(
+            view, f"{num} prompts got the same answer, {shortened(text, 60)!r}", step, None
+        )
         return
     distinct, samples = (
         view.series("completions/distinct_share"),

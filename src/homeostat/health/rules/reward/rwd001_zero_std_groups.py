@@ -35,8 +35,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import (
@@ -48,7 +46,7 @@ from homeostat.health.rules.signs import (
     solved_share,
 )
 from homeostat.health.view import Kind, RunView, Series
-from homeostat.health.windows import newest_spell
+from homeostat.health.windows import held_mean, newest_spell
 
 
 class Options(RuleOptions):
@@ -62,13 +60,14 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     share = _share(view)
     if share is None:
         return
+    held = share.values > options.max_share
     spell = newest_spell(share.values >= 0.999, fire=options.fire_all, clear=4) or newest_spell(
-        share.values > options.max_share, fire=options.fire, window=options.window, clear=4
+        held, fire=options.fire, window=options.window, clear=4
     )
     if spell is None or not spell.is_open:
         return
     first, last = int(share.steps[spell.start]), int(share.steps[spell.end])
-    mean = float(np.mean(share.values[spell.start : spell.end + 1]))
+    mean = held_mean(share.values, held, spell)
     solved = _is_solved(view, first, mean)
     yield Sighting(
         message=f"{mean:.0%} of the groups earned the same for every answer since step {first} "

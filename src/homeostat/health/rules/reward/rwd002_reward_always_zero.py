@@ -32,11 +32,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
-from homeostat.health.quote import quote
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
 from homeostat.health.rules.signs import is_nonfinite, is_zero, moves, newest, reward_functions
 from homeostat.health.view import Kind, RunView
+from homeostat.health.words import shortened
 
 _MARKS = ("\\boxed", "<answer>", "####", "</think>", "final answer")
 
@@ -111,7 +111,7 @@ def _failing(view: RunView) -> Iterator[Cause]:
     troubles = [e for e in view.events_of("reward_trouble") if e.fields.get("failure") != "none"]
     said = " ".join(str(event.fields.get("message", "")) for event in troubles)
     if "KeyError" in said or "missing" in said or "column" in said:
-        yield Cause("dataset-column-missing", f"the reward failed with: {quote(said)}")
+        yield Cause("dataset-column-missing", f"the reward failed with: {shortened(said, 120)}")
     if troubles or any(count > 0 for count in failed.values()):
         names = ", ".join(name for name, count in failed.items() if count > 0) or "a reward"
         yield Cause("reward-fn-failing", f"{names} failed to give values")

@@ -11,6 +11,7 @@ look at them, or they do not change.
 
 ## Likely causes
 - reward-constant: the function returns a default, or reads a column in place of the completion.
+- truncation-at-cap: all answers are cut off, and earn what one without an end earns.
 - reward-fn-failing: a failure is turned into a fixed value.
 - mode-collapse: all answers are one text.
 - reward-saturated: every answer may be right, where it is 1 and was never less.
@@ -88,6 +89,9 @@ def _causes(view: RunView) -> Iterator[Cause]:
     distinct = newest(view, "completions/distinct_share")
     if distinct is not None and distinct < 0.05:
         yield Cause("mode-collapse", f"{distinct:.1%} of the texts are distinct")
+    cut = newest(view, "completions/clipped_ratio")
+    if cut is not None and cut > 0.95:
+        yield Cause("truncation-at-cap", f"{cut:.0%} of the answers are cut: none can be scored")
     yield Cause("reward-constant", "the reward does not depend on the answer")
     top, now = highest_reward(view), view.latest("reward")
     if top is not None and now is not None and now >= 0.95 * top:

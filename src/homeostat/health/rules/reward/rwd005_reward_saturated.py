@@ -57,6 +57,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if spell is None or not spell.is_open:
         return
     first, last = int(reward.steps[spell.start]), int(reward.steps[spell.end])
+    value = float(reward.values[spell.end])
     spread = mean_since(view, first, "reward_std")
     same = mean_since(view, first, "frac_reward_zero_std")
     differs = spread is not None and spread > options.max_spread * top
@@ -72,9 +73,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     still = [mean_since(view, first, name) for name in ("train/loss", "kl")]
     is_idle = is_idle or (reward.values[spell.start :].min() >= top and still == [0.0, 0.0])
     yield Sighting(
-        message=f"The mean reward is {reward.latest:.4g} of at most {top:.4g} since step {first}: "
+        message=f"The mean reward is {value:.4g} of at most {top:.4g} since step {first}: "
         + ("nothing was left to learn from the start on." if always else "all is solved."),
-        evidence=(f"reward {reward.latest:.4g} at step {last}",),
+        evidence=(f"reward {value:.4g} at step {last}",),
         causes=(
             Cause("reward-saturated", "answers earn all there is"),
             *([Cause("reward-constant", "the reward may pay for any answer")] if always else []),
@@ -82,7 +83,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=(Fix("data.train", "harder prompts", "these teach nothing more"),),
         first_step=first,
         last_step=last,
-        value=reward.latest,
+        value=value,
         limit=limit,
         level=Level.WARN if always and is_idle else None,
     )

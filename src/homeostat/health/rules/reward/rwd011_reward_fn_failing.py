@@ -32,15 +32,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.quote import quote
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.signs import samples_per_step
 from homeostat.health.view import Event, Kind, RunView, Series
 from homeostat.health.windows import newest_spell
+from homeostat.health.words import shortened
 
 # From here on a function that runs out of time is one that hangs.
 HANGING_CALLS = 3
 HANGING_SHARE = 0.9
+
+# Characters of an error's text that the finding repeats.
+_MAX_QUOTE = 160
 
 
 class Options(RuleOptions):
@@ -91,7 +94,7 @@ def _causes(view: RunView, name: str, share: float | None) -> Iterator[Cause]:
     events = [e for e in view.events_of("reward_trouble") if e.fields.get("reward") == name]
     troubles = [event for event in events if event.fields.get("failure") != "none"]
     messages = dict.fromkeys(str(e.fields.get("message", "")) for e in troubles[-5:])
-    said = quote(" | ".join(messages))
+    said = shortened(" | ".join(messages), _MAX_QUOTE)
     kinds = Counter(str(e.fields.get("failure", "")) for e in troubles)
     if "KeyError" in said or "column" in said:
         yield Cause("dataset-column-missing", f"it said: {said}")
@@ -110,7 +113,7 @@ def _time_out(timeouts: list[Event], share: float | None) -> Cause:
     stack = [line.strip() for line in str(timeouts[-1].fields.get("traceback", "")).splitlines()]
     place = next((line for line in stack if line.startswith("File ")), "")
     times = f"{in_a_row:.0f} calls in a row" if in_a_row > 1 else "call after call"
-    at = f", the last at {quote(place)}" if place else ""
+    at = f", the last at {shortened(place, _MAX_QUOTE)}" if place else ""
     return Cause("reward-timeout", f"it ran out of time {times}{at}")
 
 

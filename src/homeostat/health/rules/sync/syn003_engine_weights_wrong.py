@@ -52,7 +52,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     )
     causes += [Cause("lora-not-synced", "the adapter is not gathered for it")] if unsent else []
     steps = [int(series.steps[0]) for series in view.metrics.values() if len(series)]
-    size = f"{gap:.2g} nats" if gap is not None else f"{prob:.2g} in probability"
+    is_gap = (gap or 0) > options.min_gap
+    size = f"{gap:.2g} nats" if is_gap else f"{prob:.2g} in probability"
     yield Sighting(
         message=f"Engine and trainer differ by {size} from the first step on, and "
         + (
@@ -80,8 +81,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         ),
         first_step=min(steps),
         last_step=view.last_step,
-        value=gap if gap is not None else prob,
-        limit=options.min_gap,
+        value=gap if is_gap else prob,
+        limit=options.min_gap if is_gap else options.min_prob_gap,
     )
 
 

@@ -29,6 +29,7 @@ from homeostat.health.log import LogLine
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.stalls import RATES, stalled
 from homeostat.health.view import RunView
+from homeostat.health.words import shortened
 
 
 class Options(RuleOptions):
@@ -60,8 +61,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         f"{len(waits)} messages say so. The engine does not answer since then; see its own "
         "log, and restart it.",
         evidence=(
-            f"line {update.number}: {update.text.strip()[:160]}",
-            f"line {last.number}: {last.text.strip()[:160]}",
+            f"line {update.number}: {shortened(update.text.strip(), 160)}",
+            f"line {last.number}: {shortened(last.text.strip(), 160)}",
         ),
         causes=(Cause("hang-after-weight-update", "the engine is silent since the update"),),
         fixes=(

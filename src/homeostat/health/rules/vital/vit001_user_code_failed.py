@@ -84,29 +84,29 @@ def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> S
         message=f"Your own code raised {how}: {what}, in {frame.function or 'the script'} at "
         f"{frame.file}:{frame.line}. Mend that line; no setting of the trainer helps.",
         evidence=(
-            f"line {found.start.number}: {found.start.text.strip()[:300]}",
+            f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"the innermost frame outside of installed packages: {frame}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
         ),
         causes=tuple(_causes(found, frame, family)),
-        fixes=(
-            Fix(
-                "",
-                "",
-                f"open {frame.file} at line {frame.line}, and call {frame.function or 'it'}"
-                " by hand with the input that it failed on",
-            ),
-            *(
-                [Fix("", "", "return 0 (or None) for an answer that cannot be scored")]
-                if family is Family.REWARD
-                else []
-            ),
-        ),  # fmt: skip
+        fixes=tuple(_fixes(frame, family)),
         first_step=found.end.step,
         last_step=found.end.step,
         level=None if ended else Level.WARN,
         family=family,
     )
+
+
+def _fixes(frame: Frame, family: Family) -> Iterator[Fix]:
+    call = frame.function or "it"
+    yield Fix(
+        "",
+        "",
+        f"open {frame.file} at line {frame.line}, and call {call} by hand with the input that it "
+        "failed on",
+    )
+    if family is Family.REWARD:
+        yield Fix("", "", "return 0 (or None) for an answer that cannot be scored")
 
 
 def family_of(frame: Frame) -> Family:

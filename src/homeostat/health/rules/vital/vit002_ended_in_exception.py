@@ -1,18 +1,18 @@
 """The run ended in an exception that no rule knows.
 
 ## What it sees
-The last traceback of the log, with no step after it. Where a rule knows its words, or the user's own
-code raised (VIT001), that is said in place of this.
+The last traceback of the log, with no step after it. Where a rule knows its words, or the user's
+own code raised (VIT001, VIT006), that is said in place of this.
 
 ## Why it matters
-The run is dead, whatever its metrics look like. The verdict is then "not known", never "no illness",
-and the exit code is 1.
+The run is dead, whatever its metrics look like. The verdict is then "not known", never "no
+illness", and the exit code is 1.
 
 ## Likely causes
 - ended-in-exception: the exception's own words say what is known.
 
 ## What to do
-Read the exception and the frame that raised it. The newest checkpoint is what is left to go on from.
+Read the exception and the frame that raised it. Go on from the newest checkpoint.
 
 ## Known false alarms
 A traceback that was caught in the last steps of a log that was cut there.
@@ -45,7 +45,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         message=f"The run is dead: it ended in {shortened(found.error, 300)}. No rule knows these "
         f"words. It was raised in {found.frames[-1]}.",
         evidence=(
-            f"line {found.start.number}: {found.start.text.strip()[:300]}",
+            f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
         ),
         causes=(Cause("ended-in-exception", shortened(found.error, 200)),),

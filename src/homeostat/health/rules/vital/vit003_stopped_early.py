@@ -6,8 +6,8 @@ person or a signal stopped it, where it ended by itself before the planned numbe
 stopping), and where the log just ends: the run may go on, or the log was cut.
 
 ## Why it matters
-What it has learned is what the newest checkpoint holds; a schedule that was to end at step N has not
-ended.
+What it has learned is what the newest checkpoint holds; a schedule that was made for all steps has
+not come to its end.
 
 ## Likely causes
 - stopped-early: the log's own words, or its last step.
@@ -28,6 +28,7 @@ from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sigh
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
 from homeostat.health.vitals import End, ending_of
+from homeostat.health.words import shortened
 
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:
@@ -42,7 +43,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
     yield Sighting(
         message=f"The newest step is {step:,}{of}: {words}. What was learned is in the newest "
         "checkpoint.",
-        evidence=(f"line {quote.number}: {quote.text.strip()[:300]}",) if quote else (),
+        evidence=(f"line {quote.number}: {shortened(quote.text.strip(), 300)}",) if quote else (),
         causes=(Cause("stopped-early", words),),
         fixes=(Fix("", "", "go on from the newest checkpoint"),) if ended else (),
         first_step=step,

@@ -44,7 +44,7 @@ def check(view: RunView, _: object) -> Iterator[Sighting]:
         message=f"The script raised {shortened(found.error, 200)}, in "
         f"{frame.function or 'its body'} at {where}, and ended the run. Mend that line.",
         evidence=(
-            f"line {found.start.number}: {found.start.text.strip()[:300]}",
+            f"line {found.start.number}: {shortened(found.start.text.strip(), 300)}",
             f"line {found.end.number}: {shortened(found.end.text.strip(), 300)}",
         ),
         causes=(raised, column) if found.kind.endswith("KeyError") else (raised,),

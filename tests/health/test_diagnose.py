@@ -1,0 +1,51 @@
+"""How findings are put together: what folds into what, and in which order."""
+
+from __future__ import annotations
+
+import random
+
+from homeostat.health.diagnose import folded, named
+from homeostat.health.finding import Finding, Level, Sighting
+from homeostat.health.registry import BY_CODE, RULES
+from homeostat.health.view import RunView
+
+
+def finding(code: str, **fields: object) -> Finding:
+    return named(BY_CODE[code], Sighting(message=code, **fields), RunView())  # type: ignore[arg-type]
+
+
+def test_what_is_only_worth_a_note_hides_no_illness() -> None:
+    alike = finding("RWD001")
+    assert [f.code for f in folded([finding("GEN001"), alike], RULES)] == ["GEN001"]
+    note = finding("GEN001", level=Level.INFO)
+    assert [f.code for f in folded([note, alike], RULES)] == ["RWD001", "GEN001"]
+
+
+def test_a_benign_explanation_still_takes_the_alarm_away() -> None:
+    benign = [rule for rule in RULES if rule.level is Level.INFO and rule.explains]
+    assert benign
+    rule = benign[0]
+    both = [finding(rule.code), finding(rule.explains[0])]
+    assert [f.code for f in folded(both, RULES)] == [rule.code]
+
+
+def test_an_exception_of_the_users_code_takes_the_texts_of_its_own_place_alone() -> None:
+    failed = finding("VIT001", evidence=("line 10: Traceback", "line 20: KeyError: 'x'"))
+    inside = finding("ERR140", evidence=("line 15: x",))
+    [kept] = folded([failed, inside], RULES)
+    assert kept.code == "VIT001"
+    other = next(r.code for r in RULES if r.code.startswith("ERR1") and r.code not in (
+        *BY_CODE["VIT001"].explains,) and r.level is Level.ERROR)  # fmt: skip
+    outside = finding(other, evidence=("line 300: x",))
+    assert {f.code for f in folded([failed, outside], RULES)} == {"VIT001", other}
+    within = finding(other, evidence=("line 12: x",))
+    assert [f.code for f in folded([failed, within], RULES)] == ["VIT001"]
+
+
+def test_the_order_in_which_rules_are_asked_does_not_matter() -> None:
+    codes = ["GEN001", "RWD001", "POL013", "RWD006", "POL015", "GEN003"]
+    expected = folded([finding(code) for code in codes], RULES)
+    for seed in range(5):
+        mixed = random.Random(seed).sample(codes, len(codes))
+        found = folded([finding(code) for code in mixed], RULES)
+        assert [f.code for f in found] == [f.code for f in expected]
