@@ -13,6 +13,7 @@ from homeostat.cli import doctor, explain, rules
 from homeostat.cli.app import new_app
 from homeostat.cli.quick import arguments_of
 from homeostat.errors import ConfigError, HomeostatError
+from homeostat.observe.redact import Scrubber, mask_text
 
 QUICK_VERBS = {"doctor": doctor.doctor, "explain": explain.explain, "rules": rules.rules}
 
@@ -52,9 +53,9 @@ def _run(argv: list[str]) -> None:
 
 def _show_error(error: HomeostatError) -> None:
     if _wants_json(sys.argv):
-        typer.echo(json.dumps({"error": as_json(error)}, indent=2))
+        typer.echo(json.dumps({"error": Scrubber().tree(as_json(error))}, indent=2))
         return
-    text = str(error)
+    text = mask_text(str(error))
     if isinstance(error, ConfigError) and len(error.problems) > 1:
         text = f"{len(error.problems)} problems:\n" + "\n".join(f"  {x}" for x in text.split("\n"))
     typer.echo(f"error: {text}", err=True)

@@ -19,9 +19,10 @@ from homeostat.config.combinations import find_conflicts
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
+from homeostat.config.shareable import is_private
 from homeostat.config.tree import child, fill, has, is_index, parts, without
 from homeostat.config.yaml_file import Place, dotted, parse_yaml, read_yaml
-from homeostat.errors import COMMAND_LINE, ConfigError, Problem
+from homeostat.errors import COMMAND_LINE, REMOVED, ConfigError, Problem
 
 # Old dotted name -> new one. A recipe that uses an old name is told the new one.
 RENAMED_KEYS: dict[str, str] = {}
@@ -69,7 +70,8 @@ def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:
     try:
         value, _ = parse_yaml(value_text, name=name)
     except ConfigError as error:
-        return Problem(name, f"the value {value_text!r} is {error.problems[0].message}")
+        shown = REMOVED if is_private(parts(name), raw) else repr(value_text)
+        return Problem(name, f"the value {shown} is {error.problems[0].message}")
     words = name.split(".")
     here: Any = raw
     for depth, part in enumerate(words[:-1]):
@@ -177,7 +179,7 @@ def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, in
         expected = [word.strip(" '") for word in item["ctx"]["expected_tags"].split(",")]
         hint = _did_you_mean(tag, expected) or _tags_hint(item)
         return _located(Problem(dotted((*place, "type")), f"no type is {tag!r}.", hint), lines)
-    shown = json.dumps(item["input"], default=str)
+    shown = REMOVED if is_private(place, raw) else json.dumps(item["input"], default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
     hint = _help_of(owner, last)
