@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homeostat.config.load import build_config
-from homeostat.errors import RunDirError
+from homeostat.errors import RunDirError, RunDirWriteError
 from homeostat.observe.jsonl import JsonlWriter, encode, iter_jsonl, read_metrics
 from homeostat.observe.run_dir import RunDir, RunPaths
 
@@ -122,7 +123,7 @@ def test_a_damaged_line_costs_no_other_and_is_kept_aside(data: st.DataObject) ->
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     code = """
         import sys; from pathlib import Path
-        from homeostat.errors import RunDirError
+        from homeostat.errors import RunDirError, RunDirWriteError
         from homeostat.observe.run_dir import RunDir
         try:
             RunDir(Path(sys.argv[1])).close(); print("open")
@@ -269,3 +270,14 @@ def test_cutting_a_damaged_file_cuts_what_is_sound(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"kind": "x"}\n{"step": 2}\n')
     assert JsonlWriter(path).cut_after(1) == 1
     assert path.read_text() == '{"step": 1}\n'
+
+
+def test_a_folder_that_vanishes_fails_the_run_once_and_loudly(tmp_path: Path) -> None:
+    for kind, remove in (("deleted", shutil.rmtree), ("moved", lambda f: f.rename(f"{f}.old"))):
+        with RunDir(tmp_path / kind) as run_dir:
+            run_dir.append_metrics(1, {"train/loss": 1.0})
+            remove(run_dir.path)
+            with pytest.raises(RunDirWriteError, match="deleted, moved or replaced"):
+                run_dir.append_metrics(2, {"train/loss": 1.0})
+            # Telling of the failure must not raise another one.
+            run_dir.append_event("run_failed", 2)

@@ -21,6 +21,7 @@ QUICK_VERBS = {"doctor": doctor.doctor, "explain": explain.explain, "rules": rul
 def main() -> None:
     """Entry point: an error that a user can mend is a message, never a traceback."""
     try:
+        _require_folder()
         _run(sys.argv)
     except typer.Exit as end:
         sys.exit(end.exit_code)
@@ -33,6 +34,17 @@ def main() -> None:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _require_folder() -> None:
+    """Relative paths, and libraries that are imported, need the current folder."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise HomeostatError(
+            f"the current folder cannot be used ({error.strerror}): it was deleted or is out of "
+            "reach. Change to a folder that exists (cd), and start again."
+        ) from None
 
 
 def _run(argv: list[str]) -> None:

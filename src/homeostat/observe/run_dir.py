@@ -78,6 +78,7 @@ class RunDir(RunPaths):
         super().__init__(path)
         # Removes secrets from what is written for others to read; `protect` tells it of more.
         self.scrubber = Scrubber.of({}, environ=os.environ)
+        self._is_gone = False
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._require_plain_files()
@@ -118,10 +119,31 @@ class RunDir(RunPaths):
         """Keep what this config holds and does not share out of events, findings and logs."""
         self.scrubber = Scrubber.of(config, environ=os.environ)
 
+    def _require_there(self) -> None:
+        """Raise once if the folder was deleted, moved or replaced while the run goes on.
+
+        Open files would take every record, and nobody could ever read them.
+        """
+        if self._lock_fd is None or self._is_gone:
+            return
+        try:
+            there = os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock_fd))
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        if not there:
+            self._is_gone = True
+            raise RunDirWriteError(
+                f"the run directory {self.path} was deleted, moved or replaced while the run was "
+                "going on, so nothing more can be recorded. Start the run again; what was moved "
+                "elsewhere can be moved back first."
+            )
+
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._require_there()
         self._metrics.append({"step": step, "time": round(time.time(), 3), **metrics})
 
     def append_event(self, kind: str, step: int, **fields: Any) -> None:
+        self._require_there()
         fields = self.scrubber.tree(fields)
         self._events.append({"kind": kind, "step": step, "time": round(time.time(), 3), **fields})
 
