@@ -15,6 +15,8 @@ class HomeostatError(Exception):
     exit_code = 2
 
 
+# Stands in messages, logs and reports for a value that must not be shown.
+REMOVED = "<removed>"
 # The `line` of what was said on the command line and stands in no file.
 COMMAND_LINE = 0
 

@@ -306,3 +306,10 @@ def test_characters_that_are_none_are_refused_with_their_line(data: bytes, tmp_p
     (tmp_path / "r.yaml").write_bytes(data)
     with pytest.raises(ConfigError, match=r"r\.yaml:2: "):
         load_config(tmp_path / "r.yaml")
+
+
+def test_an_override_nested_without_end_is_refused(tmp_path: Path) -> None:
+    for name in (".".join(["a"] * 5000), "trainer." + ".".join(["0"] * 5000), "a" * 100_000):
+        with pytest.raises(ConfigError) as caught:
+            build_config({"name": "run"}, [f"{name}=1"], file=None)
+        assert any("deeper" in p.message or "unknown" in p.message for p in caught.value.problems)

@@ -357,14 +357,6 @@ def test_a_library_that_does_not_load_leaves_the_plain_way(
         engine_of(decoder, "compiled")
 
 
-def test_without_a_home_it_is_built_for_the_run_alone(
-    own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert load_library().panel_width() > 0
-    assert "builds it again" in caplog.text
-
-
 def test_a_folder_that_others_may_write_to_is_not_used(own_cache: Path) -> None:
     own_cache.mkdir(parents=True)
     own_cache.chmod(0o777)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homeostat.config.load import build_config
-from homeostat.errors import RunDirError
+from homeostat.errors import RunDirError, RunDirWriteError
 from homeostat.observe.jsonl import JsonlWriter, encode, iter_jsonl, read_metrics
 from homeostat.observe.run_dir import RunDir, RunPaths
 
@@ -86,17 +88,42 @@ def test_reading_passes_over_a_line_that_is_being_written(tmp_path: Path) -> Non
     assert read_metrics(path) == [{"step": 1}]
 
 
-def test_damage_in_the_middle_is_told_with_its_line(tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_passed_over_and_told_with_its_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step":1}\nrubbish\n{"step":2}\n')
-    with pytest.raises(RunDirError, match=r"metrics\.jsonl:2"):
-        read_metrics(path)
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    assert f"{path}: damaged lines were passed over: 2" in caplog.text
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_damaged_line_costs_no_other_and_is_kept_aside(data: st.DataObject) -> None:
+    """Whatever bytes stand in a line's place, the other records are read, appended to and cut."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        lines = [b'{"step":%d,"time":1.5,"train/loss":0.5}\n' % step for step in range(9)]
+        bad = sorted(data.draw(st.sets(st.integers(0, 7), min_size=1)))
+        garbage = st.binary(max_size=30).map(lambda text: text.replace(b"\n", b"") + b"\n")
+        known = st.sampled_from([b'{"step":1,"time":1,"a":"x"}\n', b"[1]\n", b"{}\n", b"\n"])
+        broken = {at: data.draw(st.one_of(garbage, known)) for at in bad}
+        (path / "metrics.jsonl").write_bytes(
+            b"".join(broken.get(n, x) for n, x in enumerate(lines))
+        )
+        with RunDir(path) as run_dir:
+            assert run_dir.set_aside == {"metrics.jsonl": len(bad)}
+            run_dir.append_metrics(9, {"train/loss": 0.25})
+            run_dir.truncate_after(7)
+        kept = [record["step"] for record in read_metrics(path / "metrics.jsonl")]
+        assert kept == [step for step in range(8) if step not in bad]
+        assert (path / "metrics.jsonl.damaged").read_bytes() == b"".join(broken[at] for at in bad)
 
 
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     code = """
         import sys; from pathlib import Path
-        from homeostat.errors import RunDirError
+        from homeostat.errors import RunDirError, RunDirWriteError
         from homeostat.observe.run_dir import RunDir
         try:
             RunDir(Path(sys.argv[1])).close(); print("open")
@@ -183,7 +210,7 @@ def test_records_that_waited_for_disk_space_are_written_in_order(tmp_path: Path)
     """
     done = run_python(code, tmp_path / "metrics.jsonl")
     assert done.stdout.split() == ["True", "True", "True"], done.stderr
-    steps = [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")]
+    steps = [record["step"] for record in iter_jsonl(tmp_path / "metrics.jsonl")]
     assert steps == list(range(51))
 
 
@@ -232,13 +259,25 @@ def test_a_pipe_or_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, name
              '{"step": 1, "loss": 1' + "0" * 400 + "}"],
 )  # fmt: skip
 def test_a_record_that_is_none_of_ours_is_named_by_its_line(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "metrics.jsonl"
+    path, damaged = tmp_path / "metrics.jsonl", []
     path.write_text('{"step": 1}\n' + line + "\n")
-    with pytest.raises(RunDirError, match=r"metrics\.jsonl:2 "):
-        read_metrics(path)
+    assert read_metrics(path, damaged=damaged) == [{"step": 1}]
+    assert damaged == [2]
 
 
-def test_cutting_a_damaged_file_says_so(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "x"}\n')
-    with pytest.raises(RunDirError, match=r"metrics\.jsonl"):
-        JsonlWriter(tmp_path / "metrics.jsonl").cut_after(0)
+def test_cutting_a_damaged_file_cuts_what_is_sound(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"kind": "x"}\n{"step": 2}\n')
+    assert JsonlWriter(path).cut_after(1) == 1
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_a_folder_that_vanishes_fails_the_run_once_and_loudly(tmp_path: Path) -> None:
+    for kind, remove in (("deleted", shutil.rmtree), ("moved", lambda f: f.rename(f"{f}.old"))):
+        with RunDir(tmp_path / kind) as run_dir:
+            run_dir.append_metrics(1, {"train/loss": 1.0})
+            remove(run_dir.path)
+            with pytest.raises(RunDirWriteError, match="deleted, moved or replaced"):
+                run_dir.append_metrics(2, {"train/loss": 1.0})
+            # Telling of the failure must not raise another one.
+            run_dir.append_event("run_failed", 2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from homeostat.cli.options import Format, OutputFormat, Overrides, Recipe
 from homeostat.config import load_config
+from homeostat.observe.redact import Scrubber
 from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     console = SafeConsole(stderr=format is Format.JSON)
     with progress_of("tokenising rows", console) as progress:
         preflight = Preflight(config, progress=progress)
-        items = list(preflight.run())
+        # A reward's exception, say, may quote what the recipe gave it.
+        scrubber = Scrubber.of(config.model_dump(mode="json"), environ=os.environ)
+        items = [scrubbed(item, scrubber) for item in preflight.run()]
     if format is Format.JSON:
         found = {"ok": preflight.exit_code == 0, "items": [asdict(item) for item in items]}
         typer.echo(json.dumps(found, indent=2))
@@ -42,6 +46,10 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
         verdict = "[green]ready to train[/green]" if good else "[red]not yet[/red]"
         console.print(f"{escape(str(recipe))}: {verdict}", highlight=False)
     raise typer.Exit(preflight.exit_code)
+
+
+def scrubbed(item: Item, scrubber: Scrubber) -> Item:
+    return replace(item, text=scrubber.text(item.text), facts=scrubber.tree(item.facts))
 
 
 def _table(items: list[Item]) -> Table:

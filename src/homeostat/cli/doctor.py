@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,8 @@ import typer
 
 from homeostat.cli.options import Format, OutputFormat
 from homeostat.errors import HomeostatError
-from homeostat.health.finding import Level
+from homeostat.health.finding import Finding, Level
+from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_page
 
 if TYPE_CHECKING:
@@ -69,18 +71,23 @@ def doctor(
     rules = chosen(RULES, select=select, ignore=ignore)
     view = _read(path, config)
     diagnosis = diagnose(view, rules)
-    shown = [one for one in diagnosis.findings if one.level.rank >= level.rank]
+    shown = [_without_secrets(one) for one in diagnosis.findings if one.level.rank >= level.rank]
     if format is Format.JSON:
-        _write(json.dumps(as_json(diagnosis, view, findings=shown), indent=2))
+        found = as_json(diagnosis, view, findings=shown)
+        _write(json.dumps(Scrubber().tree(found), indent=2))
     else:
         width = shutil.get_terminal_size().columns
-        _write(
-            as_text(
-                diagnosis, view, findings=shown, width=width, color=_has_color(), verbose=verbose
-            ).rstrip("\n")
+        text = as_text(
+            diagnosis, view, findings=shown, width=width, color=_has_color(), verbose=verbose
         )
+        _write(mask_text(text.rstrip("\n")))
     is_ill = any(one.level is Level.ERROR for one in diagnosis.findings)
     raise typer.Exit(1 if is_ill or unknown_error(diagnosis, view) else 0)
+
+
+def _without_secrets(finding: Finding) -> Finding:
+    """Evidence quotes lines of a log, which is pasted into bug reports. Before it is folded."""
+    return replace(finding, evidence=tuple(mask_text(line) for line in finding.evidence))
 
 
 def _read(path: str, config: Path | None) -> RunView:

@@ -13,6 +13,7 @@ from homeostat.cli import doctor, explain, rules
 from homeostat.cli.app import new_app
 from homeostat.cli.quick import arguments_of
 from homeostat.errors import ConfigError, HomeostatError
+from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_text
 
 QUICK_VERBS = {"doctor": doctor.doctor, "explain": explain.explain, "rules": rules.rules}
@@ -21,6 +22,7 @@ QUICK_VERBS = {"doctor": doctor.doctor, "explain": explain.explain, "rules": rul
 def main() -> None:
     """Entry point: an error that a user can mend is a message, never a traceback."""
     try:
+        _require_folder()
         _run(sys.argv)
     except typer.Exit as end:
         sys.exit(end.exit_code)
@@ -33,6 +35,17 @@ def main() -> None:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _require_folder() -> None:
+    """Relative paths, and libraries that are imported, need the current folder."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise HomeostatError(
+            f"the current folder cannot be used ({error.strerror}): it was deleted or is out of "
+            "reach. Change to a folder that exists (cd), and start again."
+        ) from None
 
 
 def _run(argv: list[str]) -> None:
@@ -53,9 +66,9 @@ def _run(argv: list[str]) -> None:
 
 def _show_error(error: HomeostatError) -> None:
     if _wants_json(sys.argv):
-        typer.echo(json.dumps({"error": as_json(error)}, indent=2))
+        typer.echo(json.dumps({"error": Scrubber().tree(as_json(error))}, indent=2))
         return
-    text = str(error)
+    text = mask_text(str(error))
     if isinstance(error, ConfigError) and len(error.problems) > 1:
         text = f"{len(error.problems)} problems:\n" + "\n".join(f"  {x}" for x in text.split("\n"))
     typer.echo(f"error: {safe_text(text)}", err=True)

@@ -31,13 +31,27 @@ class Settings(BaseModel):
     )
 
 
-def key(default: Any = ..., *, help: str, resume: ResumeClass = "forbid", **limits: Any) -> Any:
-    """A config key with its help text, resume class and limits (`ge`, `gt`, `le`, ...)."""
+def key(
+    default: Any = ...,
+    *,
+    help: str,
+    resume: ResumeClass = "forbid",
+    share: bool | Literal["name"] = False,
+    **limits: Any,
+) -> Any:
+    """A config key with its help text, resume class and limits (`ge`, `gt`, `le`, ...).
+
+    `share` matters for text alone (config/shareable.py): True shows it in reports and bug-report
+    sheets, "name" shows its last part, as that of a path.
+    """
     if not isinstance(default, (Settings, dict, list)):
         limits["default"] = default
     else:
         limits["default_factory"] = lambda: default
-    return Field(description=help, json_schema_extra={"resume": resume}, **limits)
+    extra: dict[str, Any] = {"resume": resume}
+    if share:
+        extra["share"] = share
+    return Field(description=help, json_schema_extra=extra, **limits)
 
 
 def parse_bytes(value: object) -> object:

@@ -79,11 +79,11 @@ class ReasoningGymSource(Settings):
     """Prompts made by a reasoning-gym task (RL), which the reasoning_gym reward can score."""
 
     type: Literal["reasoning_gym"]
-    task: str = key(min_length=1, help="Name of the task: chain_sum, say.")
+    task: str = key(min_length=1, share=True, help="Name of the task: chain_sum, say.")
     size: int = key(ge=1, help="How many prompts are made.")
     seed: int = key(ge=0, lt=2**31, help="What they are drawn from.")
     options: dict[str, bool | int | float | str] = key(
-        {}, help="Settings of the task: {min_terms: 2, max_terms: 2}, say."
+        {}, share=True, help="Settings of the task: {min_terms: 2, max_terms: 2}, say."
     )
     instruction: str | None = key(
         None, help="Text put on a new line after each question: how to answer, say."

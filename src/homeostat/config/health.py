@@ -11,7 +11,10 @@ class Allowance(Settings):
     """An illness that is known and meant to be: it is not reported."""
 
     code: str = key(
-        pattern=r"^[A-Z]{3}\d{3}$", resume="free", help="The rule's code (`homeostat rules`)."
+        pattern=r"^[A-Z]{3}\d{3}$",
+        resume="free",
+        share=True,
+        help="The rule's code (`homeostat rules`).",
     )
     reason: str = key(min_length=1, resume="free", help="Why it is all right here.")
     until_step: int | None = key(
@@ -39,10 +42,16 @@ class HealthConfig(Settings):
         3, ge=1, resume="free", help="Records in a row without a finding after which it is over."
     )
     levels: dict[str, Literal["off", "info", "warn", "error"]] = key(
-        {}, resume="free", help="Rules, by code, whose findings have another level here; off: none."
+        {},
+        share=True,
+        resume="free",
+        help="Rules, by code, whose findings have another level here; off: none.",
     )
     options: dict[str, dict[str, Any]] = key(
-        {}, resume="free", help="Rules, by code, with thresholds that differ from their defaults."
+        {},
+        resume="free",
+        share=True,
+        help="Rules, by code, with thresholds that differ from their defaults.",
     )
     allow: tuple[Allowance, ...] = key(
         (), resume="free", help="Findings that are meant to be, each with its reason."

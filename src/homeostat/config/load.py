@@ -19,9 +19,10 @@ from homeostat.config.combinations import find_conflicts
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
+from homeostat.config.shareable import is_private
 from homeostat.config.tree import child, fill, has, is_index, parts, without
-from homeostat.config.yaml_file import Place, dotted, parse_yaml, read_yaml
-from homeostat.errors import COMMAND_LINE, ConfigError, Problem
+from homeostat.config.yaml_file import MAX_DEPTH, Place, dotted, parse_yaml, read_yaml
+from homeostat.errors import COMMAND_LINE, REMOVED, ConfigError, Problem
 
 # Old dotted name -> new one. A recipe that uses an old name is told the new one.
 RENAMED_KEYS: dict[str, str] = {}
@@ -49,7 +50,8 @@ def build_config(
     for name, tag in DEFAULT_TYPES.items():
         if isinstance(raw.get(name), dict):
             raw[name].setdefault("type", tag)
-    lines = lines | {parts(text.partition("=")[0]): COMMAND_LINE for text in overrides}
+    names = (text.partition("=")[0] for text in overrides)
+    lines = lines | {parts(name): COMMAND_LINE for name in names}
     merged, preset_problems = _merge_presets(raw)
     problems += preset_problems
     config, more = _validate(merged, lines)
@@ -69,8 +71,12 @@ def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:
     try:
         value, _ = parse_yaml(value_text, name=name)
     except ConfigError as error:
-        return Problem(name, f"the value {value_text!r} is {error.problems[0].message}")
+        shown = REMOVED if is_private(parts(name), raw) else repr(value_text)
+        return Problem(name, f"the value {shown} is {error.problems[0].message}")
     words = name.split(".")
+    if len(words) > MAX_DEPTH:
+        shown = ".".join(words[:4])
+        return Problem(f"{shown:.80}...", f"nested deeper than {MAX_DEPTH} levels.")
     here: Any = raw
     for depth, part in enumerate(words[:-1]):
         place = ".".join(words[: depth + 1])
@@ -177,7 +183,7 @@ def _explain(place: Place, item: Any, raw: dict[str, Any], lines: dict[Place, in
         expected = [word.strip(" '") for word in item["ctx"]["expected_tags"].split(",")]
         hint = _did_you_mean(tag, expected) or _tags_hint(item)
         return _located(Problem(dotted((*place, "type")), f"no type is {tag!r}.", hint), lines)
-    shown = json.dumps(item["input"], default=str)
+    shown = REMOVED if is_private(place, raw) else json.dumps(item["input"], default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
     hint = _help_of(owner, last)

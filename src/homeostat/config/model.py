@@ -47,6 +47,7 @@ class ModelConfig(Settings):
     )
     chat_template_options: dict[str, bool | int | float | str] = key(
         {},
+        share=True,
         help="What the chat template can be told ({enable_thinking: false}, say). Tell it the same "
         "when the model is used.",
     )
@@ -64,6 +65,7 @@ class LoraConfig(Settings):
     targets: tuple[str, ...] = key(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
+        share=True,
         help="Linear modules that get an adapter, by the last part of their name; "
         "'all-linear' for every one but the LM head.",
     )

@@ -38,6 +38,7 @@ class Reward(Settings):
     name: str | None = key(
         None,
         pattern=r"^[A-Za-z0-9_.-]{1,60}$",
+        share=True,
         help="Name in metrics (rewards/<name>/mean). Default: the type, or the function's name.",
     )
     weight: float = key(1.0, help="Weight in the sum.")
@@ -136,6 +137,7 @@ class FunctionReward(Reward):
     type: Literal["function"]
     path: str = key(
         pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$",
+        share="name",
         help="package.module:function or folder/file.py:function.",
     )
     options: dict[str, bool | int | float | str] = key(

@@ -31,11 +31,15 @@ class RunConfig(Settings):
     name: str = key(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         resume="free",
+        share=True,
         help="Name of the run: its folder under runs_dir.",
     )
     runs_dir: PathText = key("runs", resume="free", help="Folder that holds the runs.")
     preset: tuple[str, ...] = key(
-        (), resume="free", help="Named sets of defaults, later ones first; your keys win over all."
+        (),
+        resume="free",
+        share=True,
+        help="Named sets of defaults, later ones first; your keys win over all.",
     )
     seed: int = key(0, ge=0, lt=2**31, help="Source of all randomness.")
     algorithm: AnyAlgorithm = key(SftConfig(), help="What is trained, and by which loss.")

@@ -59,12 +59,14 @@ def known_keys(model: type[Settings]) -> list[str]:
 def settings_at(model: type[Settings], place: Place, raw: Any) -> type[BaseModel] | None:
     """The config class that owns the keys at `place`, with unions settled by the raw `type`."""
     current: type[Settings] | None = model
+    candidates: list[type[Settings]] = []
     for part in place:
         raw = child(raw, part)
-        if isinstance(part, int):
-            continue
-        info = current.model_fields.get(part) if current is not None else None
-        current = _chosen(settings_types(info.annotation), raw) if info is not None else None
+        if not isinstance(part, int):
+            info = current.model_fields.get(part) if current is not None else None
+            candidates = settings_types(info.annotation) if info is not None else []
+        # An item of a list says its own type; the list says none.
+        current = _chosen(candidates, raw)
     return current
 
 

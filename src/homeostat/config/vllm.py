@@ -113,7 +113,10 @@ class VllmEngineConfig(Settings):
         "false keeps them: more memory, no pause.",
     )
     options: Annotated[dict[str, Any], AfterValidator(_check_options)] = key(
-        {}, resume="warn", help="Further arguments of vLLM's EngineArgs, by their own names."
+        {},
+        resume="warn",
+        share=True,
+        help="Further arguments of vLLM's EngineArgs, by their own names.",
     )
 
     @property

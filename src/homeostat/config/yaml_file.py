@@ -19,6 +19,7 @@ from homeostat.errors import ConfigError, Problem
 
 MAX_FILE_BYTES = 1_000_000
 MAX_NODES = 100_000
+MAX_DEPTH = 32
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Place = tuple[str | int, ...]
@@ -124,8 +125,8 @@ class _Builder:
             self.open_nodes.discard(id(node))
 
     def value(self, node: yaml.Node, place: Place) -> Any:
-        if len(place) > 32:
-            raise self.fail(node, place[:4], "nested deeper than 32 levels.")
+        if len(place) > MAX_DEPTH:
+            raise self.fail(node, place[:4], f"nested deeper than {MAX_DEPTH} levels.")
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, place)
         if isinstance(node, yaml.SequenceNode):

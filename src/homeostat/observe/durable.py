@@ -10,13 +10,20 @@ from pathlib import Path
 OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def write_atomically(path: Path, content: str | bytes, *, sync: bool = True) -> None:
-    """The file holds what it held or `content`, never a part, also after a power cut (`sync`)."""
+def write_atomically(
+    path: Path, content: str | bytes, *, sync: bool = True, mode: int = 0o666
+) -> None:
+    """The file holds what it held or `content`, never a part, also after a power cut (`sync`).
+
+    `mode`: its permissions, before the umask.
+    """
     partial = path.with_name(f".{path.name}.partial")
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             if sync:

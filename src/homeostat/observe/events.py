@@ -42,6 +42,13 @@ _LIST: tuple[EventInfo, ...] = (
         "warn",
     ),
     EventInfo(
+        "records_set_aside",
+        "Lines of a log file of the run directory were damaged from outside. They were moved to "
+        "another file, and the run goes on without them.",
+        ("file", "lines", "kept_in"),
+        "warn",
+    ),
+    EventInfo(
         "data_prepared",
         "Rows were tokenised, or found in the cache: how many were kept, dropped and cut.",
         ("which", "seen", "kept", "dropped_overlong", "truncated", "bad", "tokens",

@@ -5,6 +5,10 @@ tore is dropped when the file is opened again. JSON is strict: a float that is n
 written as the string "nan", "inf" or "-inf", and the reader turns exactly those strings back
 into floats.
 
+These files are logs: training truth is in checkpoints and the journal, which are checked strictly.
+A line that was damaged from outside is therefore passed over by readers, which say so; a writer
+moves it to <file>.damaged, so that the file itself is sound again.
+
 A write that fails (full disk, quota) does not raise: what was torn off is cut away, the line
 waits in memory and is tried again before the next one.
 """
@@ -16,19 +20,20 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from homeostat.errors import RunDirError
 
 MAX_WAITING_LINES = 10_000
 _MAX_NUMBER = 10**18
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 log = logging.getLogger(__name__)
+
+IsSound = Callable[[Mapping[str, Any]], bool]
+_SHOWN = 5
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -68,6 +73,10 @@ def is_record(record: Mapping[str, Any]) -> bool:
     )
 
 
+def is_metrics(record: Mapping[str, Any]) -> bool:
+    return is_record(record) and all(isinstance(value, (int, float)) for value in record.values())
+
+
 def is_event(record: Mapping[str, Any]) -> bool:
     return is_record(record) and "time" in record and isinstance(record.get("kind"), str)
 
@@ -88,28 +97,60 @@ def is_row_losses(record: Mapping[str, Any]) -> bool:
 
 
 def iter_jsonl(
-    path: Path, *, is_sound: Callable[[Mapping[str, Any]], bool] = lambda record: True
+    path: Path, *, is_sound: IsSound = lambda record: True, damaged: list[int] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The records of a file, one at a time. No file: none. A torn last line is passed over."""
+    """The records of a file, one at a time. No file: none. A torn last line is passed over.
+
+    Other lines that are no record are passed over too: their numbers go to `damaged` where that is
+    given, else to the log.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return
+    numbers = [] if damaged is None else damaged
     with file:
         for number, line in enumerate(file, start=1):
             record = _decode(line)
             if record is not None and is_sound(record):
                 yield record
-            elif record is not None or (line.endswith(b"\n") and file.read(1)):
-                raise RunDirError(
-                    f"{path}:{number} is not a record of ours: the file was damaged from outside. "
-                    "Delete that line to read the rest."
-                )
+            elif line.endswith(b"\n"):
+                numbers.append(number)
+    if numbers and damaged is None:
+        log.warning("%s: damaged lines were passed over: %s", path, shown_numbers(numbers))
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def shown_numbers(numbers: Sequence[int]) -> str:
+    """The first few of them, and how many there are."""
+    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return ", ".join(str(number) for number in numbers[:_SHOWN]) + more
+
+
+def read_metrics(path: Path, *, damaged: list[int] | None = None) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl, with `step`, `time` and the metrics as floats."""
-    return list(iter_jsonl(path, is_sound=is_record))
+    return list(iter_jsonl(path, is_sound=is_metrics, damaged=damaged))
+
+
+def set_aside_damaged(path: Path, *, is_sound: IsSound) -> int:
+    """Move lines that are no record to <file>.damaged, and return how many there were."""
+    damaged: list[int] = []
+    for _ in iter_jsonl(path, is_sound=is_sound, damaged=damaged):
+        pass
+    if not damaged:
+        return 0
+    partial, bad = path.with_name(f".{path.name}.partial"), frozenset(damaged)
+    with path.open("rb") as old, partial.open("wb") as new, _aside(path).open("ab") as aside:
+        for number, line in enumerate(old, start=1):
+            (aside if number in bad else new).write(line)
+        for file in (aside, new):
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(partial, path)
+    return len(damaged)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.damaged")
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
@@ -150,16 +191,18 @@ def _line_start(file: Any, end: int, block: int = 65536) -> int:
 class JsonlWriter:
     """Appends records to one file. `sync` asks the disk to keep each before going on."""
 
-    def __init__(self, path: Path, *, sync: bool = False) -> None:
+    def __init__(self, path: Path, *, sync: bool = False, is_sound: IsSound = is_record) -> None:
         self.path = path
         self.sync = sync
         self.num_failed_writes = 0
         self.num_dropped = 0
+        self.num_set_aside = 0
         self._waiting: deque[bytes] = deque()
         if path.is_file():
             cut = drop_torn_lines(path)
             if cut:
                 log.info("%s: dropped %d bytes of a line torn by a crash", path.name, cut)
+            self.num_set_aside = set_aside_damaged(path, is_sound=is_sound)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._good_size = os.fstat(self._fd).st_size
 
@@ -209,7 +252,7 @@ class JsonlWriter:
         with self.path.open("rb") as file:
             for line in file:
                 record = _decode(line)
-                if cut_at is None and record is not None and self._step_of(record) > step:
+                if cut_at is None and record is not None and record["step"] > step:
                     cut_at = offset
                 num_cut += cut_at is not None
                 offset += len(line)
@@ -218,15 +261,6 @@ class JsonlWriter:
             os.fsync(self._fd)
             self._good_size = cut_at
         return num_cut
-
-    def _step_of(self, record: dict[str, Any]) -> int:
-        step = record.get("step")
-        if type(step) is not int:
-            raise RunDirError(
-                f"{self.path} holds a record whose step is {step!r}: the file was damaged from "
-                "outside. Mend or delete that line, or give this run another name."
-            )
-        return step
 
     def close(self) -> None:
         if self._fd < 0:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from homeostat.errors import ConfigError, Problem
+from homeostat.observe.redact import Scrubber
 from homeostat.observe.safe_text import safe_text
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -37,14 +38,24 @@ def resolve_level(flag: str | None, *, config: str, environ: Mapping[str, str] =
 
 
 @contextmanager
-def logging_to(console: Console, *, level: str, console_log: Path | None = None) -> Iterator[None]:
-    """Log to the console (the live view's own, so that lines go above it) and to a file."""
+def logging_to(
+    console: Console,
+    *,
+    level: str,
+    console_log: Path | None = None,
+    scrubber: Scrubber | None = None,
+) -> Iterator[None]:
+    """Log to the console (the live view's own, so that lines go above it) and to a file.
+
+    `scrubber` takes secrets out of every line.
+    """
     root, ours = logging.getLogger(), logging.getLogger("homeostat")
     progress = logging.getLogger(PROGRESS_LOGGER)
     before = (root.level, ours.level, progress.level, progress.propagate)
-    handlers = [_console_handler(console)]
+    scrubber = scrubber or Scrubber()
+    handlers = [_console_handler(console, scrubber)]
     if console_log is not None:
-        handlers.append(_file_handler(console_log))
+        handlers.append(_file_handler(console_log, scrubber))
         progress.addHandler(handlers[-1])
     for handler in handlers:
         root.addHandler(handler)
@@ -78,33 +89,36 @@ def tail(path: Path, num_lines: int, *, max_bytes: int = 65536) -> list[str]:
     return lines[-num_lines:]
 
 
-def _console_handler(console: Console) -> logging.Handler:
+def _console_handler(console: Console, scrubber: Scrubber) -> logging.Handler:
     if console.is_terminal:
         handler: logging.Handler = RichHandler(
             console=console, show_path=False, log_time_format="%H:%M:%S", markup=False
         )
-        handler.setFormatter(SafeFormatter("%(message)s"))
+        handler.setFormatter(_SafeFormatter("%(message)s", scrubber=scrubber))
         return handler
     handler = logging.StreamHandler(console.file)
-    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    form = "%(asctime)s %(levelname)-7s %(message)s"
+    handler.setFormatter(_SafeFormatter(form, "%H:%M:%S", scrubber=scrubber))
     return handler
 
 
-def _file_handler(path: Path) -> logging.Handler:
+def _file_handler(path: Path, scrubber: Scrubber) -> logging.Handler:
     handler = _ConsoleLog(path, encoding="utf-8", errors="backslashreplace")
     form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    handler.setFormatter(SafeFormatter(form))
+    handler.setFormatter(_SafeFormatter(form, scrubber=scrubber))
     return handler
 
 
-class SafeFormatter(logging.Formatter):
-    """Formats a record, its traceback included, as text that cannot steer a terminal.
+class _SafeFormatter(logging.Formatter):
+    """Format a record, its traceback included, without secrets and as text that cannot steer a
+    terminal, whoever wrote it. console.log gets the same: people read it with cat."""
 
-    console.log gets the same: people read it with cat.
-    """
+    def __init__(self, form: str, datefmt: str | None = None, *, scrubber: Scrubber) -> None:
+        super().__init__(form, datefmt)
+        self.scrubber = scrubber
 
     def format(self, record: logging.LogRecord) -> str:
-        return safe_text(super().format(record))
+        return safe_text(self.scrubber.text(super().format(record)))
 
 
 class _ConsoleLog(logging.FileHandler):

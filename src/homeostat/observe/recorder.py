@@ -111,6 +111,7 @@ class Recorder:
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
         assert kind in EVENTS, f"{kind!r} is not in the event catalogue (observe/events.py)"
+        fields = self._run_dir.scrubber.tree(fields)
         self._run_dir.append_event(kind, step, **fields)
         if self._view is not None:
             self._view.event(kind, step, fields)

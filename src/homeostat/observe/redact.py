@@ -1,76 +1,258 @@
-"""Takes secrets out of what people paste into bug reports. Better one value too many than too few.
+"""Takes secrets out of free text: logs, tracebacks, commands, lines quoted from a log.
 
-Two ways to know a secret: by the name it goes under, and by its looks.
+Config values are shared by an allow-list (config/shareable.py). Free text has no keys, so here a
+secret is known in three ways, and rather one word too many is removed than one too few:
+
+    its value    it stands in the run's config where nothing is shared, or in an environment
+                 variable whose name says that it is secret (`Scrubber`)
+    its name     what follows `password=`, `"judge_key":`, `--token`, `Bearer`
+    its looks    the shapes of known tokens and keys, links with a login, a query or a random part,
+                 and long words that mix cases and digits as no name does
+
+Every pattern is linear in the length of the text: repeats are bounded, or cannot overlap.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import Any
 
-MASK = "<removed>"
+from homeostat.errors import REMOVED
+
+MASK = REMOVED
 
 _SECRET_NAME = re.compile(
-    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|PRIVATE|SIGNATURE|WEBHOOK", re.I
+    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PWD|CREDENTIAL|AUTH|COOKIE|PRIVATE|SIGNATURE|WEBHOOK|DSN"
+    r"|CONNECTION_STRING|(?:^|_)(?:PAT|PW|PASS|SAS)(?:_|$)",
+    re.I,
+)
+_PEM = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}-----.*?(?:-----END [A-Z0-9 ]{0,40}-----|\Z)", re.DOTALL
 )
 _KNOWN_TOKEN = re.compile(
-    r"\b(?:hf_|sk-|sk_|pk_|rk_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|ya29\.|eyJ)"
-    r"[A-Za-z0-9_.\-]{8,}"
+    r"\b(?:hf_|api_org_|sk-|sk_|pk_|rk_|gsk_|xai-|r8_|nvapi-|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-"
+    r"|xapp-|AKIA|ASIA|AIza|ya29\.|GOCSPX-|eyJ|npm_|pypi-|dop_v1_|SG\.|AC(?=[0-9a-f]{32})|shpat_|ntn_"
+    r"|lin_api_|dckr_pat_|tskey-|wandb_v1_|AGE-SECRET-KEY-)[A-Za-z0-9_.\-/+=]{8,}"
 )
-_URL_LOGIN = re.compile(r"(?<=://)[^/\s@'\"]+@")
-_LONG_WORD = re.compile(r"[A-Za-z0-9+_=\-]{32,}")
+_URL = re.compile(r"\b([a-z][a-z0-9+.\-]{1,20}://)([^\s\"'<>`\\]+)", re.I)
+_BEARER = re.compile(r"(?i)\b(bearer|basic|digest|apikey)(\s+)([A-Za-z0-9+/=_.~\-]{8,})")
 _WORDS = (
-    r"[\w-]*(?:api[_-]?key|(?:access|secret|private)[_-]?key|secret|passw(?:or)?d|passphrase"
-    r"|credentials?|authorization|(?:access|api|auth|bearer|hf|hub|id|refresh|session)[_-]?token)"
-    r"|(?<![\w-])(?:--)?(?:HF_)?token"
+    r"(?:[\w-]{0,40}(?:[_-]|api|access|account|secret|private|signing|master|license))?key"
+    r"|[\w-]{0,40}(?:secret|secrets|passw(?:or)?d|passphrase|credentials?|authorization|webhook"
+    r"|signature|cookie|connection[_-]?string)"
+    r"|(?:[\w-]{0,40}[_-])?(?:pw|pwd|pass|auth|bearer|sig|sas|pat|otp|pin|dsn)"
+    r"|[\w-]{0,40}(?:access|api|auth|bearer|hf|hub|id|refresh|session|bot|judge|user|my)[_-]?token"
+    r"|(?:HF_|--)?token"
 )
-# `token=abc`, `"password": "abc"`, `--api-key abc`: the name stays, the value goes. Names such as
-# pad_token and tokenizer are no secrets.
+# `token=abc`, `"password": "a b, c"`, `--api-key abc`: the name stays, the value goes. Names such
+# as pad_token and tokenizer are no secrets.
 _NAMED_VALUE = re.compile(
-    rf"(?i)((?:(?:{_WORDS})[\"']?\s*[=:]\s*|--(?:{_WORDS}|token)\s+)[\"']?(?:bearer\s+)?)"
-    r"([^\s\"',;&}]{6,})"
+    rf"(?i)(?<![\w-])(\\?[\"']?(?:--)?(?:{_WORDS})\\?[\"']?(?:\s?[=:]\s?|(?<=--)\s)|--(?:{_WORDS})\s)"
+    r"(\\?\"[^\"\n]{0,4000}\"?|\\?'[^'\n]{0,4000}'?|[^\s\"';&}\])]{3,})"
 )
+_RANDOM = re.compile(r"[A-Za-z0-9+/_=\-]{20,}")
+_AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=_.\-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+_.\-])")
+# Keys and UUIDs; a commit's name is meant to be read.
+_HEX = re.compile(
+    r"(?i)(?<![0-9a-z])(?=[0-9a-f-]{0,35}[0-9])[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){2,}[0-9a-f]{8,}"
+)
+_NO_KEY_BEFORE = ("GPU-", "MIG-", "commit ", "revision ", "sha256:", "sha256 ")
 _DEVICE_ID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
 _RELEVANT = re.compile(
     r"(?:CUDA|NCCL|TORCH|PYTORCH|HF|TRANSFORMERS|TOKENIZERS|OMP|MKL|OPENBLAS|WANDB|TRACKIO"
     r"|HOMEOSTAT|PYTHON|SLURM|RAY|NVIDIA|TRITON|XLA|GLOO|UCX)_?.*|LD_LIBRARY_PATH|LD_PRELOAD"
     r"|MASTER_(?:ADDR|PORT)|(?:LOCAL_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|VIRTUAL_ENV|CONDA_PREFIX"
 )
+# Variables of the numerical libraries: their values are settings, and no vendor puts a login there.
+_SETTINGS = re.compile(
+    r"(?:CUDA|NCCL|TORCH|PYTORCH|OMP|MKL|OPENBLAS|TOKENIZERS|TRITON|XLA|GLOO|UCX|NVIDIA)_.*"
+    r"|CUDA_VISIBLE_DEVICES"
+)
+_WORD_LIST = re.compile(r"[\w.,:;+\[\]=-]{1,120}")
+# Shorter ones would take half of a text with them.
+_MIN_PRIVATE = 4
+
+
+class Scrubber:
+    """Removes the secrets of one run from any text: the values that it knows, then by looks."""
+
+    def __init__(self, secrets: Iterable[str] = (), *, paths: Iterable[str] = ()) -> None:
+        known = {form: MASK for secret in secrets for form in _forms(secret)}
+        known |= {path: PurePath(path).name for path in paths if path not in known}
+        ordered = sorted(known, key=len, reverse=True)
+        self._known = known
+        self._values = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+    @classmethod
+    def of(cls, config: Any, *, environ: Mapping[str, str]) -> Scrubber:
+        """For a run with this config (JSON values) in this environment."""
+        # The config classes take half a second to import, and the doctor needs none of them.
+        from homeostat.config.shareable import private_values
+
+        texts = [text for text in private_values(config) if len(text) >= _MIN_PRIVATE]
+        secrets = [
+            value
+            for name, value in environ.items()
+            if _SECRET_NAME.search(name) and len(value) >= 8 and not _is_harmless(value)
+            and not value.startswith("/")
+        ]  # fmt: skip
+        paths = [text for text in texts if _is_path(text)]
+        return cls([*secrets, *(text for text in texts if text not in paths)], paths=paths)
+
+    def text(self, text: str) -> str:
+        if self._values is not None:
+            text = self._values.sub(lambda match: self._known[match.group(0)], text)
+        return mask_text(text)
+
+    def tree(self, value: Any) -> Any:
+        """The same for every text of a JSON value."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {name: self.tree(item) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.tree(item) for item in value]
+        return value
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text and "://" not in text and " " not in text and bool(PurePath(text).name)
+
+
+def _forms(secret: str) -> set[str]:
+    """How a secret may stand in a text: as it is, escaped, by lines, and each text inside JSON."""
+    forms = {secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]}
+    forms |= {line.strip() for line in secret.splitlines()}
+    try:
+        inner = json.loads(secret)
+    except (ValueError, RecursionError):
+        inner = None
+    if isinstance(inner, (dict, list)):
+        forms |= set(_texts(inner))
+    return {form for form in forms if len(form) >= _MIN_PRIVATE}
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def relevant_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that matter for training, by name, with secrets masked."""
+    """The variables that matter for training, by name; values where they cannot be secrets."""
     chosen = sorted(name for name in environ if _RELEVANT.fullmatch(name))
-    return {name: mask_value(name, environ[name]) for name in chosen}
+    return {name: shared_variable(name, environ[name]) for name in chosen}
 
 
-def mask_value(name: str, value: str) -> str:
-    """A variable's value; masked whole when its name or its looks say that it is secret."""
-    if value and _SECRET_NAME.search(name) and not _is_harmless(value):
-        return MASK
-    return _LONG_WORD.sub(_mask_if_random, mask_text(value))
+def shared_variable(name: str, value: str) -> str:
+    """A variable's value if it is a number, a truth value or a setting of a numerical library."""
+    if _is_harmless(value) or not value:
+        return value
+    if _SETTINGS.fullmatch(name) and not _SECRET_NAME.search(name) and _WORD_LIST.fullmatch(value):
+        return mask_text(value)
+    return MASK
 
 
 def mask_text(text: str) -> str:
-    """Free text (a command, a config, a traceback) with recognisable secrets masked."""
-    text = _URL_LOGIN.sub(f"{MASK}@", text)
+    """Free text with what looks like a secret removed."""
+    text = _PEM.sub(MASK, text)
+    text = _URL.sub(_mask_url, text)
     text = _KNOWN_TOKEN.sub(MASK, text)
-    return _NAMED_VALUE.sub(_mask_named, text)
+    text = _BEARER.sub(_mask_bearer, text)
+    text = _NAMED_VALUE.sub(_mask_named, text)
+    text = _AWS_SECRET.sub(_mask_if_random, text)
+    text = _HEX.sub(_mask_hex, text)
+    return _RANDOM.sub(_mask_if_random, text)
+
+
+def _mask_url(match: re.Match[str]) -> str:
+    """A plain link stays. One with a login, a query or a random part keeps scheme and host."""
+    scheme, rest = match.groups()
+    authority, slash, path = rest.partition("/")
+    login, _, host = authority.rpartition("@")
+    if not (login or "?" in rest or _has_random_part(path)):
+        return match.group(0)
+    return f"{scheme}{host.partition('?')[0]}{slash}{MASK}"
+
+
+def _has_random_part(path: str) -> bool:
+    parts = path.split("/")
+    is_hook = parts[0] in ("services", "hooks") or "webhook" in path.lower()
+    return is_hook or any(_is_random(part) for part in parts)
+
+
+def _mask_bearer(match: re.Match[str]) -> str:
+    word = match.group(3)
+    is_word = word.isalpha() and word.islower()
+    return match.group(0) if is_word else f"{match.group(1)}{match.group(2)}{MASK}"
+
+
+# Names that end as a secret's does, and are none.
+_NO_SECRET = re.compile(r"(?:(?:by|sort|primary|foreign|cache|group)_)?key|pass|pin|id_token")
 
 
 def _mask_named(match: re.Match[str]) -> str:
-    return match.group(0) if _is_harmless(match.group(2)) else f"{match.group(1)}{MASK}"
+    name, value = match.groups()
+    bare = value.strip("\\\"'")
+    word = name.strip("-\\\"' =:\n\t").lower()
+    is_plain = _is_harmless(bare) or bare == MASK or _NO_SECRET.fullmatch(word)
+    return match.group(0) if is_plain else f"{name}{MASK}"
 
 
 def _is_harmless(value: str) -> bool:
     """TOKENIZERS_PARALLELISM=false, max_tokens: 8192, pad_token: null are no secrets."""
-    return bool(re.fullmatch(r"(?i)true|false|null|none|[\d.,]{1,15}(?:e-?\d+)?", value))
+    return bool(re.fullmatch(r"(?i)true|false|null|none|on|off|-?[\d.,]{1,15}(?:e-?\d+)?", value))
+
+
+def _mask_hex(match: re.Match[str]) -> str:
+    before = match.string[max(0, match.start() - 10) : match.start()]
+    return match.group(0) if before.endswith(_NO_KEY_BEFORE) else MASK
 
 
 def _mask_if_random(match: re.Match[str]) -> str:
-    """Long words that mix digits and letters look like keys; names and paths do not."""
     word = match.group(0)
-    if _DEVICE_ID.fullmatch(word):
+    before = match.string[max(0, match.start() - 10) : match.start()]
+    if _DEVICE_ID.fullmatch(word) or before.endswith(_NO_KEY_BEFORE):
         return word
-    digits = sum(char.isdigit() for char in word)
-    return MASK if digits >= 4 and digits < len(word) else word
+    if len(word) == 40 and "/" in word and _mixes(word) and _changes(word) >= 10:
+        return MASK
+    return "/".join(MASK if _is_random(part) else part for part in word.split("/"))
+
+
+def _is_random(word: str) -> bool:
+    """Long words that change between cases and digits often look like keys; names do not.
+
+    In a random word about 62 % of neighbours differ in kind; in names in CamelCase with a number,
+    and in mangled symbols, fewer than 45 % do.
+    """
+    if len(word) < 20:
+        return False
+    digits, changes = sum(char.isdigit() for char in word), _changes(word) / len(word)
+    if _mixes(word):
+        return changes >= 0.46 or (digits >= 3 and changes >= 0.33)
+    letters = sum(char.isalpha() for char in word)
+    return min(digits, letters) >= 4 and changes >= 0.25
+
+
+def _mixes(word: str) -> bool:
+    kinds = (str.isupper, str.islower, str.isdigit)
+    return all(any(kind(char) for char in word) for kind in kinds)
+
+
+def _changes(word: str) -> int:
+    """How often the kind of character changes: capitals, small letters, digits."""
+    kinds = [_kind(char) for char in word]
+    return sum(a != b and "-" not in (a, b) for a, b in itertools.pairwise(kinds))
+
+
+def _kind(char: str) -> str:
+    return "d" if char.isdigit() else "u" if char.isupper() else "l" if char.islower() else "-"

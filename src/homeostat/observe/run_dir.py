@@ -28,7 +28,15 @@ from typing import Any
 from homeostat.config import RunConfig
 from homeostat.errors import RunDirError, RunDirWriteError
 from homeostat.observe.durable import OUT_OF_SPACE, write_atomically
-from homeostat.observe.jsonl import JsonlWriter, encode
+from homeostat.observe.jsonl import (
+    JsonlWriter,
+    encode,
+    is_event,
+    is_finding,
+    is_metrics,
+    is_row_losses,
+)
+from homeostat.observe.redact import Scrubber
 from homeostat.types import FloatArray, IntArray
 
 
@@ -68,16 +76,19 @@ class RunDir(RunPaths):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        # Removes secrets from what is written for others to read; `protect` tells it of more.
+        self.scrubber = Scrubber.of({}, environ=os.environ)
+        self._is_gone = False
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._require_plain_files()
             self._lock_fd: int | None = _lock(path / ".lock")
             # A run directory is used once anything happened in it.
             self.was_used = self.events.is_file() and self.events.stat().st_size > 0
-            self._metrics = JsonlWriter(self.metrics)
-            self._events = JsonlWriter(self.events, sync=True)
-            self._row_losses = JsonlWriter(self.row_losses)
-            self._findings = JsonlWriter(self.findings)
+            self._metrics = JsonlWriter(self.metrics, is_sound=is_metrics)
+            self._events = JsonlWriter(self.events, sync=True, is_sound=is_event)
+            self._row_losses = JsonlWriter(self.row_losses, is_sound=is_row_losses)
+            self._findings = JsonlWriter(self.findings, is_sound=is_finding)
         except OSError as error:
             if isinstance(error, RunDirError):
                 raise
@@ -98,13 +109,46 @@ class RunDir(RunPaths):
                     "give this run another name (name=...)."
                 )
 
+    @property
+    def set_aside(self) -> dict[str, int]:
+        """How many damaged lines were moved to <file>.damaged on opening, by the file's name."""
+        writers = (self._metrics, self._events, self._row_losses, self._findings)
+        return {w.path.name: w.num_set_aside for w in writers if w.num_set_aside}
+
+    def protect(self, config: Mapping[str, Any]) -> None:
+        """Keep what this config holds and does not share out of events, findings and logs."""
+        self.scrubber = Scrubber.of(config, environ=os.environ)
+
+    def _require_there(self) -> None:
+        """Raise once if the folder was deleted, moved or replaced while the run goes on.
+
+        Open files would take every record, and nobody could ever read them.
+        """
+        if self._lock_fd is None or self._is_gone:
+            return
+        try:
+            there = os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock_fd))
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        if not there:
+            self._is_gone = True
+            raise RunDirWriteError(
+                f"the run directory {self.path} was deleted, moved or replaced while the run was "
+                "going on, so nothing more can be recorded. Start the run again; what was moved "
+                "elsewhere can be moved back first."
+            )
+
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._require_there()
         self._metrics.append({"step": step, "time": round(time.time(), 3), **metrics})
 
     def append_event(self, kind: str, step: int, **fields: Any) -> None:
+        self._require_there()
+        fields = self.scrubber.tree(fields)
         self._events.append({"kind": kind, "step": step, "time": round(time.time(), 3), **fields})
 
     def append_finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        finding = self.scrubber.tree(finding)
         self._findings.append({"step": step, "time": round(time.time(), 3), **finding})
 
     def append_row_losses(
@@ -126,10 +170,14 @@ class RunDir(RunPaths):
         return sum(writer.cut_after(step) for writer in writers)
 
     def write_config(self, config: RunConfig, *, recipe: str) -> None:
-        """The resolved config, and the recipe's text as the user gave it."""
+        """The resolved config, and the recipe's text as the user gave it.
+
+        Both are whole, as a resumed run needs them, so they are for the user's eyes alone.
+        """
         try:
-            write_atomically(self.config_json, config.model_dump_json(indent=2) + "\n")
-            write_atomically(self.config_yaml, recipe)
+            text = config.model_dump_json(indent=2) + "\n"
+            write_atomically(self.config_json, text, mode=0o600)
+            write_atomically(self.config_yaml, recipe, mode=0o600)
         except OSError as error:
             raise RunDirWriteError(
                 f"the run directory {self.path} cannot be written: {error.strerror}. Free some "
@@ -144,7 +192,7 @@ class RunDir(RunPaths):
         return path
 
     def write_traceback(self, text: str) -> None:
-        write_atomically(self.traceback, text)
+        write_atomically(self.traceback, self.scrubber.text(text))
 
     def close(self) -> None:
         """Write what waits and let the next process in. Closing twice is fine."""

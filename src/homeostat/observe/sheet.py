@@ -1,4 +1,7 @@
-"""The bug-report sheet: all that a maintainer asks for, as Markdown, with secrets removed."""
+"""The bug-report sheet: all that a maintainer asks for, as Markdown.
+
+The config is shown by an allow-list (config/shareable.py), texts go through a scrubber (redact.py).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from typing import Any
 from homeostat.errors import RunDirError
 from homeostat.observe import format as fmt
 from homeostat.observe.environment import Environment
+from homeostat.observe.jsonl import shown_numbers
 from homeostat.observe.logs import tail
 from homeostat.observe.progress import event_line
-from homeostat.observe.redact import mask_text, relevant_environment
+from homeostat.observe.redact import Scrubber, mask_text, relevant_environment
 from homeostat.observe.report.facts import RunFacts, read_facts
 from homeostat.observe.run_dir import RunPaths
 
@@ -48,14 +52,14 @@ def bug_sheet(run_dir: Path, environment: Environment, *, environ: Mapping[str, 
     parts = [
         f"# Run `{mask_text(facts.name)}`: {facts.status[0]}",
         _summary(facts),
-        _section("Command", _code(facts.told("command"))),
+        _section("Command", _code(facts.told("command"), facts.scrubber)),
         machine_markdown(environment),
         _section("At the run's last start", _table(facts.told("environment") or {})),
         _section("Environment variables", _table(relevant_environment(environ))),
         _section("Remedies tried", _remedies(facts)),
-        _section("Traceback", _code("\n".join(tail(facts.paths.traceback, 200)))),
+        _section("Traceback", _code("\n".join(tail(facts.paths.traceback, 200)), facts.scrubber)),
         _section("Last console lines", _console(facts)),
-        _section("Config", _code(json.dumps(facts.config, indent=2), "json")),
+        _section("Config", _code(json.dumps(facts.config, indent=2), facts.scrubber, "json")),
     ]
     return "\n".join(part for part in parts if part) + "\n"
 
@@ -92,12 +96,16 @@ def _summary(facts: RunFacts) -> str:
         series = facts.columns.get(name)
         if series is not None:
             lines[f"last {name}"] = fmt.number(float(series.y[-1]))
+    for name, numbers in facts.damaged.items():
+        lines[f"damaged lines of {name}"] = f"{len(numbers)}, passed over: {shown_numbers(numbers)}"
     return _table(lines)
 
 
 def _remedies(facts: RunFacts) -> str:
     found = [event for event in facts.events if event["kind"] in _REMEDIES]
-    lines = [f"- step {event['step']}: {mask_text(_event_text(event))}" for event in found]
+    lines = [
+        f"- step {event['step']}: {facts.scrubber.text(_event_text(event))}" for event in found
+    ]
     if len(lines) > NUM_REMEDIES:
         lines = [f"- ({len(lines) - NUM_REMEDIES} earlier ones)", *lines[-NUM_REMEDIES:]]
     return "\n".join(lines)
@@ -109,7 +117,7 @@ def _event_text(event: Mapping[str, Any]) -> str:
 
 
 def _console(facts: RunFacts) -> str:
-    return _code("\n".join(tail(facts.paths.console_log, NUM_CONSOLE_LINES)))
+    return _code("\n".join(tail(facts.paths.console_log, NUM_CONSOLE_LINES)), facts.scrubber)
 
 
 def _section(title: str, body: str) -> str:
@@ -125,11 +133,11 @@ def _cell(value: str) -> str:
     return mask_text(value).replace("|", "\\|").replace("\n", " ")
 
 
-def _code(text: Any, language: str = "") -> str:
+def _code(text: Any, scrubber: Scrubber, language: str = "") -> str:
     """A fenced block whose fence is longer than any run of backticks inside."""
     if not text:
         return ""
-    body = mask_text(str(text))
+    body = scrubber.text(str(text))
     fence = "```"
     while fence in body:
         fence += "`"

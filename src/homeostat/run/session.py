@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from homeostat.config.run import RunConfig
+from homeostat.config.shareable import shared_at, shared_override
 from homeostat.errors import HomeostatError, RunDirError
 from homeostat.observe.console import make_view
 from homeostat.observe.environment import summarise_environment
@@ -169,10 +170,16 @@ def open_session(
     stop = StopRequest()
     with RunDir(config.run_dir) as run_dir:
         resume = find_resume_point(config, run_dir)
+        run_dir.protect(config.model_dump(mode="json"))
         run_dir.write_config(config, recipe=recipe)
         session = Session(config, run_dir, resume, console=console, stop=stop)
         with (
-            logging_to(console, level=log_level, console_log=run_dir.console_log),
+            logging_to(
+                console,
+                level=log_level,
+                console_log=run_dir.console_log,
+                scrubber=run_dir.scrubber,
+            ),
             stop.listening(),
         ):
             _tell_start(session, command)
@@ -199,8 +206,13 @@ def _report(run_dir: RunDir) -> None:
 
 def _tell_start(session: Session, command: list[str]) -> None:
     found = session.resume.found
-    text = shlex.join(command)
+    text = shlex.join([*command[:2], *(shared_override(word) for word in command[2:])])
     environment = summarise_environment(session.run_dir.path)
+    for name, count in session.run_dir.set_aside.items():
+        log.warning("%s held %d damaged lines: they are now in %s.damaged", name, count, name)
+        step = found.step if found is not None else 0
+        fields = {"file": name, "lines": count, "kept_in": f"{name}.damaged"}
+        session.event("records_set_aside", step, **fields)
     if found is None:
         session.event("run_started", 0, command=text, environment=environment)
         return
@@ -208,8 +220,9 @@ def _tell_start(session: Session, command: list[str]) -> None:
         log.warning("passed over the broken checkpoint %s: %s", name, why)
         session.event("checkpoint_skipped_invalid", found.step, name=name, why=why)
     for change in session.resume.changes:
-        log.warning("%s was %r, is now %r", change.path, change.old, change.new)
-        fields = {"path": change.path, "old": change.old, "new": change.new}
+        old, new = (shared_at(change.path, value) for value in (change.old, change.new))
+        log.warning("%s was %r, is now %r", change.path, old, new)
+        fields = {"path": change.path, "old": old, "new": new}
         session.event("config_changed", found.step, **fields)
     log.info("going on after step %d (%s)", found.step, found.path)
     fields = {"command": text, "checkpoint": str(found.path), "environment": environment}
@@ -239,6 +252,8 @@ def _tell_failure(session: Session, error: BaseException) -> None:
         session.run_dir.write_traceback("".join(traceback.format_exception(error)))
     except OSError as why:
         log.error("%s was not written: %s", session.run_dir.traceback, why)
+    # Whoever catches it shows its text: on a terminal, in a log of a cluster.
+    error.args = tuple(session.run_dir.scrubber.tree(error.args))
     session.event("run_failed", last, error=type(error).__name__, message=str(error))
     if not isinstance(error, HomeostatError):
         log.error("the run failed: %s: %s", type(error).__name__, error)

@@ -16,15 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from homeostat.config.run import RunConfig
-from homeostat.errors import ConfigError, Problem, RunDirError, TrainingHaltedError
+from homeostat.errors import ConfigError, Problem, TrainingHaltedError
 from homeostat.health.finding import Finding, Level
 from homeostat.health.monitor import Allowed, Monitor, Watchlist
 from homeostat.health.readers.settings import flat
-from homeostat.health.records import Change, State, still_open
+from homeostat.health.records import Change, State, from_json, still_open
 from homeostat.health.registry import BY_CODE, RULES
 from homeostat.health.remedies import OWN_GUARDS
 from homeostat.health.view import Event, Kind, SampleText
-from homeostat.observe.jsonl import is_event, iter_jsonl, read_metrics
+from homeostat.observe.jsonl import is_event, is_finding, iter_jsonl, read_metrics
 from homeostat.observe.recorder import Recorder
 from homeostat.observe.run_dir import RunDir
 from homeostat.run.probes_tokenizer import compare_tokenizers
@@ -215,10 +215,12 @@ def _past_events(run_dir: RunDir, start_step: int) -> list[Event]:
 
 
 def _open_findings(run_dir: RunDir) -> list[Finding]:
+    return still_open(iter_jsonl(run_dir.findings, is_sound=_can_be_read))
+
+
+def _can_be_read(record: Mapping[str, Any]) -> bool:
     try:
-        return still_open(iter_jsonl(run_dir.findings))
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunDirError(
-            f"{run_dir.findings} holds a line that is no finding ({error}): it was damaged from "
-            "outside. Delete the file to go on; nothing but the list of findings is lost."
-        ) from None
+        from_json(record)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return is_finding(record)

@@ -8,22 +8,26 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from homeostat.config.shareable import shared_config
 from homeostat.errors import RunDirError
 from homeostat.observe.completions import completion_steps, read_completions
 from homeostat.observe.jsonl import (
+    IsSound,
     is_event,
     is_finding,
+    is_metrics,
     is_row_losses,
     iter_jsonl,
-    read_metrics,
 )
 from homeostat.observe.progress import is_rl
+from homeostat.observe.redact import Scrubber
 from homeostat.observe.report.illnesses import (
     Illness,
     Remedy,
@@ -69,7 +73,9 @@ class RunFacts:
     """All that the page shows, read once."""
 
     paths: RunPaths
+    # What of it may be shared; texts of the run's files go through the scrubber.
     config: dict[str, Any]
+    scrubber: Scrubber
     columns: dict[str, Series]
     events: list[dict[str, Any]]
     worst_rows: list[WorstRow]
@@ -80,6 +86,8 @@ class RunFacts:
     last_step: int
     started_at: float | None
     duration_s: float
+    # Numbers of the lines that were passed over, by the file's name.
+    damaged: dict[str, list[int]]
 
     @property
     def name(self) -> str:
@@ -129,22 +137,32 @@ class RunFacts:
 
 def read_facts(path: Path) -> RunFacts:
     paths = RunPaths(path)
-    metrics = read_metrics(paths.metrics)
-    events = list(iter_jsonl(paths.events, is_sound=is_event))
-    illnesses = read_illnesses(iter_jsonl(paths.findings, is_sound=is_finding))
+    files = (paths.metrics, paths.events, paths.findings, paths.row_losses)
+    bad: dict[str, list[int]] = {file.name: [] for file in files}
+
+    def records(file: Path, is_sound: IsSound) -> Iterator[dict[str, Any]]:
+        return iter_jsonl(file, is_sound=is_sound, damaged=bad[file.name])
+
+    config = read_config(paths)
+    scrubber = Scrubber.of(config, environ=os.environ)
+    metrics = list(records(paths.metrics, is_metrics))
+    events = [scrubber.tree(event) for event in records(paths.events, is_event)]
+    illnesses = read_illnesses(map(scrubber.tree, records(paths.findings, is_finding)))
     started_at, duration_s = _times(metrics, events)
     return RunFacts(
         paths=paths,
-        config=read_config(paths),
+        config=shared_config(config),
+        scrubber=scrubber,
         columns=read_columns(metrics),
         events=events,
-        worst_rows=find_worst_rows(iter_jsonl(paths.row_losses, is_sound=is_row_losses)),
+        worst_rows=find_worst_rows(records(paths.row_losses, is_row_losses)),
         samples=read_samples(paths.completions),
         illnesses=illnesses,
         other_remedies=share_out(read_remedies(events), illnesses),
         last_step=max((int(record["step"]) for record in metrics), default=0),
         started_at=started_at,
         duration_s=duration_s,
+        damaged={name: numbers for name, numbers in bad.items() if numbers},
     )
 
 

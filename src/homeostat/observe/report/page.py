@@ -108,10 +108,10 @@ def _failure_notice(facts: RunFacts) -> str:
 def _failure_logs(facts: RunFacts) -> str:
     if facts.status[0] != "failed":
         return ""
-    trace = tail(facts.paths.traceback, 200)
-    lines = tail(facts.paths.console_log, 60)
-    return block("Traceback", "traceback.txt", "\n".join(trace), is_open=True) + block(
-        "Last console lines", "console.log", "\n".join(lines), is_open=True
+    trace = facts.scrubber.text("\n".join(tail(facts.paths.traceback, 200)))
+    lines = facts.scrubber.text("\n".join(tail(facts.paths.console_log, 60)))
+    return block("Traceback", "traceback.txt", trace, is_open=True) + block(
+        "Last console lines", "console.log", lines, is_open=True
     )
 
 
@@ -126,4 +126,4 @@ def _environment(facts: RunFacts) -> str:
 
 def _config(facts: RunFacts) -> str:
     text = json.dumps(facts.config, indent=2, ensure_ascii=False) if facts.config else ""
-    return block("Config", "as resolved", text)
+    return block("Config", "as resolved; what may be secret is removed", text)
