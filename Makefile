@@ -11,7 +11,7 @@ VLLM_STAMP := $(VLLM_VENV)/.current
 # unless bytecode may be kept; and many tests start such processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint types layers unit test-nightly test-slow test-ranks setup-vllm test-vllm docs bench-setup clean
+.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-slow test-ranks setup-vllm test-vllm docs bench-setup clean
 
 setup: $(STAMP)
 
@@ -29,7 +29,15 @@ demo: setup
 	$(BIN)/homeostat train recipes/tiny_sort_grpo_cpu.yaml seed=$(SEED)
 	@echo "Look at runs/tiny_sort_grpo_cpu/report.html"
 
-test: lint types layers unit
+# Results depend on it: on what the tests ran.
+machine: setup
+	@$(BIN)/python -m homeostat.observe.processor
+
+test: machine lint types layers unit
+
+# ops, invariant numerics and the compiled step on aarch64: natively there, else under qemu-user.
+test-aarch64:
+	tests/aarch64.sh
 
 lint: setup
 	$(BIN)/ruff check .
@@ -47,11 +55,11 @@ unit: setup
 
 # Slower variants of tests in the default suite: every other moment of a crash, place of a full disk
 # and transport. CI leaves them out; run them once a night, and before a release.
-test-nightly test-slow: setup
+test-nightly test-slow: machine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not vllm' --numprocesses 2 --dist worksteal
 
 # Runs and checks over several trainer ranks: each start is some processes that import torch.
-test-ranks: setup
+test-ranks: machine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'ranks and not slow' --numprocesses 2 --dist loadfile tests/parity/test_fsdp.py tests/integration/test_fsdp_run.py tests/integration/test_every_key.py tests/contract/test_trainer_contract.py
 
 # vLLM pins what it needs, so its tests have an environment of their own, with its CPU build. The
@@ -67,6 +75,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 
 # By file: the tests of one file share engines, which take seconds to start.
 test-vllm: setup-vllm
+	@$(VLLM_VENV)/bin/python -m homeostat.observe.processor
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
 
 # docs/reference/ is made from the code; a test fails while it is stale.

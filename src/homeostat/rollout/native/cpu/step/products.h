@@ -12,11 +12,14 @@
 #include "stages.h"
 
 #define PANEL (2 * LANES)
-/* Rows at a time: twice as many sums, the weights and one input fill the registers. */
-#if LANES == 8
-#define ROWS 6
-#else
+/* Rows at a time: as many as registers hold. A row has two vectors of sums; two of weights and one
+   of inputs come on top. AVX-512 and NEON have 32 registers, of which 8 rows take 19: enough sums
+   in flight to hide the latency of a multiply-add, and the rest is for the compiler. AVX2 and SSE
+   have 16, of which 6 rows take 15. */
+#if defined(__AVX512F__) || defined(__aarch64__)
 #define ROWS 8
+#else
+#define ROWS 6
 #endif
 /* How far ahead of use weights are asked for, in floats: a product of few rows waits for memory. */
 #define AHEAD 1024
