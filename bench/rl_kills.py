@@ -6,9 +6,9 @@ There are three kinds of run: the engine in the trainer's process, in a process 
 the trainer's process with a helper. One run of each kind is left alone. The others are disturbed:
 at random moments a random victim is killed (the main process, its process group, the engine, a
 helper, a reward worker; worker, guardian or both), and in half of the cases its successor once more
-while it starts. A run whose main process was killed is begun again with the same command until it is
-complete. Then the tensors of the last checkpoint and all rounds of the journal are compared byte by
-byte, the metrics that do not measure time value by value, and no process may be left.
+while it starts. A run whose main process was killed is begun again with the same command until it
+is complete. Then the tensors of the last checkpoint and all rounds of the journal are compared byte
+by byte, the metrics that do not measure time value by value, and no process may be left.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def mortal(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mor
         monkeypatch.setattr(engines, "NATIVE", mortal_engine.FACTORY)
         launch = mortal_engine.killing_launcher(LAUNCHERS["spawn"])
         monkeypatch.setitem(LAUNCHERS, "spawn", launch)
-        return tiny_rl.config(folder, f"name={tmp_path.name}", *OWN, STEPS, *overrides)
+        return tiny_rl.config(folder, f"name={tmp_path.name}", OWN[0], STEPS, *overrides)
 
     return planned
 
@@ -80,8 +80,8 @@ def train_through(config: RunConfig, moments: list[str | None], undisturbed: Run
 def test_a_death_while_it_starts_or_is_started_again_costs_one_restart(
     mortal: Mortal, undisturbed: RunConfig
 ) -> None:
-    moments = ["spawn", "load", "poll 2", "load", "spawn", "apply 1", None]
-    train_through(mortal(moments, "engine.max_restarts=6"), moments, undisturbed)
+    moments = ["spawn", "poll 2", "spawn", "load", "apply 1", None]
+    train_through(mortal(moments, OWN[1], "engine.max_restarts=5"), moments, undisturbed)
 
 
 MOMENTS: dict[str, list[str | None]] = {
@@ -102,16 +102,19 @@ def test_a_death_at_any_moment_costs_one_restart(
     moments = MOMENTS[when]
     more = [f"sync.transport={{type: {transport}, bucket_bytes: 20000}}"]
     more += ["engine.sleep=true"] if when == "sleep" else []
-    config = mortal(moments, f"engine.max_restarts={len(moments) - 1}", *more)
+    config = mortal(moments, OWN[1], f"engine.max_restarts={len(moments) - 1}", *more)
     train_through(config, moments, undisturbed)
 
 
-@pytest.mark.parametrize("when", ["at the first start", "at a restart"])
+@pytest.mark.parametrize(
+    "when", ["at the first start", pytest.param("at a restart", marks=pytest.mark.slow)]
+)
 def test_a_run_halts_only_after_the_last_restart(
     mortal: Mortal, undisturbed: RunConfig, when: str
 ) -> None:
     alive: list[str | None] = ["poll 2"] if when == "at a restart" else []
-    config = mortal([*alive, "spawn", "load", "load"], f"engine.max_restarts={2 + len(alive)}")
+    most = f"engine.max_restarts={2 + len(alive)}"
+    config = mortal([*alive, "spawn", "spawn", "load"], OWN[1], most)
     with pytest.raises(EngineError, match=r"engine\.max_restarts") as caught:
         runs.train(config)
     told = str(caught.value)
@@ -123,7 +126,7 @@ def test_a_run_halts_only_after_the_last_restart(
 
 @pytest.mark.slow
 def test_a_run_that_halted_goes_on_to_the_same_bits(mortal: Mortal, undisturbed: RunConfig) -> None:
-    config = mortal(["poll 4", "load", None], "engine.max_restarts=1")
+    config = mortal(["poll 4", "load", None], OWN[1], "engine.max_restarts=1")
     with pytest.raises(EngineError, match=r"engine\.max_restarts"):
         runs.train(config)
     runs.train(config)
@@ -134,8 +137,22 @@ def test_an_engine_that_refuses_to_start_is_not_started_again(
     mortal: Mortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What its factory raises would be raised again."""
-    config = mortal([None])
+    config = mortal([None], OWN[1])
     monkeypatch.setattr(engines, "NATIVE", "tests.support.mortal_engine:no_such_factory")
     with pytest.raises(EngineError, match="no_such_factory"):
         runs.train(config)
     assert runs.events(config, "engine_restarted") == []
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["spawn", *(pytest.param(m, marks=pytest.mark.slow) for m in ("load", "apply 1", "poll 2"))],
+)
+def test_a_helper_that_dies_is_done_without(
+    mortal: Mortal, undisturbed: RunConfig, moment: str
+) -> None:
+    config = mortal([moment], "engine.processes=2")
+    runs.train(config)
+    (lost,) = runs.events(config, "helper_lost")
+    assert "SIGKILL" in lost["error"]
+    assert_equal(config, undisturbed)

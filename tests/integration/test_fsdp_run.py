@@ -91,7 +91,7 @@ def test_a_rank_that_is_killed_is_named_and_nothing_saved_is_lost(
     assert ranks.all_gone(own_processes() - before)
     (failed,) = runs.events(config, "run_failed")
     assert failed["step"] == 3
-    assert failed["error"] == "WorkerError"
+    assert failed["error"] == "WorkerDiedError"
     assert "rank 1" in failed["message"]
     assert "workers.log" in failed["message"]
     assert saved_steps(config) == [2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,7 @@ def test_sigterm_finishes_the_step_and_the_run_goes_on(tmp_path: Path) -> None:
     process = runs.start(raw, tmp_path)
     while not (config.run_dir / "metrics.jsonl").exists() or len(records(config)) < 3:
         assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, output

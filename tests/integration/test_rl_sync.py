@@ -181,6 +181,7 @@ def killed_after_some(plain: Callable[..., Any]) -> Callable[..., Any]:
     return dying
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_is_started_anew_and_changes_nothing(
     folder: Path, shared: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ def killing_launcher(plain: Callable[..., list[Popen[bytes]]]) -> Callable[..., 
 
     def launch(ticket: Ticket, *, env: Mapping[str, str], folder: Path) -> list[Popen[bytes]]:
         started = plain(ticket, env=env, folder=folder)
-        if ticket.group_name == "engine" and _peek() == "spawn":
+        if ticket.group_name in ("engine", "helper1") and _peek() == "spawn":
             _next_moment()
             for process in started:
                 process.kill()
