@@ -154,7 +154,7 @@ class Parts:
             kl_coefficient=None,
             step=self.steps,
             epoch=0,
-        )
+        ).plan
         assert plan is not None, "every row has an advantage"
         self.trainer.accumulate(Role.POLICY, plan.micro_batches, plan.loss, step=self.steps)
         self.trainer.apply(Role.POLICY, step=self.steps, learning_rate=0.0)

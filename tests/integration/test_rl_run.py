@@ -14,9 +14,11 @@ from tests.support import runs, tiny_rl
 
 from homeostat.config import RunConfig
 from homeostat.config.algorithm import AnyPolicyGradient
+from homeostat.errors import DataError
 from homeostat.observe.completions import read_completions
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.journal import Journal
+from homeostat.rollout.sampled_with import require_same_sampling
 from homeostat.train.build import local_trainer
 from homeostat.train.runtime import resolve_runtime
 
@@ -187,6 +189,27 @@ def test_debug_modes_split_a_run_into_its_halves(tmp_path: Path) -> None:
         assert all(difference < 1e-5 for difference in differences)
 
 
+def test_saved_rollouts_are_refused_where_they_were_sampled_in_another_way(tmp_path: Path) -> None:
+    sampled = tiny_rl.config(tmp_path, "name=sampled", "trainer.max_steps=1",
+                             debug={"mode": "rollout_only"})  # fmt: skip
+    runs.train(sampled)
+    saved = {"mode": "train_only", "rollouts": str(sampled.run_dir)}
+    template = tmp_path / "another.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    for override, why in (
+        ("rollout.temperature=0.5", r"another temperature \(1.0 then, 0.5 now\)"),
+        ("rollout.max_new_tokens=5", r"another max_new_tokens \(6 then, 5 now\)"),
+        ("rollout.stop_token_ids=[10]", "rollout.stop_token_ids"),
+        ("rollout.stop=['>']", "Set rollout.stop to"),
+        (f"model.chat_template={template}", "model.tokenizer"),
+    ):
+        config = tiny_rl.config(tmp_path, "name=other", override, debug=saved)
+        with pytest.raises(DataError, match=why):
+            runs.train(config)
+    with pytest.raises(DataError, match="an earlier version wrote them"):
+        require_same_sampling(None, {"temperature": 1.0}, folder=tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["initial", "checkpoint", "adapter_off"])
 def test_references_agree_where_they_are_the_same_model(tmp_path: Path, kind: str) -> None:
     base = tiny_rl.config(tmp_path, "name=base", "trainer.max_steps=1", "trainer.lr=0",
@@ -266,24 +289,55 @@ def test_a_refreshed_reference_is_the_policy_again(tmp_path: Path) -> None:
     assert min(found[2], found[5]) > 1e-6
 
 
-def test_rows_without_advantage_can_be_left_out(tmp_path: Path) -> None:
-    """The same update for less work, to rounding: sums run over other rows."""
+MEASURED = (
+    "entropy",
+    "policy/ratio_mean",
+    "policy/ratio_max",
+    "policy/ratio_min",
+    "policy/update_kl",
+    "clip_ratio/low_mean",
+    "clip_ratio/high_mean",
+    "correction/factor_mean",
+)
+
+
+@pytest.mark.parametrize(("kind", "updates"), [("grpo", 1), ("grpo", 2), ("cispo", 2)])
+def test_rows_without_advantage_can_be_left_out(tmp_path: Path, kind: str, updates: int) -> None:
+    """The same updates for less work, to rounding: sums run over other rows. What is measured of
+    the policy covers them all the same: here an update leaves out no more than are looked at."""
     made = {}
     for skip in (True, False):
         config = tiny_rl.config(
             tmp_path,
             f"name=skip_{skip}",
             "trainer.max_steps=1",
-            "trainer.updates_per_step=1",
-            algorithm={"type": "grpo", "skip_zero_advantage": skip},
+            f"trainer.updates_per_step={updates}",
+            # An update without any signal would still decay the weights.
+            "trainer.optimizer.weight_decay=0.0",
+            "rollout.samples_per_prompt=2",
+            algorithm={"type": kind, "clip_high": 0.01, "skip_zero_advantage": skip},
         )
         runs.train(config)
         made[skip] = records(config)[0]
     assert made[True]["advantages/zero_share"] > 0
     tokens = [made[skip]["data/trained_rows"] for skip in (True, False)]
-    assert tokens[0] < tokens[1] == 16
-    for name in ("train/loss", "grad_norm"):
+    assert tokens[0] < tokens[1] == 8
+    # With several updates these are means over those that were made.
+    for name in ("train/loss", "grad_norm") if updates == 1 else ():
         assert made[True][name] == pytest.approx(made[False][name], abs=1e-6)
+    for name in MEASURED:
+        assert made[True][name] == pytest.approx(made[False][name], rel=1e-4, abs=1e-6), name
+
+
+def test_the_entropy_of_a_step_without_any_signal_is_measured(tmp_path: Path) -> None:
+    nothing = {"functions": [{"type": "exact_match", "column": "n", "extract": "[A-Z]{9}"}]}
+    config = tiny_rl.config(tmp_path, "trainer.max_steps=1", rewards=nothing)
+    runs.train(config)
+    (record,) = records(config)
+    assert record["train/updates_without_signal"] == 2
+    assert "train/loss" not in record
+    assert record["entropy"] > 1.0
+    assert record["policy/ratio_mean"] == 1.0
 
 
 def test_dynamic_sampling_replaces_groups_without_signal(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from homeostat.train.fsdp.trainer import FsdpTrainer
 from homeostat.train.local import LocalTrainer
 from homeostat.train.nonfinite import STORED_WEIGHTS
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.update import Measured
 from homeostat.types import LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 from homeostat.workers.context import WorkerContext
 
@@ -309,8 +310,12 @@ def check_policy_loss_and_its_measurements(place: Place) -> None:
     sharded.accumulate(POLICY, place.deal(batches), spec, step=1)
     whole.accumulate(POLICY, batches, spec, step=1)
     assert_same_gradients(sharded, whole)
+    mine = sharded.measure(POLICY, place.deal(batches), spec)
+    measured = Measured.merged([one for one in place.ranks.gather(mine) if one is not None])
     reports = [t.apply(POLICY, step=1, learning_rate=1e-2) for t in (sharded, whole)]
     assert reports[1].stats
+    found = {**measured.sums, **measured.maxima}
+    assert found == pytest.approx(dict(reports[1].stats), rel=1e-4, abs=1e-5)
     assert_same_report(*reports)
     assert_same_weights(sharded, whole)
 

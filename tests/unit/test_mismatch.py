@@ -314,7 +314,7 @@ def test_weights_are_divided_by_their_mean_over_all_rows_of_the_update(
     plan = build_update(
         made, advantages, trained, config=config, sizes=config.trainer, kl_coefficient=None,
         step=1, epoch=0,
-    )  # fmt: skip
+    ).plan  # fmt: skip
     total = count = 0.0
     for index in np.flatnonzero(trained):
         row = made[index]
@@ -331,6 +331,6 @@ def test_weights_are_divided_by_their_mean_over_all_rows_of_the_update(
         [replace(row, columns={"engine_logp": row.columns["engine_logp"]}) for row in made],
         advantages, trained, config=config.model_copy(update={"algorithm": algorithm}),
         sizes=config.trainer, kl_coefficient=None, step=1, epoch=0,
-    )  # fmt: skip
+    ).plan  # fmt: skip
     assert plain is not None
     assert plain.loss.params["weight_mean"] == 1.0

@@ -191,7 +191,10 @@ def test_gradients_reach_their_masters_in_one_way_whatever_the_dtypes() -> None:
         for _ in range(2)
     )
     by_hand.load_state_dict(by_backward.state_dict())
-    optimizers = [MasterAdamW(m.named_parameters(), AdamWConfig()) for m in (by_backward, by_hand)]
+    optimizers = [
+        MasterAdamW(m.named_parameters(), AdamWConfig(weight_decay=0.01))
+        for m in (by_backward, by_hand)
+    ]
     expected: dict[str, torch.Tensor] = {}
     for seed in range(3):
         inputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed)).bfloat16()

@@ -193,7 +193,7 @@ class CispoConfig(PolicyGradientConfig):
 
     type: Literal["cispo"]
     clip_low: float = key(1.0, ge=0, help="The weight is clipped below 1 - clip_low.")
-    clip_high: float = key(0.28, ge=0, help="The weight is clipped above 1 + clip_high.")
+    clip_high: float = key(4.0, ge=0, help="The weight is clipped above 1 + clip_high.")
 
 
 class RlooConfig(PolicyGradientConfig):

@@ -49,10 +49,10 @@ def _shared(config: RunConfig) -> Iterator[Problem]:
             "the engine shares the trainer's weights, so that it sees every update at once.",
             _OWN,
         )
-    if sync.transport is not None and not isinstance(sync.transport, InProcessConfig):
+    if sync.transport is not None:
         yield Problem(
             "sync.transport",
-            "the engine shares the trainer's weights: nothing is sent.",
+            "the engine shares the trainer's weights: nothing is sent, so it would have no effect.",
             _OWN,
         )
     for name in ("verify", "timeout_s"):

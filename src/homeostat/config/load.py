@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from homeostat.config.combinations import find_conflicts
+from homeostat.config.defaults import with_defaults
 from homeostat.config.presets import PRESETS
 from homeostat.config.run import RunConfig
 from homeostat.config.schema import known_keys, settings_at
@@ -61,7 +62,7 @@ def build_config(
     problems += more
     if problems or config is None:
         raise ConfigError(problems, file=file)
-    return config
+    return with_defaults(config)
 
 
 def _apply_override(raw: dict[str, Any], text: str) -> Problem | None:

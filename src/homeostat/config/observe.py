@@ -104,7 +104,14 @@ class EvalSamplingConfig(Settings):
     samples_per_prompt: int = key(
         1, ge=1, resume="warn", help="Completions of each prompt; more than one gives pass@k."
     )
-    temperature: float = key(1.0, ge=0, le=100, resume="warn", help="0: the likeliest token.")
+    temperature: float | None = key(
+        None,
+        ge=0,
+        le=100,
+        resume="warn",
+        help="0: the likeliest token (greedy). Default: 0 where one sample is drawn and the "
+        "distribution is not cut; else rollout.temperature.",
+    )
     top_p: float = key(1.0, gt=0, le=1, resume="warn", help="Keep the likeliest tokens up to this.")
     top_k: int | None = key(None, ge=1, resume="warn", help="Keep so many of the likeliest tokens.")
     max_new_tokens: int | None = key(

@@ -84,6 +84,7 @@ class SyncConfig(Settings):
     transport: AnyTransport | None = key(
         None,
         resume="free",
-        help="The way. Default: in_process where the engine shares the trainer's weights, else "
-        "shared_memory.",
+        help="How weights travel to an engine that has a process of its own. Default: "
+        "shared_memory. Refused where the engine shares the trainer's weights, to which nothing "
+        "is sent (in_process in the records).",
     )

@@ -68,7 +68,13 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("advantages/mean", "", _MEAN, "Mean advantage of the samples."),
     MetricInfo("advantages/std", "", _MEAN, "Deviation of the samples' advantages."),
     MetricInfo("advantages/zero_share", "share", _MEAN, "Share of samples with advantage 0."),
-    MetricInfo("entropy", "nats/token", _MEAN, "Entropy of the policy at the trained tokens."),
+    MetricInfo(
+        "entropy",
+        "nats/token",
+        _MEAN,
+        "Entropy of the policy at its completions' tokens; of rows without advantage, which are "
+        "not trained, up to 8 of an update stand for all.",
+    ),
     MetricInfo("kl", "nats/token", _MEAN, "Estimated KL from the reference model."),
     MetricInfo("kl_coefficient", "", _LAST, "Weight of the KL penalty."),
     MetricInfo("clip_ratio/low_mean", "share", _MEAN, "Tokens whose ratio the lower bound holds."),

@@ -30,6 +30,7 @@ from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
 from homeostat.rollout.engine import Engine, Request, Sampling, generate
 from homeostat.rollout.journal import Journal
+from homeostat.rollout.sampled_with import require_same_sampling, sampled_with
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample
 
 # Says what a step is at, for people who watch: (text, done, total).
@@ -96,6 +97,7 @@ class Collector:
         self.origin = origin
         self.saved = saved
         self.sampling = training_sampling(config, tokenizer)
+        self.sampled_with = sampled_with(self.sampling, tokenizer)
 
     def collect(self, step: int, *, version: int, total_steps: int, tell: Tell) -> StepRollouts:
         wanted = self.config.rollout.prompts_per_step
@@ -144,7 +146,8 @@ class Collector:
             started = time.perf_counter()
             groups, told = self.score(prompts, completions, step=step, total_steps=total_steps)
             found.reward_s += time.perf_counter() - started
-            self.journal.write(step, number, groups, {**facts, **told})
+            kept = {**facts, "sampled_with": self.sampled_with, **told}
+            self.journal.write(step, number, groups, kept)
         found.take_facts(told)
         return self._with_sums(groups)
 
@@ -161,6 +164,8 @@ class Collector:
         if stored is None:
             return None
         groups, facts = stored
+        folder = self.saved.folder
+        require_same_sampling(facts.get("sampled_with"), self.sampled_with, folder=folder)
         self._require_rewards(groups)
         self.sampler.take(len(groups))
         found.num_replayed += 1

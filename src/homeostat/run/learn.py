@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,11 +19,13 @@ from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.errors import TrainingHaltedError
+from homeostat.run.coverage import num_trained, scaled_up, some_of, together
 from homeostat.run.measure import current_sizes
 from homeostat.run.mismatch import WorstToken, compare, known_logp, with_text
 from homeostat.run.probes import NUM_SCORED, first_ratio_off, plan_probes, round_trip_bad
 from homeostat.run.updates import (
     StepRows,
+    Update,
     build_update,
     split_groups,
     step_advantages,
@@ -49,6 +52,8 @@ NUM_COMPARED = 16
 # Steps from one event about the worst tokens to the next.
 STEPS_BETWEEN_WORST = 20
 
+Result = TypeVar("Result")
+
 # Says what a step is at, for people who watch: (text, done, total).
 Tell = Callable[[str, int, int], None]
 
@@ -60,6 +65,8 @@ class Learned:
     advantages_S: list[np.ndarray] = field(default_factory=list)
     rows: StepRows | None = None
     reports: list[UpdateReport] = field(default_factory=list)
+    # Of each update that has rows: what its loss measured, of all rows (run/coverage.py).
+    measured: list[Mapping[str, float]] = field(default_factory=list)
     num_without_signal: int = 0
     trained_tokens: int = 0
     kl: float | None = None
@@ -130,7 +137,7 @@ class Learner:
         assert rows is not None, "rows come first"
         chosen = np.flatnonzero((rows.group_S >= span.start) & (rows.group_S < span.stop))
         kl = self.config.algorithm.kl
-        plan = build_update(
+        built = build_update(
             [rows.rows[index] for index in chosen],
             [learned.advantages_S[index] for index in chosen],
             rows.trained_S[chosen],
@@ -140,8 +147,11 @@ class Learner:
             step=step,
             epoch=epoch,
         )
+        plan, others = built.plan, self._measure_left_out(built, step)
         if plan is None:
             learned.num_without_signal += 1
+            if others is not None:
+                learned.measured.append(others)
             return
         per_step = self.config.trainer.updates_per_step
         number = (step - 1) * per_step + update + 1
@@ -149,11 +159,24 @@ class Learner:
         scored = self._score_again(plan, step) if update == 0 else {}
         report = self.guarded.run(plan, learning_rate=rate)
         learned.reports.append(report)
+        learned.measured.append(report.stats if others is None else together(report, others))
         learned.trained_tokens += plan.num_tokens
         probes = plan_probes(plan, report)
         probes["probe/round_trip_bad"] = round_trip_bad(groups, plan)
         off = first_ratio_off(scored, report)
         learned.probes.append(probes if off is None else {**probes, "probe/first_ratio_off": off})
+
+    def _measure_left_out(self, built: Update, step: int) -> Mapping[str, float] | None:
+        """What the loss measures on rows that the update leaves out, before it is made; see
+        `run/coverage.py`. None where there are none."""
+        rows, loss = some_of(built.left_out), built.loss
+        if not rows:
+            return None
+        assert loss is not None, "rows that are left out have a weight in the loss"
+        _, found = self._in_micro_batches(
+            rows, lambda batches: self.trainer.measure(Role.POLICY, batches, loss), step=step
+        )
+        return scaled_up(found, num_tokens=sum(map(num_trained, built.left_out)))
 
     def _score_again(self, plan: StepPlan, step: int) -> dict[int, FloatArray]:
         """Log-probs of a few rows of the step's first update, before it, at measured steps."""
@@ -261,19 +284,30 @@ class Learner:
         def work(batches: Sequence[TrainBatch]) -> list[np.ndarray]:
             return self.trainer.score(role, batches, temperature=temperature)
 
-        found = None
-        while found is None:
-            sizes = current_sizes(self.config.trainer, self.state)
-            batches = micro_batches(numbered, sizes, num_ranks=self.trainer.num_ranks)
-            found = self.memory.attempt(lambda batches=batches: work(batches), step=step)
-            if found is None:
-                self.memory.shrink(batches, step=step)
+        batches, found = self._in_micro_batches(numbered, work, step=step)
         by_row: dict[int, FloatArray] = {}
         for batch, logp_M in zip(batches, found, strict=True):
             counts = [int(np.count_nonzero(row.weights_T)) for row in batch.rows()]
             parts = np.split(logp_M, np.cumsum(counts)[:-1])
             by_row |= dict(zip(batch.row_ids_B.tolist(), parts, strict=True))
         return [by_row[index] for index in range(len(rows))]
+
+    def _in_micro_batches(
+        self,
+        rows: list[TokenRow],
+        work: Callable[[Sequence[TrainBatch]], Result],
+        *,
+        step: int,
+    ) -> tuple[Sequence[TrainBatch], Result]:
+        """The micro-batches of these rows and what the work makes of them; smaller ones where
+        memory runs out."""
+        while True:
+            sizes = current_sizes(self.config.trainer, self.state)
+            batches = micro_batches(rows, sizes, num_ranks=self.trainer.num_ranks)
+            found = self.memory.attempt(lambda batches=batches: work(batches), step=step)
+            if found is not None:
+                return batches, found
+            self.memory.shrink(batches, step=step)
 
     def _adapt_kl(self, learned: Learned, *, num_samples: int) -> None:
         kl = self.config.algorithm.kl

@@ -70,6 +70,7 @@ def _sampled(parts: RlParts) -> list[RolloutGroup]:
     assert engine is not None
     assert prompts is not None
     rules, training = config.eval.sampling, parts.collector.sampling
+    assert rules.temperature is not None, "chosen at load"
     sampling = Sampling(
         max_new_tokens=rules.max_new_tokens or training.max_new_tokens,
         temperature=rules.temperature,

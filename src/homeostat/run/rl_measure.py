@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +28,7 @@ def rl_metrics(
         **_reward_metrics(groups, labels),
         **_completion_metrics(samples),
         **update_metrics(learned.reports),
+        **policy_metrics(learned.measured),
         **worst(learned.probes),
         **learned.mismatch,
         **_signal_metrics(rollouts, learned),
@@ -96,26 +97,33 @@ def _completion_metrics(samples: list[Sample]) -> dict[str, float]:
 
 
 def update_metrics(reports: list[UpdateReport]) -> dict[str, float]:
-    """Of the step's updates together: sums over all of them divided by all their tokens."""
+    """Metrics of the step's updates together."""
     if not reports:
         return {}
-    metrics = {
+    return {
         "train/loss": _mean(report.loss for report in reports),
         "grad_norm": _mean(report.grad_norm for report in reports),
         "learning_rate": reports[-1].learning_rate,
         "data/micro_batches": _mean(report.num_micro_batches for report in reports),
         "data/trained_rows": float(sum(len(report.row_ids_B) for report in reports)),
     }
-    tokens = sum(report.stats["tokens"] for report in reports)
+
+
+def policy_metrics(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of the policy on all rows of the step's updates (run/coverage.py): sums over all of
+    them divided by all their tokens."""
+    if not measured:
+        return {}
+    tokens = sum(stats["tokens"] for stats in measured)
 
     def mean(name: str) -> float:
-        return sum(report.stats[name] for report in reports) / tokens
+        return sum(stats[name] for stats in measured) / tokens
 
     def largest(name: str) -> float:
         # NaN where one of them is.
-        return float(np.max([report.stats[name] for report in reports]))
+        return float(np.max([stats[name] for stats in measured]))
 
-    metrics |= {
+    metrics = {
         "entropy": mean("entropy"),
         "clip_ratio/low_mean": mean("clip_low"),
         "clip_ratio/high_mean": mean("clip_high"),
@@ -126,19 +134,19 @@ def update_metrics(reports: list[UpdateReport]) -> dict[str, float]:
         "policy/ratio_min": -largest("ratio_min_neg"),
         "policy/update_kl": mean("old_kl"),
     }
-    return metrics | _correction_metrics(reports, tokens)
+    return metrics | _correction_metrics(measured, tokens)
 
 
-def _correction_metrics(reports: list[UpdateReport], tokens: float) -> dict[str, float]:
+def _correction_metrics(measured: Sequence[Mapping[str, float]], tokens: float) -> dict[str, float]:
     """What each part of the correction did, as shares of all tokens and of all sequences."""
 
     def total(name: str) -> float:
-        return sum(report.stats[name] for report in reports)
+        return sum(stats[name] for stats in measured)
 
-    if "factor" not in reports[0].stats:
+    if "factor" not in measured[0]:
         return {}
     metrics = {"correction/factor_mean": total("factor") / tokens}
-    for name in reports[0].stats:
+    for name in measured[0]:
         kind, _, part = name.partition("_")
         if kind in ("tokens", "sequences") and part:
             whole = tokens if kind == "tokens" else total("sequences")

@@ -29,6 +29,7 @@ from homeostat.data.loader import micro_batches
 from homeostat.types import (
     Author,
     FloatArray,
+    LossSpec,
     RolloutGroup,
     Sample,
     StepPlan,
@@ -133,6 +134,18 @@ def with_column(row: TokenRow, name: str, values: FloatArray) -> TokenRow:
     return replace(row, columns={**row.columns, name: column_T})
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An update over some rows, and the rows that it leaves out because their gradient is 0.
+
+    `plan` is None where nothing has a gradient, `loss` where no row is trained at all.
+    """
+
+    plan: StepPlan | None
+    left_out: list[TokenRow]
+    loss: LossSpec | None
+
+
 def build_update(
     rows: Sequence[TokenRow],
     advantages_R: Sequence[np.ndarray],
@@ -143,8 +156,8 @@ def build_update(
     kl_coefficient: float | None,
     step: int,
     epoch: int,
-) -> StepPlan | None:
-    """One update over these rows, or None where nothing of it would have a gradient."""
+) -> Update:
+    """One update over these rows."""
     algorithm, rollout = config.algorithm, config.rollout
     num_trained_R = np.array([int(row.weights_T.sum()) for row in rows], dtype=np.int64)
     weight_R, denominator = row_weights(
@@ -157,13 +170,13 @@ def build_update(
         algorithm.kl is not None and algorithm.kl.place == "loss"
     )
     keep_all = needs_all or not algorithm.skip_zero_advantage
-    kept = [
-        _weighted(row, advantage_T, float(weight))
+    counted = [
+        (_weighted(row, advantage_T, float(weight)), keep_all or bool(np.any(advantage_T)))
         for row, advantage_T, weight in zip(rows, advantages_R, weight_R, strict=True)
-        if weight > 0 and (keep_all or np.any(advantage_T))
+        if weight > 0
     ]
-    if not kept:
-        return None
+    if not counted:
+        return Update(None, [], None)
     spec = policy_spec(
         algorithm,
         denominator=denominator,
@@ -171,8 +184,12 @@ def build_update(
         kl_coefficient=kl_coefficient,
         weight_mean=_weight_mean(rows, weight_R, config),
     )
+    kept = [row for row, is_kept in counted if is_kept]
+    left_out = [row for row, is_kept in counted if not is_kept]
+    if not kept:
+        return Update(None, left_out, spec)
     batches = micro_batches(kept, sizes, num_ranks=config.num_ranks)
-    return StepPlan(step, epoch, batches, spec)
+    return Update(StepPlan(step, epoch, batches, spec), left_out, spec)
 
 
 def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConfig) -> float:

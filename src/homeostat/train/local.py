@@ -31,7 +31,7 @@ from homeostat.train.probes import UpdateProbe
 from homeostat.train.roles import Reference, acting, require_policy
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, Origin
-from homeostat.train.update import Accumulated, make_report, to_host, total_loss
+from homeostat.train.update import Accumulated, Measured, make_report, to_host, total_loss
 from homeostat.train.writing import writing_weights
 from homeostat.types import (
     FloatArray,
@@ -124,6 +124,14 @@ class LocalTrainer:
             for name, grad in zip(params, grads, strict=True):
                 if grad is not None:
                     self.optimizer.add_grad(name, grad)
+
+    @torch.no_grad()
+    def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
+        require_policy(role)
+        self.model.eval()
+        found = [self.forward.loss(self.model, batch, spec, step=0)[1] for batch in batches]
+        self.model.train()
+        return Measured.of(found)
 
     def discard(self, role: Role) -> None:
         require_policy(role)

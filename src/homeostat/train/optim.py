@@ -50,7 +50,7 @@ class MasterAdamW:
         vectors = [m for m in self.masters.values() if m.ndim < 2]
         groups = [
             {"params": group, "weight_decay": decay}
-            for group, decay in ((matrices, config.weight_decay), (vectors, 0.0))
+            for group, decay in ((matrices, config.decay), (vectors, 0.0))
             if group
         ]
         betas = (config.beta1, config.beta2)

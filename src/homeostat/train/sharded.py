@@ -24,6 +24,7 @@ from homeostat.models.build import ModelSheet
 from homeostat.train.memory import ladder_text
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, Origin
+from homeostat.train.update import Measured
 from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 from homeostat.workers.group import Pending, WorkerGroup, gather
 from homeostat.workers.processes import start_processes
@@ -102,6 +103,14 @@ class ShardedTrainer:
                 for rank, mine in enumerate(dealt)
             ],
         )
+
+    def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
+        dealt = deal(batches, self.num_ranks)
+        calls = [
+            self.group.call(rank, "measure", role, mine, spec) for rank, mine in enumerate(dealt)
+        ]
+        found = self._fit(batches, calls)
+        return Measured.merged([part for part in found if part is not None])
 
     def discard(self, role: Role) -> None:
         self._all("discard", role)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from homeostat.models.build import ModelSheet
     from homeostat.sync.parcel import Packer, Parcel
     from homeostat.train.runtime import Runtime
+    from homeostat.train.update import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class Trainer(Protocol):
         self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
     ) -> None:
         """Add these micro-batches' share of the gradient of update `step`, which keys dropout."""
+        ...
+
+    def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
+        """What the loss measures on these micro-batches, without a gradient."""
         ...
 
     def discard(self, role: Role) -> None:

@@ -85,6 +85,31 @@ def to_host(done: Sequence[Accumulated], grad_norm: Tensor) -> UpdateShare:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a loss measured on some rows: of `sums` and `maxima` see `LossTerms`."""
+
+    sums: Mapping[str, float]
+    maxima: Mapping[str, float]
+
+    @classmethod
+    def of(cls, terms: Sequence[LossTerms]) -> Measured:
+        """By one device-to-host copy."""
+        sums, maxima = reduce_stats(terms)
+        values = [*sums.values(), *maxima.values()]
+        host = torch.stack(values).float().tolist() if values else []
+        found = dict(zip([*sums, *maxima], host, strict=True))
+        return cls({name: found[name] for name in sums}, {name: found[name] for name in maxima})
+
+    @classmethod
+    def merged(cls, parts: Sequence[Measured]) -> Measured:
+        first = parts[0]
+        return cls(
+            {name: sum(part.sums[name] for part in parts) for name in first.sums},
+            {name: _largest([part.maxima[name] for part in parts]) for name in first.maxima},
+        )
+
+
 def total_loss(done: Sequence[Accumulated]) -> Tensor:
     return torch.stack([part.terms.loss for part in done]).sum()
 

@@ -14,6 +14,7 @@ from tests.support.every_key.workshop import (
     all_of,
     assert_same,
     metric,
+    names_the_default,
     refuses,
     shows,
 )
@@ -71,7 +72,7 @@ def a_rank_that_is_late_is_named_and_none_is_left(workshop: Workshop) -> None:
 
 CASES: dict[str, Case] = {
     "cluster.type (in_process)": all_of(
-        shows("cluster={type: in_process}", shards, was=WHOLE, now=WHOLE, same="bits"),
+        names_the_default("cluster={type: in_process}"),
         refuses("trainer.backend={type: fsdp}", "cluster.type is in_process"),
     ),
     "cluster.type (torchrun)": refuses(ALONE[0], "the ranks would have nothing to do"),
@@ -84,9 +85,7 @@ CASES: dict[str, Case] = {
         "cluster.start_timeout_s=0.05", r"within 0\.05 s", base=ALONE
     ),
     "cluster.timeout_s (torchrun)": a_rank_that_is_late_is_named_and_none_is_left,
-    "trainer.backend.type (local)": shows(
-        "trainer.backend={type: local}", shards, was=WHOLE, now=WHOLE, same="bits"
-    ),
+    "trainer.backend.type (local)": names_the_default("trainer.backend={type: local}"),
     "trainer.backend.type (fsdp)": sharded_run_is_the_local_one,
     "trainer.backend.shard (fsdp)": shows(HYBRID, shards, was=of(2), now=of(1), base=TWO_RANKS),
     "trainer.backend.replicas (fsdp)": all_of(

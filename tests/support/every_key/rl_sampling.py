@@ -18,7 +18,6 @@ from tests.support.every_key.rl_workshop import (
     only,
     samples,
     texts,
-    transports,
 )
 from tests.support.every_key.workshop import (
     Case,
@@ -32,6 +31,7 @@ from tests.support.every_key.workshop import (
     kept_steps,
     losses,
     metric,
+    names_the_default,
     refuses,
     shows,
     weight_bytes,
@@ -290,7 +290,7 @@ CASES: dict[str, Case] = {
     ),
     "rollout.deadline_s": a_round_has_a_deadline,
     "engine.type (native)": all_of(
-        shows("engine={type: native}", transports, was=set(), now=set(), same="bits"),
+        names_the_default("engine={type: native}"),
         refuses("engine={type: another}", r"engine\.type"),
     ),
     "engine.max_concurrency (native)": shows(

@@ -86,25 +86,29 @@ def saved_threads(run: Run) -> int:
     return json.loads(file.read_text())["run"]["threads"]
 
 
+# By default wsd decays over a fifth of the steps, which here is none.
+MORE = {"wsd": ", decay_share: 0.5"}
+
+
 def scheduled(kind: str, change: str, *, was: list[float], now: list[float]) -> Case:
     """Four steps of a schedule, and again with one of its keys changed."""
-    base = ("trainer.max_steps=4", f"trainer.schedule={{type: {kind}}}")
-    return shows(f"trainer.schedule.{change}", learning_rates, was=was, now=now, base=base)
+    base = ("trainer.max_steps=4", f"trainer.schedule={{type: {kind}{MORE.get(kind, '')}}}")
+    return shows(f"trainer.schedule{change}", learning_rates, was=was, now=now, base=base)
 
 
 # The first of the four steps is warm-up unless a schedule is told otherwise.
 PLAIN = {
     "constant": [1.0, 1.0, 1.0, 1.0],
-    "linear": [1.0, 0.666667, 0.333333, 0.0],
-    "cosine": [1.0, 0.775, 0.325, 0.1],
-    "wsd": [1.0, 1.0, 1.0, 0.0],
+    "linear": [1.0, 1.0, 0.666667, 0.333333],
+    "cosine": [1.0, 1.0, 0.775, 0.325],
+    "wsd": [1.0, 1.0, 1.0, 0.666667],
 }
 # After two steps of warm-up, given as steps or as half of all.
 WARMED = {
     "constant": [0.5, 1.0, 1.0, 1.0],
-    "linear": [0.5, 1.0, 0.5, 0.0],
-    "cosine": [0.5, 1.0, 0.55, 0.1],
-    "wsd": [0.5, 1.0, 1.0, 0.0],
+    "linear": [0.5, 1.0, 1.0, 0.5],
+    "cosine": [0.5, 1.0, 1.0, 0.55],
+    "wsd": [0.5, 1.0, 1.0, 1.0],
 }
 
 
@@ -112,22 +116,22 @@ def schedule_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for kind, plain in PLAIN.items():
         for name, value in (("warmup_steps", "2"), ("warmup_share", "0.5")):
-            case = scheduled(kind, f"{name}={value}", was=plain, now=WARMED[kind])
+            case = scheduled(kind, f".{name}={value}", was=plain, now=WARMED[kind])
             cases[f"trainer.schedule.{name} ({kind})"] = case
         other = "constant" if kind != "constant" else "linear"
         cases[f"trainer.schedule.type ({kind})"] = scheduled(
-            other, f"type={kind}", was=PLAIN[other], now=plain
+            other, f"={{type: {kind}{MORE.get(kind, '')}}}", was=PLAIN[other], now=plain
         )
     floors = {
-        "linear": [1.0, 0.833333, 0.666667, 0.5],
-        "cosine": [1.0, 0.875, 0.625, 0.5],
-        "wsd": [1.0, 1.0, 1.0, 0.5],
+        "linear": [1.0, 1.0, 0.833333, 0.666667],
+        "cosine": [1.0, 1.0, 0.875, 0.625],
+        "wsd": [1.0, 1.0, 1.0, 0.833333],
     }
     for kind, now in floors.items():
-        case = scheduled(kind, "min_lr_share=0.5", was=PLAIN[kind], now=now)
+        case = scheduled(kind, ".min_lr_share=0.5", was=PLAIN[kind], now=now)
         cases[f"trainer.schedule.min_lr_share ({kind})"] = case
     cases["trainer.schedule.decay_share (wsd)"] = scheduled(
-        "wsd", "decay_share=1.0", was=PLAIN["wsd"], now=PLAIN["linear"]
+        "wsd", ".decay_share=1.0", was=PLAIN["wsd"], now=PLAIN["linear"]
     )
     return cases
 

@@ -29,6 +29,7 @@ from tests.support import tiny
 
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
+from homeostat.config.resume import compare_configs
 from homeostat.errors import HomeostatError
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.run import dispatch
@@ -230,12 +231,23 @@ def shows(
     same: Same | None = None,
 ) -> Case:
     """The base run shows `was`, the changed one `now`; `same` says what must not differ."""
+    assert was != now, f"{change}: a change that shows nothing proves nothing"
 
     def case(workshop: Workshop) -> None:
         before, after = workshop.run(*base), workshop.run(*base, change)
         assert see(before) == was
         assert see(after) == now
         assert_same(before, after, same)
+
+    return case
+
+
+def names_the_default(change: str, *, base: tuple[str, ...] = ()) -> Case:
+    """Saying it is the same as leaving it out: the recipe comes out as the same config."""
+
+    def case(workshop: Workshop) -> None:
+        plain, said = workshop.config(*base), workshop.config(*base, change)
+        assert compare_configs(plain, said.model_copy(update={"name": plain.name})) == []
 
     return case
 

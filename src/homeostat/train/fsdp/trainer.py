@@ -48,7 +48,7 @@ from homeostat.train.roles import Reference, acting, require_policy
 from homeostat.train.runtime import Runtime
 from homeostat.train.shards import Rows, TensorReader, copy_rows, write_shard
 from homeostat.train.trainer import MemoryReport, Origin
-from homeostat.train.update import Accumulated, UpdateShare, make_report, merge, to_host
+from homeostat.train.update import Accumulated, Measured, UpdateShare, make_report, merge, to_host
 from homeostat.train.writing import writing_weights
 from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
@@ -130,6 +130,24 @@ class FsdpTrainer:
                 scores, terms = self.forward.loss(self.model, batch, spec, step=step)
                 terms.loss.backward()
                 self._pending.append(Accumulated.of(batch, scores, terms))
+
+    @torch.no_grad()
+    def measure(
+        self, role: Role, batches: Sequence[TrainBatch | None], spec: LossSpec
+    ) -> Measured | None:
+        """Of this rank's micro-batches; None where it had none."""
+        require_policy(role)
+        found = []
+        self.model.eval()
+        with self._naming_memory():
+            for batch in batches:
+                if batch is None:
+                    self.forward.scores(self.model, _NOTHING, temperature=1.0)
+                else:
+                    found.append(self.forward.loss(self.model, batch, spec, step=0)[1])
+        self.model.train()
+        give_back(self.model)
+        return Measured.of(found) if found else None
 
     def _take_part(self) -> None:
         """Gather and reduce with the others: a gradient of zero."""

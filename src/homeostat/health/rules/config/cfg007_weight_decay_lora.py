@@ -36,8 +36,8 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if decay is None or decay <= options.max_decay or not has_adapter(view):
         return
     yield Sighting(
-        message=f"A weight decay of {decay:g} on an adapter (usual: 0.01) pulls it back to its "
-        "beginning. Lower it.",
+        message=f"A weight decay of {decay:g} on an adapter (usual: 0 to 0.01) pulls it back to "
+        "its beginning. Lower it.",
         causes=(Cause("weight-decay-high-for-lora", f"weight decay {decay:g}"),),
         fixes=(Fix("trainer.optimizer.weight_decay", "0.01", "the usual value", Grade.UNSAFE),),
         value=decay,

@@ -1,0 +1,50 @@
+"""Defaults that depend on the method: chosen once, when a recipe is loaded, and then as if given.
+
+A key that is left out is null in its class and a number in the config that a run works with, which
+`config.json` and `check` show. The guide has the reasons and sources
+(docs/guide/reinforcement_learning.md, "Defaults that depend on the method").
+
+    trainer.lr                       2e-5 SFT, 1e-6 RL; ten times as much for an adapter
+    trainer.optimizer.weight_decay   0.01; none on an adapter
+    eval.sampling.temperature        0 (greedy) for one sample; for several, as in training
+"""
+
+from __future__ import annotations
+
+from homeostat.config.run import RunConfig
+
+SFT_RATE = 2e-5
+RL_RATE = 1e-6
+ADAPTER_FACTOR = 10.0
+WEIGHT_DECAY = 0.01
+
+
+def with_defaults(config: RunConfig) -> RunConfig:
+    """The config with every key chosen that the recipe leaves to the method."""
+    trainer, optimizer = config.trainer, config.trainer.optimizer
+    if optimizer.weight_decay is None:
+        decay = WEIGHT_DECAY if config.lora is None else 0.0
+        optimizer = optimizer.model_copy(update={"weight_decay": decay})
+        trainer = trainer.model_copy(update={"optimizer": optimizer})
+    if trainer.lr is None:
+        trainer = trainer.model_copy(update={"lr": _rate(config)})
+    config = config.model_copy(update={"trainer": trainer})
+    sampling = config.eval.sampling
+    # Without held-out prompts nothing is sampled, and the key stays out.
+    if sampling.temperature is None and config.is_rl and config.has_validation:
+        chosen = sampling.model_copy(update={"temperature": _eval_temperature(config)})
+        config = config.model_copy(
+            update={"eval": config.eval.model_copy(update={"sampling": chosen})}
+        )
+    return config
+
+
+def _rate(config: RunConfig) -> float:
+    rate = RL_RATE if config.is_rl else SFT_RATE
+    return rate if config.lora is None else round(rate * ADAPTER_FACTOR, 12)
+
+
+def _eval_temperature(config: RunConfig) -> float:
+    sampling = config.eval.sampling
+    is_drawn = sampling.samples_per_prompt > 1 or sampling.top_p < 1 or sampling.top_k is not None
+    return config.rollout.temperature if is_drawn else 0.0

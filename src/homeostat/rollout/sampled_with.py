@@ -1,0 +1,66 @@
+"""The settings that saved rollouts mean something under, and whether a run has the same.
+
+A saved log-prob is under one temperature, of tokens of one vocabulary; where a completion was cut
+depends on its limit and on what ends it. A journal notes these beside every round. A run that takes
+its rollouts from another one (debug.rollouts) must agree with them: at another temperature the
+trainer's log-probs would be compared with numbers that mean something else.
+
+The weights may be others: how far the trainer is from what was sampled is measured at every step
+(sampling/*) and corrected for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.errors import DataError
+from homeostat.rollout.engine import Sampling
+
+# Name of the fact -> the setting to change.
+_SETTINGS = {
+    "temperature": "rollout.temperature",
+    "top_p": "the sampling's top_p",
+    "top_k": "the sampling's top_k",
+    "max_new_tokens": "rollout.max_new_tokens",
+    "stop_ids": "rollout.stop_token_ids and the tokenizer's end of turn",
+    "stop_strings": "rollout.stop",
+    "tokenizer": "model.tokenizer and the chat template's settings",
+}
+
+
+def sampled_with(sampling: Sampling, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """As JSON holds it."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_new_tokens": sampling.max_new_tokens,
+        "stop_ids": sorted(sampling.stop_ids),
+        "stop_strings": list(sampling.stop_strings),
+        "tokenizer": tokenizer.fingerprint,
+    }
+
+
+def require_same_sampling(
+    stored: Mapping[str, Any] | None, now: Mapping[str, Any], *, folder: Path
+) -> None:
+    """Raises DataError where rollouts were sampled in another way than this run would."""
+    if stored is None:
+        raise DataError(
+            f"debug.rollouts: the rollouts in {folder} do not say at which temperature and with "
+            "which tokenizer they were sampled: an earlier version wrote them. Sample them anew "
+            "(debug.mode=rollout_only)."
+        )
+    other = [name for name in now if stored.get(name) != now[name]]
+    if not other:
+        return
+    name = other[0]
+    values = f" ({stored.get(name)} then, {now[name]} now)" if name != "tokenizer" else ""
+    raise DataError(
+        f"debug.rollouts: the rollouts in {folder} were sampled with another {name}{values}, so "
+        "that their log-probs and ends do not mean here what they meant there. Set "
+        f"{_SETTINGS[name]} to what that run had, or sample anew."
+    )

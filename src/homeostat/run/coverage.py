@@ -1,0 +1,53 @@
+"""Metrics of the policy that cover all rows of an update, also those that it leaves out.
+
+With `algorithm.skip_zero_advantage` rows without a signal are not trained: their gradient is 0.
+Groups that are solved or hopeless are just those of which the policy is surest, so that the entropy
+of the other rows alone would be too high, and blind to a policy that has collapsed everywhere.
+
+The rows left out are measured by a forward pass without a gradient, under the weights before the
+update. Of many rows NUM_MEASURED, spread evenly, stand for all: their sums are scaled to the tokens
+of all rows left out (a stratified estimate; exact where there are no more than that). Extremes are
+those of the rows that were looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from homeostat.train.update import Measured
+from homeostat.types import TokenRow, UpdateReport
+
+# Rows of an update that are measured for all that it leaves out: bounds what that costs.
+NUM_MEASURED = 8
+_MAXIMA = ("ratio_max", "ratio_min_neg")
+
+
+def some_of(rows: Sequence[TokenRow]) -> list[TokenRow]:
+    """At most NUM_MEASURED rows, spread evenly."""
+    if len(rows) <= NUM_MEASURED:
+        return list(rows)
+    return [rows[index * len(rows) // NUM_MEASURED] for index in range(NUM_MEASURED)]
+
+
+def num_trained(row: TokenRow) -> int:
+    return int(np.count_nonzero(row.weights_T))
+
+
+def scaled_up(found: Measured, *, num_tokens: int) -> dict[str, float]:
+    """What was measured of some rows, as of all of them, which have so many trained tokens."""
+    factor = num_tokens / found.sums["tokens"]
+    return {name: factor * value for name, value in found.sums.items()} | dict(found.maxima)
+
+
+def together(report: UpdateReport, others: Mapping[str, float]) -> dict[str, float]:
+    """The measurements of an update and of the rows that it left out."""
+    stats = report.stats
+    assert stats.keys() == others.keys(), (stats.keys(), others.keys())
+    return {
+        name: float(np.max([stats[name], others[name]]))
+        if name in _MAXIMA
+        else stats[name] + others[name]
+        for name in stats
+    }
