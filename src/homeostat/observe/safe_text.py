@@ -11,7 +11,7 @@ controls that show text in another order than it has. Such characters are shown 
     halves of surrogate pairs, which no terminal and no file can take
 
 It is used where text leaves for a terminal, console.log, report.html or an error message:
-`terminal.SafeConsole`, the formatter of `logs`, the report's last step, and the command line's errors.
+`terminal.SafeConsole`, the formatter of `logs`, the report, and the command line's errors.
 Files of JSON escape for themselves. Idempotent.
 """
 

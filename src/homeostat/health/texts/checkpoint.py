@@ -192,7 +192,7 @@ _SAVING = (
             "--overwrite_output_dir",
             "output directory * is not empty",
         ),
-        context=("ValueError", "Error", "exception"),
+        context=("Error:", "exception:"),
         within=2,
         what="The output folder holds another run, and overwriting it was not allowed.",
         why="The trainer protects earlier results.",

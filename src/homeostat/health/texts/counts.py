@@ -12,26 +12,28 @@ from homeostat.health.view import RunView
 
 # Lines read of one kind; more of them say nothing new.
 MAX_LINES = 2000
-_FREED = re.compile(
-    r"sleep mode freed (-?[\d.]{1,20}) gib memory, ([\d.]{1,20}) gib memory is still"
+# Every pattern is bounded or begins with words of its own, so that it reads a line once.
+_NUMBER = r"(-?\d{1,12}(?:\.\d{1,9})?)"
+_FREED = (re.compile(rf"sleep mode freed {_NUMBER} gib memory, {_NUMBER} gib memory is still"),)
+_BEFORE_AFTER = (
+    re.compile(rf"before (?:sleep|release|offload)\D{{0,40}}{_NUMBER}"),
+    re.compile(rf"after (?:sleep|release|offload)\D{{0,40}}{_NUMBER}"),
 )
-_BEFORE_AFTER = re.compile(
-    r"before (?:sleep|release|offload)\D{0,80}+([\d.]{1,20}+)"
-    r"(?>.{0,300}?after \w{1,40}+\D{0,80}+)([\d.]{1,20})"
-)
-_CUMULATIVE = re.compile(r"cumulative_preemption(?:_cnt)?=(\d{1,18})")
-_SECONDS = re.compile(r"(?<!\d)(\d{1,18}) ?s(?:econds?|ec)?\b")
-_RANK = re.compile(r"\[rank ?(\d+)\]")
-_WORK = re.compile(r"worknccl\(seqnum=(\d+), optype=(\w+), numelin=(\d+)")
-_SGLANG = re.compile(
-    r"#running-req: (\d{1,9}+)(?>.{0,300}?token usage: )([\d.]{1,20}+)"
-    r"(?>.{0,300}?#queue-req: )(\d{1,9})"
+_CUMULATIVE = (re.compile(r"cumulative_preemption(?:_cnt)?=(\d{1,12})"),)
+_SECONDS = re.compile(r"(?<!\d)(\d{1,9}) ?s(?:econds?|ec)?\b")
+_RANK = re.compile(r"\[rank ?(\d{1,9})\]")
+_WORK = re.compile(r"worknccl\(seqnum=(\d{1,12}), optype=(\w{1,40}), numelin=(\d{1,18})")
+_SGLANG = (
+    re.compile(r"#running-req: (\d{1,9})"),
+    re.compile(rf"token usage: {_NUMBER}"),
+    re.compile(r"#queue-req: (\d{1,9})"),
 )
 _RETRACT = "retract requests"
-_STALLED = re.compile(r"\b0/[1-9]\d{0,12} \[(?:(\d{1,9}):)?(\d{1,9}):\d\d<\?")
-_RATE = re.compile(r"(?:gen throughput \(token/s\)|generation throughput): ([\d.]+)")
-_VLLM = re.compile(
-    r"running: (\d{1,9}) reqs, waiting: (\d{1,9}) reqs(?>.{0,300}?kv cache usage: )([\d.]{1,20})%"
+_STALLED = re.compile(r"\b0/[1-9]\d{0,12} \[(?:(\d{1,6}):)?(\d{1,6}):\d\d<\?")
+_RATE = re.compile(rf"(?:gen throughput \(token/s\)|generation throughput): {_NUMBER}")
+_VLLM = (
+    re.compile(r"running: (\d{1,9}) reqs, waiting: (\d{1,9}) reqs"),
+    re.compile(rf"kv cache usage: {_NUMBER}%"),
 )
 
 
@@ -43,21 +45,16 @@ def lines_of(view: RunView, *patterns: str) -> Iterator[LogLine]:
             yield line
 
 
-def numbers_of(view: RunView, pattern: str, values: re.Pattern[str]) -> list[list[float]]:
-    """The numbers of each line that matches both."""
+def numbers_of(
+    view: RunView, pattern: str, values: tuple[re.Pattern[str], ...]
+) -> list[list[float]]:
+    """The numbers of each line that matches the pattern and all of the values."""
     found = []
     for line in lines_of(view, pattern):
-        match = values.search(line.text.lower())
-        if match is not None:
-            found.append([_float(part) for part in match.groups()])
+        matches = [one.search(line.text.lower()) for one in values]
+        if all(matches):
+            found.append([float(part) for match in matches if match for part in match.groups()])
     return found
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
 
 
 def at_least(count: int, *patterns: str) -> Callable[[RunView], bool]:
@@ -148,7 +145,7 @@ def _generates(view: RunView, update: LogLine) -> bool:
         return True
     for line in lines_of(view, "gen throughput (token/s)", "generation throughput:"):
         found = _RATE.search(line.text.lower()) if line.number > update.number else None
-        if found and _float(found[1]) > 0.0:
+        if found and float(found[1]) > 0.0:
             return True
     return False
 

@@ -38,7 +38,7 @@ _COLUMNS = (
     "response",
     "extra_info",
 )
-_PAD_AND_EOS = re.compile(r"pad_token_id\W{1,5}(\d+)\D.{0,60}?eos_token_id\W{1,5}(\d+)")
+_PAD_AND_EOS = re.compile(r"pad_token_id\W{1,5}(\d{1,9})\D.{0,60}?eos_token_id\W{1,5}(\d{1,9})")
 
 
 def _pad_is_eos(view: RunView) -> bool:

@@ -927,6 +927,7 @@ TROUBLES: tuple[Trouble, ...] = (
             "waiting for*placement group",
         ),
         when=counts.waited_long,
+        notes=True,
         what="Ray cannot place what was asked for, and waits.",
         why="No node, or not all nodes together, has the bundle's resources free: too few GPUs "
         "have joined, another job holds them, or one bundle is larger than any node.",
@@ -1159,6 +1160,7 @@ TROUBLES: tuple[Trouble, ...] = (
             _mixes_modes(view)
             and view.log.has("error", "Traceback (most recent call last)", "Watchdog caught")
         ),
+        notes=True,
         what="The trainer is set to run vLLM in its own processes, and at the same time points "
         "at a vLLM server.",
         why="Colocate mode starts engines inside the trainer; a server's host and port belong to "
@@ -1186,7 +1188,7 @@ TROUBLES: tuple[Trouble, ...] = (
             "Max retries exceeded with url: /init_communicator",
             "Max retries exceeded with url: /get_world_size",
         ),
-        context=("Error", "Traceback (most recent call last)"),
+        context=("Error:", "Traceback (most recent call last)"),
         when=_serves_colocated,
         what="The trainer looks for a vLLM server that does not answer, while its settings are "
         "those of engines inside the trainer.",

@@ -1726,11 +1726,12 @@ _HUB = (
             "Failed to resolve 'huggingface.co'",
             "Couldn't reach * on the Hub",
             "Cannot reach https://huggingface.co",
-            "offline mode is enabled",
+            "Cannot reach * offline mode is enabled",
             "host='hf-mirror.com'",
             "Temporary failure in name resolution && hugg",
             "Cannot send a request, as the client has been closed",
         ),
+        survivable=True,
         what="Files had to be fetched from the model hub, and it could not be reached.",
         why=(
             "The node has no way to the internet (usual for compute nodes), offline mode is "
@@ -1770,6 +1771,7 @@ _HUB = (
             "Background writer channel closed",
             "xet* && RuntimeError",
         ),
+        survivable=True,
         what="A download from the model hub broke off.",
         why="The transfer service (Xet) or the connection failed in the middle of a large file.",
         fixes=(
@@ -1794,6 +1796,7 @@ _HUB = (
             "HfHubHTTPError: 429",
             "reached the rate limit",
         ),
+        survivable=True,
         what="The model hub refuses further requests for now: rate limit.",
         why="Many ranks or jobs ask the hub at once, often without a token.",
         fixes=(

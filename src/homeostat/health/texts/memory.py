@@ -150,6 +150,7 @@ TROUBLES: tuple[Trouble, ...] = (
             "memory saver is not enabled",
         ),
         when=_trainer_is_out_of_memory,
+        notes=True,
         what="The trainer ran out of memory while an engine on the same card kept its own: its "
         "memory saver or sleep mode is off.",
         why="A colocated engine holds weights and KV cache for good unless it is told to give them "
@@ -183,6 +184,7 @@ TROUBLES: tuple[Trouble, ...] = (
             "sleep mode freed",
         ),
         when=counts.sleep_freed_nothing,
+        notes=True,
         what="The engine was put to sleep, and its memory did not come back.",
         why="The call succeeds either way. Without its memory saver (SGLang) or sleep mode (vLLM), "
         "or with live references to its tensors, nothing is freed, and the trainer has to live "
@@ -204,6 +206,7 @@ TROUBLES: tuple[Trouble, ...] = (
         family=Family.MEMORY,
         texts=("sleep mode freed", "before sleep*after sleep"),
         when=counts.sleep_leaks,
+        notes=True,
         what="What stays in use after the engine went to sleep grows with every step.",
         why="Something keeps references to memory from before: captured graphs, a second copy of "
         "the weights from the last push, cached blocks. In the end the trainer runs out.",

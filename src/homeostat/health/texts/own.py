@@ -23,7 +23,7 @@ from homeostat.health.texts.trouble import Trouble
 from homeostat.health.view import RunView
 
 _REFUSED = ("rows cannot be used:", "no rows are left to train on")
-_COUNT = re.compile(r"(?<!\d)(\d{1,12}) of (\d{1,12}) rows cannot be used")
+_COUNT = re.compile(r"(?<!\d)(\d{1,15}) of (\d{1,15}) rows cannot be used")
 # Findings of metrics that follow from weights which are not finite, or from other ones than the
 # trainer's in the engine.
 _AFTER_NAN = (

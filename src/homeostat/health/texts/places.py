@@ -107,12 +107,14 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 _TORCH = ("torch/nn/", "torch/_", "torch/utils/", "_call_impl", "autograd.function")
 _SPEAKER = re.compile(r"^\s*(\([^)]*\)|\[rank\d+\]|\[\d+\])")
-_TRIED = re.compile(r"tried to allocate ([\d.]{1,20}) ([kmgt])i?b", re.I)
-_RESERVED = re.compile(
-    r"(?<![\d.])([\d.]{1,20}) ([kmgt])i?b is reserved by pytorch but unallocated", re.I
-)
-_OTHER = re.compile(r"process \d{1,12} has ([\d.]{1,20}) ([kmgt])i?b memory in use", re.I)
-_TOTAL = re.compile(r"total capacity of ([\d.]{1,20}) ([kmgt])i?b", re.I)
+# Bounded, so that a line of nothing but digits is read once.
+_SIZE = r"(\d{1,9}(?:\.\d{1,9})?) ([kmgt])i?b"
+_TRIED = re.compile(rf"tried to allocate {_SIZE}", re.I)
+_RESERVED = re.compile(rf"(?<![\d.]){_SIZE} is reserved by pytorch but unallocated", re.I)
+_ALLOCATED = re.compile(rf"of the allocated memory {_SIZE} is allocated by pytorch", re.I)
+_PROCESS = re.compile(rf"process \d{{1,9}} has {_SIZE} memory in use", re.I)
+_FREE = re.compile(rf"of which {_SIZE} is free", re.I)
+_TOTAL = re.compile(rf"total capacity of {_SIZE}", re.I)
 _GIB = {"k": 2**-20, "m": 2**-10, "g": 1.0, "t": 2.0**10}
 # A buffer of compiled code: fp32, its last axis as long as a vocabulary (no layer is as wide).
 _VOCABULARY = re.compile(
@@ -179,8 +181,10 @@ def _speaker(line: LogLine) -> str:
 
 def _size(pattern: re.Pattern[str], text: str) -> float | None:
     found = pattern.search(text)
-    if found is None or found[1].count(".") > 1 or found[1] == ".":
-        return None
+    return _gib(found) if found is not None else None
+
+
+def _gib(found: re.Match[str]) -> float:
     return float(found[1]) * _GIB[found[2].lower()]
 
 
@@ -200,9 +204,32 @@ def is_fragmented(view: RunView) -> bool:
 
 
 def is_shared(view: RunView) -> bool:
-    """Another process held a third of the card or more when an allocation failed."""
+    """Other processes held a third of the card or more when an allocation failed."""
     for line in oom_lines(view.log):
-        other, total = _size(_OTHER, line.text), _size(_TOTAL, line.text)
-        if other is not None and total and other >= total / 3:
+        total = _size(_TOTAL, line.text)
+        if total and sum(_held_by_others(line.text)) >= total / 3:
             return True
     return False
+
+
+def _held_by_others(text: str) -> list[float]:
+    """GiB that each other process holds, by the words of an out-of-memory error.
+
+    Torch says "this process" where it finds its own number among those of the driver. In a
+    container it does not, and names itself as "Process 12345", too: then the process that holds
+    just a little more than what torch allocated here is this one, unless all that is named and what
+    torch allocated fit on the card side by side.
+    """
+    held = sorted(map(_gib, _PROCESS.finditer(text)))
+    allocated = _size(_ALLOCATED, text)
+    if "this process has" in text.lower() or allocated is None:
+        return held
+    own = allocated + (_size(_RESERVED, text) or 0.0)
+    total, free = _size(_TOTAL, text), _size(_FREE, text)
+    if total is not None and sum(held) + own <= total - (free or 0.0) + 0.02:
+        return held
+    # Sizes are printed to two decimals.
+    ours = next((size for size in held if size >= own - 0.02), None)
+    if ours is not None:
+        held.remove(ours)
+    return held

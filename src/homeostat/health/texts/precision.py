@@ -108,10 +108,9 @@ _HALF = (
             "FlashAttention only support fp16 and bf16 data type",
             "FlashAttention only supports fp16 and bf16",
             "Flash Attention only supports fp16 and bf16",
-            "Flash Attention 2.0 only supports torch.float16 and torch.bfloat16",
+            "ValueError: Flash Attention 2.0 only supports torch.float16 and torch.bfloat16",
             "FlashAttention only support fp16, bf16",
         ),
-        context=("Error", "Traceback"),
         what="FlashAttention was given float32 tensors.",
         why=(
             "Its kernels exist for fp16 and bf16 only; the model was loaded in float32, or a "
@@ -250,7 +249,7 @@ _FP8 = (
             "not supported in FP8",
             "FP8 is not supported for this layer",
         ),
-        context=("Error", "assert"),
+        context=("Error:", "AssertionError"),
         within=3,
         what="A layer cannot be quantised to FP8, and the recipe tries to.",
         why=(
@@ -409,7 +408,7 @@ _QUANTISED = (
             "Params4bit",
             "Int8Params",
         ),
-        context=("Error", "Traceback"),
+        context=("Error:", "Traceback"),
         what="4-bit or 8-bit weights were moved, cast, trained or offloaded like ordinary ones.",
         why=(
             "They are packed integers with scales beside them: they cannot be cast or "

@@ -308,6 +308,7 @@ TROUBLES: tuple[Trouble, ...] = (
         context=("layered_summon: false", "layered_summon=false", "layered_summon': false"),
         within=0,
         when=_trains_lora,
+        notes=True,
         what="The engine throws its weights away when it sleeps (level 2), and only adapters are "
         "sent back to it.",
         why="Level 2 discards the base weights; a push of LoRA tensors alone does not restore "
@@ -333,6 +334,7 @@ TROUBLES: tuple[Trouble, ...] = (
         confidence=Confidence.INFERRED,
         texts=(*counts.WAITING, *counts.SILENT, "| 0/"),
         when=counts.is_stuck_after_update,
+        notes=True,
         what="After the newest weight update nothing is generated any more; the trainer waits.",
         why="The engine stopped answering when it loaded the new weights: its workers died, sit in "
         "a collective, or fail every request. The engine's own log says which.",

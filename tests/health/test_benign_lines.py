@@ -1,0 +1,114 @@
+"""What frameworks print in runs that are well: no text of level error is found in it.
+
+benign/lines.txt holds lines that were composed after real ones: start-up notes, warnings about the
+future, lists of settings, caches, retries, of some twenty programs. Each is also read alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from homeostat.health.diagnose import diagnose, judge
+from homeostat.health.finding import Finding, Level
+from homeostat.health.readers import read_text
+from homeostat.health.registry import BY_CODE, RULES, TROUBLES
+from homeostat.health.texts.trouble import rule_of
+
+LINES = (Path(__file__).parent / "benign" / "lines.txt").read_text(encoding="utf-8").splitlines()
+ERRORS = [rule_of(trouble) for trouble in TROUBLES if trouble.level is Level.ERROR]
+
+
+def errors_in(text: str) -> list[Finding]:
+    view = read_text(text)
+    found = [judge(rule, view) for rule in ERRORS]
+    each = [one for findings in found if isinstance(findings, list) for one in findings]
+    return [one for one in each if one.level is Level.ERROR]
+
+
+def test_no_error_is_seen_in_any_of_the_lines_alone() -> None:
+    assert len(LINES) > 170
+    wrong = {line: [one.code for one in errors_in(line + "\n")] for line in LINES}
+    assert {line: codes for line, codes in wrong.items() if codes} == {}
+
+
+def test_no_error_is_seen_in_all_of_the_lines_together() -> None:
+    assert errors_in("\n".join(LINES) + "\n") == []
+
+
+REWARD_DIED = """
+Traceback (most recent call last):
+  File "/work/train.py", line 80, in <module>
+    trainer.train()
+  File "/env/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", line 1210, in _calculate
+    output = reward_func(prompts=prompts, completions=completions, **reward_kwargs)
+  File "/work/train.py", line 33, in accuracy_reward
+    return [float(answer[0]) for answer in found]
+IndexError: list index out of range
+"""
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [
+        "Using the latest cached version of the dataset since openai/gsm8k couldn't be found on the "
+        "Hugging Face Hub (offline mode is enabled).",
+        "'(MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
+        "exceeded\"))' thrown while requesting HEAD https://huggingface.co/x/y/config.json",
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443)",
+    ],
+)
+def test_what_was_survived_does_not_stand_before_the_real_error(notice: str) -> None:
+    view = read_text(notice + "\n" + REWARD_DIED)
+    first = diagnose(view, RULES).findings[0]
+    assert (first.code, first.level) == ("ERR502", Level.ERROR)
+
+
+def test_a_hub_that_is_out_of_reach_is_still_the_error_that_a_run_ends_in() -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "hub.py", line 9, in get\n'
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443)\n"
+        "\nDuring handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n'
+        "OSError: We couldn't connect to 'https://huggingface.co' to load the files\n"
+    )
+    found = {one.code: one.level for one in errors_in(log)}
+    assert found["ERR352"] is Level.ERROR
+
+
+SIZES = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 79.15 GiB of which 1.02 GiB is free. {who} Of the allocated memory 74.90 GiB is "
+    "allocated by PyTorch, and 1.80 GiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("who", "is_other"),
+    [
+        # In a container torch does not find its own number, and names itself.
+        ("Process 12345 has 78.10 GiB memory in use.", False),
+        ("Including non-PyTorch memory, this process has 78.10 GiB memory in use.", False),
+        ("Process 7 has 0.50 GiB memory in use. Process 12345 has 77.60 GiB memory in use.", False),
+    ],
+)
+def test_memory_of_this_very_process_is_not_blamed_on_another(who: str, is_other: bool) -> None:
+    view = read_text("Traceback (most recent call last):\n" + SIZES.format(who=who))
+    assert bool(judge(BY_CODE["ERR031"], view)) is is_other
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        "Process 900 has 40.00 GiB memory in use. Including non-PyTorch memory, this process has "
+        "38.10 GiB memory in use.",
+        "Process 900 has 40.00 GiB memory in use. Process 12345 has 38.10 GiB memory in use.",
+        "Process 900 has 40.00 GiB memory in use.",
+    ],
+)
+def test_memory_of_another_process_is_seen(who: str) -> None:
+    line = SIZES.format(who=who).replace("74.90", "36.00")
+    assert judge(BY_CODE["ERR031"], read_text(line))
