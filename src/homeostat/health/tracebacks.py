@@ -202,7 +202,7 @@ def _next(opened: _Open, line: LogLine) -> Traceback | None:
 
 
 def _frame_in(text: str, *, is_boxed: bool) -> Frame | None:
-    found = (_BOXED if is_boxed else _FRAME).search(text[:2_000])
+    found = _BOXED.search(text[:500]) if is_boxed else _FRAME.search(text[:2_000])
     if found is None and text.startswith(("File ", "Cell In")):
         found = _CELL.match(text)
         if found is not None and found["cell"]:
