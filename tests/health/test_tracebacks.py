@@ -110,6 +110,7 @@ KeyError: 'gsm8k'"""
         ("/data/ana/verl/examples/rewards/mine.py", "user"),
         ("/app/LLaMA-Factory/src/llamafactory/train/tuner.py", "framework"),
         ("/app/OpenRLHF/openrlhf/cli/train_ppo_ray.py", "framework"),
+        ("/data/ana/proj/unsloth_compiled_cache/UnslothGRPOTrainer.py", "framework"),
         ("train.py", "user"),
         ("C:\\Users\\ana\\proj\\rewards.py", "user"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from homeostat.health.diagnose import diagnose
@@ -9,7 +12,7 @@ from homeostat.health.readers import read_text
 from homeostat.health.registry import RULES
 from homeostat.health.render import as_json
 from homeostat.health.render_text import as_text
-from homeostat.health.view import RunView
+from homeostat.health.view import Kind, RunView, SampleText, Series
 from homeostat.health.vitals import End, vital_signs
 
 
@@ -84,3 +87,26 @@ def test_how_a_run_ended(tail: str, how: End) -> None:
     assert vital_signs(view).ending.how is how
     levels = {f.level.value for f in diagnose(view, RULES).findings}
     assert (levels & {"warn", "error"} != set()) == (how is End.KILLED)
+
+
+def test_our_own_chat_model_is_not_told_that_its_prompts_lack_a_template() -> None:
+    """Rows are logged raw, and the model's path says chat: the template is applied all the same."""
+    cut = Series(np.arange(1, 13), np.full(12, 0.9))
+    rows_of = [{"type": "prompts", "path": "rows.jsonl"}]
+    samples = [SampleText(step, "and so on", prompt=f"What is {step}?") for step in (11, 12, 12)]
+    view = RunView(
+        metrics={"completions/clipped_ratio": cut, "reward": Series(cut.steps, cut.values * 0.2)},
+        kind=Kind.RL,
+        settings={"model.path": "acme/Base-7B-Instruct", "data.train": rows_of},
+        samples=tuple(samples),
+    )
+    plain = dataclasses.replace(
+        view, settings={**view.settings, "data.train": [{**rows_of[0], "chat": False}]}
+    )
+    assert "prompt-not-chat-formatted" not in _words(view)
+    assert "prompt-not-chat-formatted" in _words(plain)
+
+
+def _words(view: RunView) -> set[str]:
+    found = diagnose(view, RULES).findings
+    return {f.name for f in found} | {cause.name for f in found for cause in f.causes}

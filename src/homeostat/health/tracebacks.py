@@ -39,6 +39,8 @@ _MAX_BETWEEN = 12
 _MAX_TRACEBACKS = 2_000
 _INSTALLED = ("site-packages/", "dist-packages/", "<frozen ", "<string>", "/bin/")
 _STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]*/(?!site-packages|dist-packages)")
+# Code that a framework writes into the working directory.
+_GENERATED = "unsloth_compiled_cache"
 # Folders beside a framework's package that hold what users write or copy.
 _OF_USERS = ("examples", "example", "recipe", "recipes", "scripts", "projects", "custom", "tests")
 _PACKAGES = frozenset(
@@ -47,7 +49,7 @@ _PACKAGES = frozenset(
         "lightrft", "litgpt", "llamafactory", "megatron", "miles", "miles_plugins", "nemo_rl",
         "open_instruct", "openrlhf", "peft", "prime_rl", "ray", "roll", "sgl", "sglang",
         "skyrl_train", "slime", "slime_plugins", "swift", "torch", "torchforge", "torchtitan",
-        "torchtune", "transformers", "trl", "unsloth", "unsloth_compiled_cache", "unsloth_zoo",
+        "torchtune", "transformers", "trl", "unsloth", "unsloth_zoo",
         "verl", "vllm",
     )
 )  # fmt: skip
@@ -127,6 +129,8 @@ def owner_of(file: str) -> str:
         return "stdlib"
     if any(mark in path for mark in _INSTALLED[2:]):
         return "package"
+    if _GENERATED in parts:
+        return "framework"
     places = [place for place, part in enumerate(parts[:-1]) if part in _PACKAGES]
     if not places:
         return "user"
@@ -198,7 +202,7 @@ def _next(opened: _Open, line: LogLine) -> Traceback | None:
 
 
 def _frame_in(text: str, *, is_boxed: bool) -> Frame | None:
-    found = (_BOXED if is_boxed else _FRAME).search(text[:2_000])
+    found = _BOXED.search(text[:500]) if is_boxed else _FRAME.search(text[:2_000])
     if found is None and text.startswith(("File ", "Cell In")):
         found = _CELL.match(text)
         if found is not None and found["cell"]:

@@ -254,6 +254,18 @@ def zero(view: RunView) -> Iterable[str]:
             yield name
 
 
+def zero_since(view: RunView) -> int | None:
+    """The step from which on the loss of fine-tuning is exactly 0 after ordinary values: trainers
+    print a loss that is not finite so. None where it is not."""
+    loss = view.series("train/loss")
+    if view.kind is Kind.RL or loss is None or view.decimals.get("train/loss", 9) < 4:
+        return None
+    alive = np.flatnonzero(loss.values != 0.0)
+    if not len(alive) or len(loss) - 1 - int(alive[-1]) < 5 or not loss.values[alive[-1]] > 0.3:
+        return None
+    return int(loss.steps[alive[-1] + 1])
+
+
 def _is_rate_zero(view: RunView, step: int) -> bool:
     rates = view.series("learning_rate")
     return rates is not None and not rates.since(step).values.any()

@@ -9,7 +9,7 @@ import torch
 
 from homeostat.clinic import bodies
 from homeostat.clinic.injector import FROM_START, SORT, SORT_SFT, Cure, Injector
-from homeostat.clinic.recipes import Raw, put
+from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.run.session import Session
 
@@ -43,7 +43,7 @@ class RateTenfoldInRl(Injector):
 
     name, family = "lr_tenfold_rl", Family.LEARNING
     expects = ("lr-too-high", "policy-collapse", "update-too-large")
-    onset, strength = FROM_START, (9.0, 12.0)
+    body, onset, strength = Body("sort", steps=24), FROM_START, (9.0, 12.0)
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         raw["trainer"]["lr"] *= self.dose.strength

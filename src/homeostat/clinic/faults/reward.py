@@ -55,6 +55,7 @@ class AlwaysFull(_Reward):
 
     name, function, onset = "reward_always_full", "constant", FROM_START
     expects = ("reward-constant", "reward-function-constant")
+    body = FEW
 
     def options(self) -> dict[str, Any]:
         return {"onset": self.dose.onset, "value": 1.0}
@@ -79,6 +80,7 @@ class FailsOnSome(_Reward):
 
     name, function, strength = "reward_fails_on_some", "stumbling", (0.3, 0.8)
     expects = ("reward-fn-failing", "user-code-failed")
+    body, onset = FEW, (4, 8)
 
     def options(self) -> dict[str, Any]:
         return {"onset": self.dose.onset, "share": self.dose.strength}

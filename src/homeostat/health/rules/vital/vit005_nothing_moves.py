@@ -2,7 +2,8 @@
 
 ## What it sees
 Loss, token accuracy or gradient norm that is 0 in every record (in RL only the gradient norm: the
-loss of GRPO prints as 0 by construction); or a training loss that is the same number in the newest
+loss of GRPO prints as 0 by construction); a loss of fine-tuning that falls from ordinary values to
+exactly 0 and stays there for 5 records; or a training loss that is the same number in the newest
 10 records, an evaluation loss in 4, although the learning rate is not 0. Where a rule knows why,
 that is said in place of this.
 
@@ -11,6 +12,7 @@ No optimizer gives the same number twice. The run goes on as if it trained, and 
 
 ## Likely causes
 - all-labels-masked: the loss and the accuracy have no token to be computed over.
+- nan-loss: trainers print a loss that is not finite as 0.
 - no-gradient-flow: no trained weight takes part in the computation.
 - trained-weights-unmoved: gradients arrive, and the weights stay as they are.
 
@@ -29,13 +31,17 @@ from collections.abc import Iterator, Sequence
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.view import RunView
-from homeostat.health.vitals import frozen, zero
+from homeostat.health.vitals import frozen, zero, zero_since
 
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:
     zeros = list(zero(view))
     if zeros:
         yield _all_zero(view, zeros)
+        return
+    since = zero_since(view)
+    if since is not None:
+        yield _gone(view, since)
         return
     for name in frozen(view):
         yield _frozen(view, name)
@@ -63,6 +69,24 @@ def _all_zero(view: RunView, names: Sequence[str]) -> Sighting:
         value=0.0,
         level=Level.ERROR if is_loss else None,
         family=Family.DATA if is_loss else None,
+    )
+
+
+def _gone(view: RunView, since: int) -> Sighting:
+    loss = view.metrics["train/loss"]
+    before = loss.before(since).latest
+    why = f"the loss was {before:.3g}, and is exactly 0 since step {since}"
+    return Sighting(
+        message=f"The loss is exactly 0 since step {since}, after {before:.3g}: trainers print a "
+        "loss that is not finite so. Go back to the checkpoint before, and find the batch.",
+        evidence=(why,),
+        causes=(Cause("nan-loss", why), Cause("nan-update-poisoned-weights", "and it stays so")),
+        fixes=(Fix("checkpoint.load_step", f"before {since}", "weights that are finite"),),
+        first_step=since,
+        last_step=int(loss.steps[-1]),
+        value=0.0,
+        level=Level.ERROR,
+        family=Family.NUMERICS,
     )
 
 
