@@ -59,6 +59,7 @@ def write_gguf(path: Path, tensors: dict[str, Any]) -> None:
     writer.add_head_count_kv(SIZES["num_key_value_heads"])
     writer.add_key_length(SIZES["head_dim"])
     writer.add_layer_norm_rms_eps(1e-6)
+    _add_tokenizer(writer, num_tokens=tensors["model.embed_tokens.weight"].shape[0])
     names = {
         "embed_tokens": "token_embd", "model.norm": "output_norm", "q_proj": "blk.0.attn_q",
         "k_proj": "blk.0.attn_k", "v_proj": "blk.0.attn_v", "o_proj": "blk.0.attn_output",
@@ -72,3 +73,20 @@ def write_gguf(path: Path, tensors: dict[str, Any]) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: Any, *, num_tokens: int) -> None:
+    """A tokenizer in the file itself, of as many tokens as the model has."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))][:num_tokens]
+    words += [f"w{number}" for number in range(num_tokens - len(words))]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * num_tokens][:num_tokens]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(words)
+    writer.add_token_scores([0.0] * num_tokens)
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )

@@ -271,6 +271,70 @@ def weights(world: World) -> None:
         damage_file(world, path)
 
 
+def gguf(world: World) -> None:
+    """A GGUF file with its own tokenizer: cut short, or with a wrong number in its header."""
+    world.recipe["model"] = {"path": "tiny.gguf"}
+    if world.rng.random() < 0.3:
+        world.recipe["model"]["tokenizer"] = "model"
+    world.places = ("tiny.gguf", "model.path", "model.tokenizer", "chat template")
+    world.write_recipe()
+    path = world.folder / "tiny.gguf"
+    data, how = path.read_bytes(), world.pick("cut", "number", "number", "number", "file")
+    header = data.index(b"blk.0.ffn_down.weight") + 60
+    if how == "file":
+        damage_file(world, path)
+        return
+    at = world.rng.randrange(len(data) if how == "cut" else header)
+    value = world.pick(0, 1, 7, 255, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)
+    size = world.pick(1, 4, 8)
+    number = (value % 256**size).to_bytes(size, "little")
+    world.what = f"cut at {at}" if how == "cut" else f"{value} in {size} bytes at {at}"
+    path.write_bytes(data[:at] if how == "cut" else data[:at] + number + data[at + size :])
+
+
+def adapter(world: World) -> None:
+    """An adapter's config and weights: values, bytes, and what stands in their place."""
+    world.recipe["model"].update(path="weights", init="pretrained")
+    world.recipe["lora"] = {"rank": 2, "path": "adapter"}
+    world.places = ("lora.path", "lora.rank", "lora.alpha", "lora.targets", "adapter", "model.path")
+    world.verb = world.pick("train", "train", "check")
+    world.write_recipe()
+    folder = world.folder / "adapter"
+    path = folder / world.pick("adapter_config.json", "adapter_model.safetensors")
+    if path.suffix == ".json" and world.rng.random() < 0.7:
+        damage_json(world, path)
+    else:
+        damage_file(world, path)
+
+
+def tokenizer(world: World) -> None:
+    """Parts of a tokenizer: vocabulary, added and special tokens, template, their settings."""
+    world.write_recipe()
+    folder, name = world.folder / "model", world.pick("tokenizer.json", "tokenizer_config.json")
+    world.places = (name, "special_tokens_map.json", "chat_template.jinja", *MODEL_PLACES)
+    how = world.pick("tree", "tree", "special", "template", "bytes")
+    if how == "special":
+        words = {
+            f"{word}_token": world.pick("</s>", "", None, 3, [], {}, "x" * 5000, {"content": "a"})
+            for word in world.rng.sample(["eos", "pad", "bos", "unk", "cls"], 2)
+        }
+        world.what = f"special_tokens_map {words!r:.100}"
+        path = folder / world.pick("special_tokens_map.json", "added_tokens.json")
+        path.write_text(to_json(words), encoding="utf-8")
+        name = "tokenizer_config.json"
+        settings = json.loads((folder / name).read_bytes())
+        (folder / name).write_text(to_json(settings | world.pick({}, words)), encoding="utf-8")
+    elif how == "template":
+        text = world.rng.choice(TEMPLATES)
+        world.what = f"chat_template.jinja {text!r:.80}"
+        (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
+    elif how == "tree":
+        for _ in range(world.pick(1, 2, 4)):
+            damage_json(world, folder / name)
+    else:
+        damage_file(world, folder / name)
+
+
 def run_files(world: World) -> None:
     """A used run directory, damaged before it is continued."""
     world.verb = world.pick("train", "train", "train", "check")
@@ -314,5 +378,5 @@ KINDS: dict[str, Callable[[World], None]] = {
     "recipe_value": recipe_value, "override": override, "rows_bytes": rows_bytes,
     "rows_tree": rows_tree, "rows_name": rows_name, "columns": columns, "model_json": model_json,
     "model_sizes": model_sizes, "template": template, "weights": weights, "run_files": run_files,
-    "run_state": run_state,
+    "run_state": run_state, "gguf": gguf, "adapter": adapter, "tokenizer": tokenizer,
 }  # fmt: skip

@@ -1,16 +1,28 @@
 """Chat templates: Jinja that came with a model, compiled and rendered as transformers does.
 
 Nobody here wrote them, so what they may cost is limited. Jinja's sandbox keeps a template from
-reaching anything; it does not keep it from looping over loops. Its processor time is limited, and
-powers, which can take for ever in one operation that nothing interrupts, are not allowed at all.
+reaching anything, and its `range` ends at 100,000; it does not keep a template from looping over
+loops or from filling the memory. Three limits hold for one row:
+
+    processor time   a timer, which Python can act on only between two operations
+    memory           the process may map MAX_MEMORY more bytes while it renders, so that an
+                     operation over gigabytes of text ends at once (MemoryError), and those that
+                     fit take a second at most. Linux enforces it; macOS does not.
+    powers           are not allowed: one of them can take for ever in little memory. Products can
+                     not: a number large enough costs as much time to be made
+
+The limits are the process's own, so that rendering needs no other process and stays as fast.
 """
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
@@ -20,6 +32,7 @@ from homeostat.data.sources import BadRowError
 from homeostat.errors import ModelError
 
 MAX_CPU_S = 5.0
+MAX_MEMORY = 1 << 30
 REFUSES = "the chat template refuses the messages"
 # What a template reads and no setting may say.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
@@ -88,11 +101,24 @@ def render(
 def _render(template: str, conversations: list[list[dict[str, Any]]], **options: Any) -> list[str]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    try:
-        with _cpu_limit(MAX_CPU_S):
-            texts, _ = render_jinja_template(
+    def texts() -> list[str]:
+        with _cpu_limit(MAX_CPU_S), _memory_limit(MAX_MEMORY):
+            return render_jinja_template(
                 conversations=conversations, chat_template=template, **options
-            )
+            )[0]
+
+    try:
+        try:
+            return texts()
+        except MemoryError:
+            # The size of the process may have been an old one.
+            _mapped_bytes.cache_clear()
+            return texts()
+    except MemoryError:
+        raise ModelError(
+            f"the chat template (model.chat_template, or that of model.path) needs more than "
+            f"{MAX_MEMORY >> 20} MiB on one row. Mend it and name the file in model.chat_template."
+        ) from None
     except TimeoutError:
         # Not the row's fault: the others would take as long.
         raise ModelError(
@@ -100,7 +126,6 @@ def _render(template: str, conversations: list[list[dict[str, Any]]], **options:
             f"{MAX_CPU_S:.0f} s on one row. Mend its loops and name the file in "
             "model.chat_template."
         ) from None
-    return texts
 
 
 @contextmanager
@@ -120,6 +145,37 @@ def _cpu_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+@contextmanager
+def _memory_limit(num_bytes: int) -> Iterator[None]:
+    """Lets the process map this much more memory inside the block, where the system enforces it.
+
+    The limit is the whole process's, so only the main thread sets it.
+    """
+    mapped = _mapped_bytes(int(time.monotonic()))
+    if mapped is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = mapped + num_bytes
+    known = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@lru_cache(maxsize=1)
+def _mapped_bytes(second: int) -> int | None:
+    """The size of this process's address space, read once in a second because that takes as long
+    as rendering a row; None where /proc does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
 
 
 def _raise_timeout(number: int, frame: FrameType | None) -> None:
