@@ -112,6 +112,15 @@ def write_log(path: Path, *, num_bytes: int, seed: int, style: str = "verl") -> 
     return step
 
 
+def lines(*, seed: int, num_steps: int, style: str = "verl") -> Iterator[str]:
+    """The lines of a log of so many steps."""
+    rng = random.Random(seed)
+    yield from _start(rng)
+    for step in range(1, num_steps + 1):
+        for text in _step(rng, step, style):
+            yield from text.splitlines(keepends=True) if "\r" not in text else [text]
+
+
 def _start(rng: random.Random) -> Iterator[str]:
     yield "+ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_length=4096\n"
     yield f"(TaskRunner pid=4711) Total training steps: {NUM_STEPS}\n"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,10 +20,12 @@ from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_page
 
 if TYPE_CHECKING:
+    from homeostat.health.readers import Source
     from homeostat.health.rule import Rule
     from homeostat.health.view import RunView
 
 STDIN = "-"
+MAX_RUNS = 20
 
 
 def doctor(
@@ -60,29 +63,87 @@ def doctor(
 ) -> None:
     """Say what is wrong with a run, since which step, why, and which setting to change.
 
+    A folder that holds several runs is reported run by run, the newest first. Standard input is
+    read to its end, to Ctrl-C, or to 4 GB; what came until then is judged.
+
     Exit code 0: nothing of level error; 1: the run is ill, or ended in an error that no rule
     knows; 2: the input cannot be read.
     """
-    from homeostat.health.diagnose import diagnose
     from homeostat.health.registry import RULES
+
+    rules = chosen(RULES, select=select, ignore=ignore)
+    judged = [
+        _judged(name, config, rules=rules, level=level, format=format, verbose=verbose)
+        for name in _named(path)
+    ]
+    if format is Format.JSON:
+        answers = [json.loads(one.answer) for one in judged]
+        several = {
+            "runs": [
+                {"path": one.path, **answer} for one, answer in zip(judged, answers, strict=True)
+            ]
+        }
+        _write(json.dumps(several if len(judged) > 1 else answers[0], indent=2))
+    else:
+        for one in judged:
+            _write((f"=== {one.path} ===\n\n" if len(judged) > 1 else "") + one.answer)
+    raise typer.Exit(max(one.exit_code for one in judged))
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A run's answer as it is shown, and the exit code that it asks for."""
+
+    path: str
+    answer: str
+    exit_code: int
+
+
+def _judged(
+    path: str,
+    config: Path | None,
+    *,
+    rules: list[Rule],
+    level: Level,
+    format: Format,
+    verbose: bool,
+) -> _Judged:
+    from homeostat.health.diagnose import diagnose
     from homeostat.health.render import as_json, unknown_error
     from homeostat.health.render_text import as_text
 
-    rules = chosen(RULES, select=select, ignore=ignore)
     view = _read(path, config)
     diagnosis = diagnose(view, rules)
     shown = [_without_secrets(one) for one in diagnosis.findings if one.level.rank >= level.rank]
     if format is Format.JSON:
         found = as_json(diagnosis, view, findings=shown)
-        _write(json.dumps(Scrubber().tree(found), indent=2))
+        answer = json.dumps(Scrubber().tree(found))
     else:
         width = shutil.get_terminal_size().columns
         text = as_text(
             diagnosis, view, findings=shown, width=width, color=_has_color(), verbose=verbose
         )
-        _write(mask_text(text.rstrip("\n")))
+        answer = mask_text(text.rstrip("\n"))
     is_ill = any(one.level is Level.ERROR for one in diagnosis.findings)
-    raise typer.Exit(1 if is_ill or unknown_error(diagnosis, view) else 0)
+    return _Judged(path, answer, 1 if is_ill or unknown_error(diagnosis, view) else 0)
+
+
+def _named(path: str) -> list[str]:
+    """The path, or the runs in it where it is a folder of several."""
+    from homeostat.health.readers import runs_in
+    from homeostat.health.readers.run_dir import is_our_run
+
+    folder = Path(path)
+    if path == STDIN or not folder.is_dir() or is_our_run(folder):
+        return [path]
+    found = runs_in(folder)
+    if len(found) > MAX_RUNS:
+        typer.echo(
+            f"{path}: holds {len(found)} runs; the {MAX_RUNS} newest are judged. Name another one "
+            "to have it judged.",
+            err=True,
+        )
+    return [str(run) for run in found[:MAX_RUNS]] or [path]
 
 
 def _without_secrets(finding: Finding) -> Finding:
@@ -91,14 +152,30 @@ def _without_secrets(finding: Finding) -> Finding:
 
 
 def _read(path: str, config: Path | None) -> RunView:
-    from homeostat.health.readers import open_run, read_text
+    from homeostat.health.readers import Source, open_run, read_stream
     from homeostat.health.readers.settings import read_config
+    from homeostat.health.readers.source import MAX_STREAM_BYTES
 
     if path != STDIN:
         return open_run(Path(path), config=config)
     settings = read_config(config) if config is not None else None
-    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    return read_text(text, config=settings)
+    sources: list[Source] = []
+    before = signal.signal(signal.SIGINT, lambda *_: _interrupt(sources))
+    try:
+        sources.append(Source(sys.stdin.buffer, name=STDIN, limit=MAX_STREAM_BYTES))
+        view = read_stream(sources[0], config=settings)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for note in view.facts["reading"].notes:
+        typer.echo(note, err=True)
+    return view
+
+
+def _interrupt(sources: list[Source]) -> None:
+    """End the reading on Ctrl-C; what was read is judged."""
+    if not sources:
+        raise KeyboardInterrupt
+    sources[0].interrupt()
 
 
 def chosen(rules: tuple[Rule, ...], *, select: str, ignore: str) -> list[Rule]:

@@ -1,7 +1,9 @@
 """Logs, metric files and run folders of any framework -> RunView.
 
-    open_run(path)     a file or a folder
+    open_run(path)     a file or a folder; of a folder with several runs the newest
+    runs_in(path)      the runs of a folder that holds several
     read_text(text)    what a user pasted
+    read_stream(file)  standard input
 
 Whatever the bytes are, the answer is a view or a HomeostatError: what is not metrics is log.
 """
@@ -12,14 +14,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from homeostat.errors import DataError
 from homeostat.health.readers.build import Found, view_of
-from homeostat.health.readers.files import found_in_file, found_in_text
+from homeostat.health.readers.files import found_in_named, found_in_source, found_in_text
+from homeostat.health.readers.folders import runs_in
 from homeostat.health.readers.run_dir import is_our_run, view_of_run
 from homeostat.health.readers.settings import read_config
+from homeostat.health.readers.source import Source
 from homeostat.health.view import RunView
 
-__all__ = ["Found", "open_run", "read_text", "view_of_run"]
+__all__ = ["Found", "Source", "open_run", "read_stream", "read_text", "runs_in", "view_of_run"]
 
+# What every recipe of ours has.
+_RECIPE_KEYS = frozenset({"model", "data"})
 # A file of a run folder of ours stands for the folder.
 _OUR_FILES = frozenset({"metrics.jsonl", "events.jsonl", "console.log", "config.json"})
 
@@ -28,10 +35,36 @@ def open_run(path: Path, *, config: Path | None = None) -> RunView:
     """The run in a file or folder. `config` is a file with its settings. Raises HomeostatError."""
     settings = read_config(config) if config is not None else None
     if path.is_dir():
-        return view_of_run(path, config=settings)
+        several = [] if is_our_run(path) else runs_in(path)
+        return view_of_run(several[0] if several else path, config=settings)
     if path.name in _OUR_FILES and is_our_run(path.parent):
         return view_of_run(path.parent, config=settings)
-    return view_of(found_in_file(path), config=settings)
+    _refuse_recipe(path)
+    return view_of(found_in_named(path), config=settings)
+
+
+def read_stream(source: Source, *, config: Mapping[str, Any] | None = None) -> RunView:
+    """The run that a stream tells of, as far as it could be read."""
+    return view_of(found_in_source(source), config=config)
+
+
+def _refuse_recipe(path: Path) -> None:
+    """Raise where a file is settings and no log: nothing in it has happened yet."""
+    if path.suffix not in {".yaml", ".yml", ".toml"} or not path.is_file():
+        return
+    try:
+        settings = read_config(path)
+    except DataError:
+        return
+    if settings.keys() >= _RECIPE_KEYS:
+        raise DataError(
+            f"{path}: this is a recipe, not a log: nothing has run yet that could be judged. Use "
+            f"`homeostat check {path}` for a recipe, and give the doctor the run's folder or log."
+        )
+    raise DataError(
+        f"{path}: these are settings, not a log. Give the doctor the run's log, and this file with "
+        "--config."
+    )
 
 
 def read_text(text: str, *, config: Mapping[str, Any] | None = None, name: str = "-") -> RunView:

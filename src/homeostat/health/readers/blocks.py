@@ -21,7 +21,6 @@ _HEADER = re.compile(
     r"(?:\s*+/\s*+(?P<total>\d{1,15}))?[^\w]*+$",
     re.IGNORECASE,
 )
-_WORDS = ("tep", "TEP", "teration", "ollout", "pisode")
 _BULLET = re.compile(
     rf"^(?:\s*+[\u2022\u00b7*\u25cf-]\s++|\s{{2,}}+)(?P<name>[A-Za-z][^:=]{{0,120}}+)\s*+[:=]\s*+"
     rf"(?P<value>{VALUE}\s*+[^\s\d,:(]{{0,20}})(?:\s*+\([^()]*+\))?\s*+$"
@@ -41,7 +40,13 @@ class Blocks:
 
     def header(self, body: str) -> tuple[int, int | None] | None:
         """Step and total of a line that is nothing but a step's header."""
-        if len(body) > 200 or not any(word in body for word in _WORDS):
+        if len(body) > 200 or not (
+            "tep" in body
+            or "TEP" in body
+            or "teration" in body
+            or "ollout" in body
+            or "pisode" in body
+        ):
             return None
         found = _HEADER.match(body)
         if not found:
@@ -52,6 +57,10 @@ class Blocks:
         elif body.startswith("=="):
             self._form = "nemo"
         return self.step, int(found["total"]) if found["total"] else None
+
+    def may_be_row(self, body: str) -> bool:
+        """Whether a line looks like a metric of the open block, whatever its number."""
+        return self.step is not None and len(body) <= 400 and _BULLET.match(body) is not None
 
     def row(self, body: str) -> Row | None:
         """One metric of the open block."""
@@ -74,6 +83,10 @@ class Tables:
 
     def __init__(self) -> None:
         self._names: list[str] = []
+
+    def may_be_row(self, body: str) -> bool:
+        """Whether a line looks like a row of the open table, whatever its numbers."""
+        return bool(self._names) and body.lstrip(" \t|")[:1].isdigit()
 
     def row(self, body: str) -> Row | None:
         if body.lstrip()[:1] in {"\u2502", "\u2503"}:

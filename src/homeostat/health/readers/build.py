@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from homeostat.health.frameworks import ALL, HOMEOSTAT, Framework
 from homeostat.health.log import Log
 from homeostat.health.names import FOREIGN
-from homeostat.health.readers.common_names import METRICS, folded
+from homeostat.health.readers.common_names import METRICS, folded, unprefixed
 from homeostat.health.readers.detect import framework_of, kind_of
 from homeostat.health.readers.settings import flat, ours
 from homeostat.health.reading import Reading
@@ -114,12 +114,16 @@ def _understood(found: Found, table: Framework) -> Reading:
     )
 
 
-def translation(names: Iterable[str], table: Framework) -> dict[str, str]:
+def translation(names: Collection[str], table: Framework) -> dict[str, str]:
     """Their name -> ours; to itself where nobody knows it. No two get the same."""
     rank = {name: place for place, name in enumerate(table.metrics)}
+    for name in names:
+        # Behind the same metric without a prefix, where both were logged.
+        if unprefixed(name) != name and name not in rank:
+            rank[name] = len(table.metrics) + 1
     taken: dict[str, str] = {}
     result: dict[str, str] = {}
-    known = {name: (rank.get(name, len(rank)), _our_name(name, table)) for name in names}
+    known = {name: (rank.get(name, len(table.metrics)), _our_name(name, table)) for name in names}
     for name, (_, canonical) in sorted(known.items(), key=lambda item: item[1][0]):
         if canonical is not None and canonical not in taken:
             taken[canonical] = name
@@ -143,7 +147,10 @@ def _our_name(name: str, table: Framework) -> str | None:
         return name
     if table is HOMEOSTAT:
         return None
-    return METRICS.get(folded(name)) or _others().get(name)
+    found = METRICS.get(folded(name)) or _others().get(name)
+    bare = unprefixed(name)
+    # A name that nobody knows may be one that a tracker wrote something before.
+    return found or (_our_name(bare, table) if bare != name else None)
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework
 from homeostat.health.log import Log
-from homeostat.health.readers.common_names import METRICS, SETTINGS, folded
+from homeostat.health.readers.common_names import METRICS, SETTINGS, folded, unprefixed
 from homeostat.health.readers.settings import fold_setting
 from homeostat.health.view import Kind
 from homeostat.observe.names import describe
@@ -83,7 +83,7 @@ def framework_of(
     settings: Mapping[str, object],
 ) -> Framework:
     """The framework with the strongest evidence, or UNKNOWN."""
-    if _is_ours(names):
+    if _is_ours(names) or "homeostat" in forms:
         return HOMEOSTAT
     # A framework shows itself when it starts and when it fails.
     log = Log((*log.lines[:_HEAD], *log.lines[_HEAD:][-_TAIL:]))
@@ -127,14 +127,15 @@ def _names(
     special = [name for name in names if folded(name) not in METRICS]
     points = 0.0
     if special:
-        points += 6.0 * sum(1 for name in special if name in table.metrics) / len(special)
+        known = [name for name in special if {name, unprefixed(name)} & table.metrics.keys()]
+        points += 6.0 * len(known) / len(special)
     if "dict" in forms and "loss" in names:
         # The plain rows of the HF trainer, and those of its RL trainers.
         is_rl = any(name.startswith(("completion", "reward", "clip_ratio")) for name in names)
         points += _ENOUGH * (table.name == ("trl" if is_rl else "transformers"))
     theirs = {fold_setting(name) for spellings in table.settings.values() for name in spellings}
-    known = [name for name in settings if name in theirs and name not in SETTINGS]
-    return points + min(4.0, sum(2.0 if "." in name else 0.5 for name in known))
+    stated = [name for name in settings if name in theirs and name not in SETTINGS]
+    return points + min(4.0, sum(2.0 if "." in name else 0.5 for name in stated))
 
 
 def _is_ours(names: Collection[str]) -> bool:

@@ -8,6 +8,7 @@ SpecDecoding metrics: Draft acceptance rate: 62.0%, Mean acceptance length: 2.86
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from homeostat.health.readers.numbers import VALUE, number
 from homeostat.health.readers.rows import Row, RowKind
@@ -20,6 +21,7 @@ _STARTS = (
     "SpecDecoding metrics",
     "Speculative metrics",
 )
+_PLAIN = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
 _PAIR = re.compile(
     rf"(?P<name>[#A-Za-z][\w #()/.-]{{0,60}}+)\s*+:\s*+(?P<value>{VALUE})\s*+(?P<percent>%?)"
 )
@@ -27,16 +29,37 @@ _PAIR = re.compile(
 
 def engine_row(body: str) -> Row | None:
     """The row of an engine's line; the line itself stays in the log."""
+    values = {}
+    for _, pair in _pairs(body):
+        value = number(pair["value"] + pair["percent"])
+        if value is not None:
+            values[pair["name"].strip()] = value
+    return Row(values, kind=RowKind.ENGINE, form="engine") if values else None
+
+
+def fields_in(line: bytes) -> tuple[tuple[str, int, int, float], ...]:
+    """Name, place and divisor of each number of an engine's line; () where one is not plain."""
+    found = []
+    for at, pair in _pairs(line.decode("ascii", errors="replace")):
+        if not _PLAIN.fullmatch(pair["value"]):
+            return ()
+        divisor = 100.0 if pair["percent"] else 1.0
+        found.append(
+            (pair["name"].strip(), at + pair.start("value"), at + pair.end("value"), divisor)
+        )
+    return tuple(found)
+
+
+def _pairs(body: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """The pair of each part of an engine's line, and where the part begins."""
     if "batch" not in body and "throughput" not in body and "metrics" not in body:
-        return None
+        return
     start = min((at for at in (body.find(word) for word in _STARTS) if at >= 0), default=-1)
     if start < 0 or len(body) > 20_000:
-        return None
-    values = {}
+        return
     for piece in body[start:].split(", "):
         # "SpecDecoding metrics: Draft acceptance rate: 62.0%": the last name is the metric's.
         pairs = list(_PAIR.finditer(piece))
-        value = number(pairs[-1]["value"] + pairs[-1]["percent"]) if pairs else None
-        if value is not None:
-            values[pairs[-1]["name"].strip()] = value
-    return Row(values, kind=RowKind.ENGINE, form="engine") if values else None
+        if pairs:
+            yield start, pairs[-1]
+        start += len(piece) + 2

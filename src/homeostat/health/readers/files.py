@@ -7,13 +7,14 @@
     *.wandb                 W&B, offline
     anything else           a console log
 
-A file is read as a stream, in lines of bounded length.
+A file is read as a stream, in lines of bounded length; so is standard input or a named pipe.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,62 +24,89 @@ from homeostat.health.readers.build import Found
 from homeostat.health.readers.column_batches import BATCH, take_json_lines
 from homeostat.health.readers.dict_rows import row_of
 from homeostat.health.readers.recorder import Recorder
+from homeostat.health.readers.source import MAX_STREAM_BYTES, Source
 from homeostat.health.readers.text import TextReader
+from homeostat.health.reading import Reading
 
-_MAX_LINE = 4_000_000
-_MAX_DOCUMENT = 256_000_000
-_HEAD = 65_536
+# A document must be held whole, and its values take several times its size.
+_MAX_DOCUMENT = 64_000_000
 
 
 def found_in_file(path: Path) -> Found:
-    """Whatever the file is. Raises DataError where it cannot be read."""
+    """Whatever a regular file holds. Raises DataError where it cannot be read, or is a pipe, a
+    device or a socket: a folder's scan must never wait for one."""
+    if not path.is_file():
+        raise DataError(_why_no_file(path))
+    return _opened(path, limit=None)
+
+
+def found_in_named(path: Path) -> Found:
+    """As `found_in_file`; a pipe or device that the user named is read like standard input."""
+    if path.is_file() or not _is_readable(path):
+        return found_in_file(path)
+    return _opened(path, limit=MAX_STREAM_BYTES)
+
+
+def _opened(path: Path, *, limit: int | None) -> Found:
     try:
-        if not path.is_file():
-            raise DataError(_why_no_file(path))
         with path.open("rb") as file:
-            return _found(file, path)
+            return _found(file, path, limit=limit)
     except OSError as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
+def _is_readable(path: Path) -> bool:
+    try:
+        return path.is_fifo() or path.is_char_device()
+    except OSError:
+        return False
+
+
 def _why_no_file(path: Path) -> str:
-    if not path.exists():
+    try:
+        path.stat()
+    except FileNotFoundError:
         return f"{path}: there is no such file or folder."
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}."
     return f"{path}: is neither a file nor a folder. Give a log, a metrics file or a run folder."
 
 
-def _found(file: BinaryIO, path: Path) -> Found:
+def _found(file: BinaryIO, path: Path, *, limit: int | None) -> Found:
     name = str(path)
     if "tfevents" in path.name:
         return tensorboard.found_in(file, name=name)
     if path.name.endswith(".wandb"):
         return wandb_log.found_in(file, name=name)
-    head = file.read(_HEAD)
-    file.seek(0)
-    if _is_document(head, path.name) and path.stat().st_size <= _MAX_DOCUMENT:
-        document = found_in_document(file.read(), name=name)
-        if document is not None:
-            return document
-        file.seek(0)
-    if csv_table.is_table(head.decode("utf-8", errors="replace")):
-        return csv_table.found_in(_text_lines(file), name=name)
-    if head[:2] in {b"\xff\xfe", b"\xfe\xff"}:
-        return found_in_text(file.read(_MAX_DOCUMENT).decode("utf-16", errors="replace"), name=name)
-    return _found_in_lines(_lines(file), name=name)
+    return found_in_source(Source(file, name=name, limit=limit))
 
 
 def found_in_text(text: str, *, name: str) -> Found:
     """What a text holds that somebody pasted."""
-    data = text.encode("utf-8", errors="replace")
-    if _is_document(data[:_HEAD], ""):
-        document = found_in_document(data, name=name)
+    return found_in_source(Source(BytesIO(text.encode("utf-8", errors="replace")), name=name))
+
+
+def found_in_source(source: Source) -> Found:
+    """What a file or a stream holds: a document, a table, or a log."""
+    found = _by_head(source)
+    found.reading += Reading(notes=tuple(source.notes))
+    return found
+
+
+def _by_head(source: Source) -> Found:
+    head, name = source.head, source.name
+    if _is_document(head, name):
+        data = source.read_all(_MAX_DOCUMENT)
+        document = found_in_document(data, name=name) if data is not None else None
         if document is not None:
             return document
-    if csv_table.is_table(text[:_HEAD]):
-        return csv_table.found_in(iter(text.splitlines()), name=name)
-    return _found_in_lines(iter(data.splitlines(keepends=True)), name=name)
+    if csv_table.is_table(head.decode("utf-8", errors="replace")):
+        return csv_table.found_in(source.lines(), name=name)
+    if head[:2] in {b"\xff\xfe", b"\xfe\xff"}:
+        data = source.read_all(_MAX_DOCUMENT)
+        if data is not None:
+            return found_in_text(data.decode("utf-16", errors="replace"), name=name)
+    return _found_in_lines(source.batches(), name=name)
 
 
 def _is_document(head: bytes, name: str) -> bool:
@@ -113,28 +141,24 @@ def found_in_document(data: bytes, *, name: str) -> Found | None:
     return found
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    while line := file.readline(_MAX_LINE):
-        yield line
-
-
-def _text_lines(file: BinaryIO) -> Iterator[str]:
-    for line in _lines(file):
-        yield line.decode("utf-8", errors="replace")
-
-
-def _found_in_lines(lines: Iterator[bytes], *, name: str) -> Found:
+def _found_in_lines(batches: Iterator[list[bytes]], *, name: str) -> Found:
     reader = TextReader()
     waiting: list[bytes] = []
-    for line in lines:
-        if line[:1] == b"{" and line.rstrip()[-1:] == b"}":
-            waiting.append(line)
-            if len(waiting) >= BATCH:
-                waiting = _take(reader, waiting)
-        else:
-            # A log: its lines must be taken in their order.
-            waiting = _take(reader, waiting)
-            reader.feed((line.decode("utf-8", errors="replace"),))
+    for lines in batches:
+        plain: list[bytes] = []
+        for line in lines:
+            if line[:1] == b"{" and line.rstrip()[-1:] == b"}":
+                # A log: its lines must be taken in their order.
+                reader.feed_bytes(plain)
+                plain = []
+                waiting.append(line)
+                if len(waiting) >= BATCH:
+                    waiting = _take(reader, waiting)
+            else:
+                if waiting:
+                    waiting = _take(reader, waiting)
+                plain.append(line)
+        reader.feed_bytes(plain)
     _take(reader, waiting)
     return found_by(reader, name=name)
 
@@ -144,7 +168,7 @@ def _take(reader: TextReader, lines: list[bytes]) -> list[bytes]:
     if len(lines) >= 8 and lines[0][:2] == b'{"' and take_json_lines(reader.recorder, lines):
         reader.skip(len(lines))
     else:
-        reader.feed(line.decode("utf-8", errors="replace") for line in lines)
+        reader.feed_bytes(lines)
     return []
 
 

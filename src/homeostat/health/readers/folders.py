@@ -1,5 +1,10 @@
 """Folders of other frameworks: every known file in them, joined.
 
+All names of a folder are looked at, however many; only files whose names are those of logs or
+metrics are opened. What is no regular file (a pipe, a socket) is never opened, because a scan must
+not wait for it. What was passed over is told. A folder whose children are runs of their own holds
+several runs (`runs_in`): they are never joined.
+
 Of a metric that several files have, the one that most is known of counts; the trainer's own state
 goes before a log, whose rows may have no steps.
 """
@@ -8,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +22,15 @@ from homeostat.health.log import Log, LogLine
 from homeostat.health.readers.build import Found
 from homeostat.health.readers.files import found_in_file
 from homeostat.health.readers.settings import flat, read_config
+from homeostat.health.reading import Reading
 
 _MAX_DEPTH = 4
-_MAX_ENTRIES = 5_000
+_MAX_ENTRIES = 1_000_000
 _MAX_FILES = 40
+_MAX_RUNS = 1_000
+_LOGS = (".log", ".out", ".err")
+_LOG_NAMES = frozenset({"log.txt", "train_log.txt", "output.txt"})
+_LOG_STARTS = ("stdout", "stderr")
 _CONFIGS = frozenset(
     {
         "config.yaml",
@@ -41,14 +52,23 @@ _NOT_METRICS = ("dataset", "data", "train.jsonl", "test.jsonl", "completions", "
 
 def found_in_folder(path: Path) -> Found:
     """What all known files of a folder hold. Raises DataError where it cannot be listed."""
-    files = list(_files(path))
     merged = Found()
-    for file in _chosen(files):
+    notes: list[str] = []
+    files = sorted(_files(path, notes))
+    chosen = _chosen(files)
+    for file in chosen[:_MAX_FILES]:
         try:
             _merge(merged, found_in_file(file))
-        except DataError:
+        except DataError as error:
             # One file that cannot be read says nothing about the others.
-            continue
+            notes.append(str(error))
+    if len(chosen) > _MAX_FILES:
+        passed = ", ".join(file.name for file in chosen[_MAX_FILES:][:3])
+        notes.append(
+            f"{path}: {len(chosen)} files look like logs or metrics; {_MAX_FILES} were read, "
+            f"others were passed over ({passed} ...). Name one of them to have it read."
+        )
+    merged.reading += Reading(notes=tuple(notes))
     for file in sorted(file for file in files if file.name in _CONFIGS):
         settings = _settings(file)
         if settings:
@@ -57,16 +77,81 @@ def found_in_folder(path: Path) -> Found:
     return merged
 
 
-def _files(path: Path) -> Iterator[Path]:
-    num_seen = 0
-    for folder, folders, names in os.walk(path):
-        depth = len(Path(folder).relative_to(path).parts)
-        folders[:] = sorted(folders)[:200] if depth < _MAX_DEPTH else []
-        for name in sorted(names):
-            num_seen += 1
-            if num_seen > _MAX_ENTRIES:
-                return
-            yield Path(folder) / name
+def runs_in(path: Path) -> list[Path]:
+    """The runs of a folder that holds several and is none itself, the newest first; else []."""
+    children = []
+    try:
+        with os.scandir(path) as entries:
+            for entry in islice(entries, _MAX_ENTRIES):
+                if entry.is_dir(follow_symlinks=False):
+                    children.append(Path(entry.path))
+                elif _is_of_run(entry):
+                    # The folder has a log or metrics of its own: what lies below belongs to it.
+                    return []
+    except OSError:
+        return []
+    runs = [child for child in children[:_MAX_RUNS] if _is_run(child)]
+    return sorted(runs, key=_modified, reverse=True) if len(runs) > 1 else []
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder has a log or metrics right in it; a checkpoint is a part of a run."""
+    if folder.name.startswith(("checkpoint", "global_step")):
+        return False
+    try:
+        with os.scandir(folder) as entries:
+            return any(_is_of_run(entry) for entry in islice(entries, _MAX_ENTRIES))
+    except OSError:
+        return False
+
+
+def _is_of_run(entry: os.DirEntry[str]) -> bool:
+    file = Path(entry.path)
+    is_one = _is_wanted(entry.name) and not _is_data(file) and not _is_own(file)
+    return is_one and _is_regular(entry)
+
+
+def _files(path: Path, notes: list[str]) -> Iterator[Path]:
+    """The files of a folder that are wanted, by their names."""
+    num_seen, waiting = 0, [(path, 0)]
+    while waiting:
+        folder, depth = waiting.pop(0)
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    num_seen += 1
+                    if num_seen > _MAX_ENTRIES:
+                        notes.append(f"{path}: only the first {_MAX_ENTRIES:,} entries were seen.")
+                        return
+                    if entry.is_dir(follow_symlinks=False):
+                        if depth < _MAX_DEPTH:
+                            waiting.append((Path(entry.path), depth + 1))
+                    elif _is_wanted(entry.name) or entry.name in _CONFIGS:
+                        if _is_regular(entry):
+                            yield Path(entry.path)
+                        else:
+                            notes.append(f"{entry.path}: is no regular file and was passed over.")
+        except OSError as error:
+            notes.append(f"{folder}: cannot be listed: {error.strerror}.")
+
+
+def _is_regular(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        # A loop of links.
+        return False
+
+
+def _is_wanted(name: str) -> bool:
+    """Whether a name is that of a log or of metrics."""
+    return (
+        name == "trainer_state.json"
+        or name.endswith((".jsonl", ".csv", ".wandb", *_LOGS))
+        or "tfevents" in name
+        or name in _LOG_NAMES
+        or name.startswith(_LOG_STARTS)
+    )
 
 
 def _chosen(files: list[Path]) -> list[Path]:
@@ -78,10 +163,24 @@ def _chosen(files: list[Path]) -> list[Path]:
         [file for file in files if file.suffix == ".csv" and not _is_data(file)],
         [file for file in files if "tfevents" in file.name],
         [file for file in files if file.suffix == ".wandb"],
-        [file for file in files if file.suffix in {".log", ".out", ".err"} and not _is_own(file)],
-        [file for file in files if file.name in {"log.txt", "train_log.txt", "output.txt"}],
+        [file for file in files if file.suffix in _LOGS and not _is_own(file)],
+        [file for file in files if file.name in _LOG_NAMES or _is_redirected(file)],
     ]
-    return [file for group in groups for file in group][:_MAX_FILES]
+    # Where there are too many of a kind, the newest are what is asked about.
+    newest = [
+        sorted(sorted(group, key=_modified)[-_MAX_FILES // 2 :])
+        if len(group) > _MAX_FILES
+        else group
+        for group in groups
+    ]
+    rest = [file for group, kept in zip(groups, newest, strict=True) for file in group
+            if file not in set(kept)]  # fmt: skip
+    return [*(file for group in newest for file in group), *rest]
+
+
+def _is_redirected(file: Path) -> bool:
+    """stdout.txt, stderr and their like."""
+    return file.name.startswith(_LOG_STARTS) and file.suffix not in (*_LOGS, ".jsonl", ".csv")
 
 
 def _is_data(file: Path) -> bool:

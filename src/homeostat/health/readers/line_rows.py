@@ -60,7 +60,7 @@ _LOGGER = re.compile(
 )
 _SURE = frozenset(METRICS)
 # Without one of these no name of a line is a metric's for sure.
-_SPEAKS = (
+SPEAKS = (
     "loss", "reward", "grad", "gnorm", "learning", "lr", "kl", "entropy", "clip", "throughput",
     "tps", "tokens_per", "length", "epoch", "step_time", "num_tokens",
 )  # fmt: skip
@@ -78,8 +78,9 @@ def read_line(body: str) -> Row | None:
             return found
     if ":" in body or "=" in body:
         low = body.lower()
-        if any(word in low for word in _SPEAKS):
-            return _pairs(body)
+        for word in SPEAKS:
+            if word in low:
+                return _pairs(body)
     return None
 
 

@@ -58,6 +58,11 @@ def mapping_at(text: str, start: int = 0) -> tuple[dict[str, Any], int] | None:
     return (value, end) if isinstance(value, dict) else None
 
 
+def is_json_object(text: str, start: int) -> bool:
+    """Whether the rest of a text is a flat or nested object that the C parser takes."""
+    return start >= 0 and text.rstrip().endswith("}") and _quick(text, start) is not None
+
+
 def plain_value(text: str) -> Any:
     """A setting's value: true, None, a number, a quoted text, a list; else the text itself."""
     stripped = text.strip()

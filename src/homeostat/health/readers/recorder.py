@@ -20,6 +20,7 @@ from homeostat.types import FloatArray64, IntArray
 
 _MAX_RUNS = 20
 _EPOCH = "epoch"
+_MAX_ENGINE_ROWS = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,15 @@ class _EngineColumn:
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
 
+    def add(self, count: int, step: int, value: float) -> None:
+        if len(self.values) >= _MAX_ENGINE_ROWS:
+            # Half of the older ones say the same; the newer half stays whole.
+            for column in (self.counted, self.steps, self.values):
+                del column[1 : _MAX_ENGINE_ROWS // 2 : 2]
+        self.counted.append(count)
+        self.steps.append(step)
+        self.values.append(value)
+
 
 class Recorder:
     """Takes rows; holds columns, earlier runs and what the last run was called."""
@@ -65,6 +75,9 @@ class Recorder:
         self.num_rows = 0
         self._counters: dict[str, _Counter] = {}
         self._bar: int | None = None
+        self._newest_bar = 0
+        # Whether all steps so far were counted, none printed with its row.
+        self._is_counted = True
         self._is_total_of_bar = False
         self._mentioned: int | None = None
         self._names_at_step: set[str] = set()
@@ -74,6 +87,8 @@ class Recorder:
         self._settings_of_run = 0
         self._engine: dict[str, _EngineColumn] = {}
         self.num_engine = 0
+        self._engine_row: dict[str, float] = {}
+        self._engine_step: int | None = None
         self._fixed: dict[str, tuple[int, int]] = {}
 
     def add(self, row: Row) -> None:
@@ -139,13 +154,16 @@ class Recorder:
         if (self.total_steps in (None, total) or is_longer) and 0 < count <= total:
             self._is_total_of_bar = self.total_steps is None or is_longer or self._is_total_of_bar
             self.total_steps = total
-            self._bar = count
+            self._bar = self._newest_bar = count
 
     @property
     def newest(self) -> int | None:
         """The newest step that was printed: by a row, a header or a bar."""
-        known = [self.step, self.header, self._bar, self._mentioned]
-        return max((step for step in known if step is not None), default=None)
+        newest = self.step
+        for step in (self.header, self._bar, self._mentioned):
+            if step is not None and (newest is None or step > newest):
+                newest = step
+        return newest
 
     def mention(self, step: int) -> None:
         """A line speaks of a step: it is believed where it is about the next one at most."""
@@ -155,10 +173,27 @@ class Recorder:
     def series(self) -> dict[str, Series]:
         """What the last run logged, by the log's names."""
         found = {name: column.series() for name, column in self.columns.items()}
+        self._spread(found)
+        self._flush_engine()
         for name, column in self._engine.items():
             if name not in found:
                 found[name] = _engine_series(column, counted=self.step is None)
         return found
+
+    def _spread(self, series: dict[str, Series]) -> None:
+        """Put counted rows evenly up to the bar's step, where counting led beyond the run's end.
+
+        A bar goes to stderr at once, rows to stdout in blocks: rows of many steps then follow the
+        bar's last drawing, and counting on from there is wrong."""
+        last, total = self.step or 0, self.total_steps or 0
+        if not self._is_counted or not 0 < self._newest_bar <= total < last:
+            return
+        steps = np.unique(np.concatenate([one.steps for one in series.values()]))
+        if len(steps) > self._newest_bar:
+            return
+        places = np.arange(1, len(steps) + 1, dtype=np.int64) * self._newest_bar // len(steps)
+        for name, one in series.items():
+            series[name] = Series(places[np.searchsorted(steps, one.steps)], one.values)
 
     def decimals(self) -> dict[str, int]:
         """Names whose values were always printed with the same, small number of decimals."""
@@ -169,6 +204,7 @@ class Recorder:
         if not 0 <= step < MAX_STEP:
             return
         if row.step is not None:
+            self._is_counted = False
             self._check_counter(row.channel, step)
         if step != self.step:
             self._names_at_step = set()
@@ -268,14 +304,24 @@ class Recorder:
             self._fixed[name] = (min(low, count), max(high, count))
 
     def _add_engine(self, row: Row) -> None:
+        """Keep every row until training begins; then the newest values of each step."""
         self.num_engine += 1
-        for name, value in row.values.items():
-            if name not in self._engine and len(self._engine) >= MAX_NAMES:
-                continue
-            column = self._engine.setdefault(name, _EngineColumn())
-            column.counted.append(self.num_engine)
-            column.steps.append(self.step or 0)
-            column.values.append(value)
+        if self.step != self._engine_step:
+            self._flush_engine()
+            self._engine_step = self.step
+        self._engine_row.update(row.values)
+        if self.step is None:
+            self._flush_engine()
+
+    def _flush_engine(self) -> None:
+        for name, value in self._engine_row.items():
+            column = self._engine.get(name)
+            if column is None:
+                if len(self._engine) >= MAX_NAMES:
+                    continue
+                column = self._engine[name] = _EngineColumn()
+            column.add(self.num_engine, self._engine_step or 0, value)
+        self._engine_row = {}
 
 
 def _engine_series(column: _EngineColumn, *, counted: bool) -> Series:

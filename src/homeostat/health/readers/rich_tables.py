@@ -31,9 +31,14 @@ class RichTables:
         self._cells: list[list[str]] = []
         self._step: int | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a table's head was read, and no line that ends it."""
+        return bool(self._names)
+
     def feed(self, text: str, step: int | None) -> SampleText | None:
         """A line; the completion of the row that it ends."""
-        if not any(sign in text for sign in _BOX):
+        if text.isascii() or not any(sign in text for sign in _BOX):
             self._names = []
             return None
         title = _TITLE.search(text)

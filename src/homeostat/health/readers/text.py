@@ -3,6 +3,8 @@
 A line is first freed of colours and of what Ray and launchers put before it; formats are tried in
 turn on what is left. Memory is bounded: of the lines that are not metrics the first and the last
 parts are kept, and every line is cut at a length that no message of use exceeds.
+
+Long logs repeat themselves: lines of a shape that was met before are not read again (shapes.py).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 from homeostat.health.log import Log, LogLine
@@ -17,22 +20,35 @@ from homeostat.health.readers import dict_rows, line_rows
 from homeostat.health.readers.bars import BarRows, bar_in
 from homeostat.health.readers.blocks import Blocks, Tables
 from homeostat.health.readers.dumps import Dump, Dumps
-from homeostat.health.readers.engine_lines import engine_row
+from homeostat.health.readers.engine_lines import engine_row, fields_in
+from homeostat.health.readers.literals import is_json_object
+from homeostat.health.readers.own_lines import own_row
 from homeostat.health.readers.recorder import Recorder
-from homeostat.health.readers.rows import Row
+from homeostat.health.readers.rows import Row, RowKind
 from homeostat.health.readers.settings import flat, settings_in, total_steps_in
+from homeostat.health.readers.shapes import PLAIN, Shape, Shapes, is_sentence, may_matter
 from homeostat.health.readers.traces import MAX_EVENTS, Samples, event_in
 from homeostat.health.reading import MAX_EXAMPLES, Reading, shortened
 from homeostat.health.view import Event
 
 MAX_FIRST_LINES = 30_000
 MAX_LAST_LINES = 70_000
+MAX_FIRST_CHARS = 12_000_000
+MAX_LAST_CHARS = 24_000_000
 _MAX_LINE = 20_000
+# Characters of a line that are read as text; of a longer one the beginning and the end.
+MAX_TEXT = 40_000
+_TEXT_TAIL = 8_000
 _MAX_SETTINGS = 20_000
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _ACTOR = re.compile(r"^\s*+\((?P<actor>[^()]{0,80}?)\s?pid=\d++[^()]{0,80}+\)\s?")
 _MAX_ACTORS = 4
 _RANK = re.compile(r"^\[?(?:default|rank)\s?(?P<rank>\d{1,6})\]?\s?:\s?", re.IGNORECASE)
+# What begins otherwise has nothing of Ray's or a launcher's before it.
+_PREFIXED = frozenset("( [dDrR")
+_SPEAKS = tuple(word.encode() for word in line_rows.SPEAKS)
+_PERCENTAGE = " 0123456789"
+_DIGIT = re.compile(r"[0-9]")
 _REPEATED = re.compile(r"\[repeated \d++x across cluster\]")
 _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.IGNORECASE)
 
@@ -42,26 +58,44 @@ _NAMED_NUMBER = re.compile(
 )
 
 
+# Number, text (bytes: as it was read), newest step, rows that an engine had printed before it.
+_Kept = tuple[int, str | bytes, int | None, int]
+
+
 class LineKeeper:
     """The first and the last lines of a log, whatever its length."""
 
     def __init__(self) -> None:
-        self._head: list[tuple[LogLine, int]] = []
-        self._tail: deque[tuple[LogLine, int]] = deque(maxlen=MAX_LAST_LINES)
+        self._head: list[_Kept] = []
+        self._tail: deque[_Kept] = deque()
+        self._head_chars = 0
+        self._tail_chars = 0
 
-    def add(self, line: LogLine, num_engine: int) -> None:
-        """`num_engine`: how many rows an engine had printed before it."""
-        if len(self._head) < MAX_FIRST_LINES:
-            self._head.append((line, num_engine))
-        else:
-            self._tail.append((line, num_engine))
+    def add(self, line: _Kept) -> None:
+        size = len(line[1])
+        if len(self._head) < MAX_FIRST_LINES and self._head_chars < MAX_FIRST_CHARS:
+            self._head.append(line)
+            self._head_chars += size
+            return
+        # Once a line has gone to the end, later ones must not go before it.
+        self._head_chars = MAX_FIRST_CHARS
+        self._tail.append(line)
+        self._tail_chars += size
+        while len(self._tail) > MAX_LAST_LINES or self._tail_chars > MAX_LAST_CHARS:
+            self._tail_chars -= len(self._tail.popleft()[1])
 
     def log(self, *, by_engine: bool = False) -> Log:
         """`by_engine`: nothing was trained, so the engine's rows are what is counted."""
-        both = (*self._head, *self._tail)
-        if not by_engine:
-            return Log([line for line, _ in both])
-        return Log([LogLine(line.number, line.text, count or None) for line, count in both])
+        return Log(
+            [
+                LogLine(
+                    number,
+                    text if isinstance(text, str) else _shortened(_visible(text)[-1]),
+                    (num_engine or None) if by_engine else step,
+                )
+                for number, text, step, num_engine in (*self._head, *self._tail)
+            ]
+        )
 
 
 class TextReader:
@@ -81,6 +115,11 @@ class TextReader:
         self._in_traceback = False
         self._dumps = Dumps()
         self._ahead: dict[str, float] = {}
+        self._shapes = Shapes()
+        # Grows with everything that a line is used for, but engines' rows and unread ones.
+        self._num_uses = 0
+        self._engine: dict[str, float] = {}
+        self._num_cut = 0
         self._num_unread = 0
         self._unread: list[str] = []
 
@@ -90,12 +129,63 @@ class TextReader:
             num_lines=self._number,
             num_unread_rows=self._num_unread,
             unread_rows=tuple(self._unread),
+            notes=(_cut_note(self._num_cut),) if self._num_cut else (),
         )
 
     def feed(self, lines: Iterable[str]) -> None:
-        for raw in lines:
+        for line in lines:
             self._number += 1
-            self._feed_line(raw.rstrip("\r\n"))
+            self._feed_line(_pieces(line))
+
+    def feed_bytes(self, lines: Iterable[bytes]) -> None:
+        """Lines as a file holds them. Those of a known shape are taken without being read."""
+        recorder, kept, shapes = self.recorder, self.kept, self._shapes
+        for line in lines:
+            self._number += 1
+            if self._num_kept < _MAX_SETTINGS or self._dumps.is_open or self.samples.is_open:
+                # Every line may be a setting, or a part of what is open.
+                self._feed_line(_visible(line))
+                continue
+            key = shapes.key(line)
+            shape = shapes.get(key)
+            if shape is None:
+                if not line or line.isspace():
+                    continue
+                if not is_sentence(line):
+                    if may_matter(line, has_digits=b"0" in key, speaks=_SPEAKS):
+                        self._feed_shape(key, line)
+                        continue
+                    shapes.add(key, PLAIN)
+            elif shape.fields:
+                values = {name: float(line[i:j]) / by for name, i, j, by in shape.fields}
+                recorder.add(Row(values, kind=RowKind.ENGINE, form="engine"))
+            elif shape is not PLAIN:
+                self._num_unread += shape.is_unread
+                if shape.is_event:
+                    self._note_event(_bare(_visible(line)[-1])[0], recorder.newest)
+            kept.add((self._number, line, recorder.newest, recorder.num_engine))
+
+    def _feed_shape(self, key: bytes, line: bytes) -> None:
+        """Read a line, and remember what lines of its shape are where that is always the same."""
+        num_uses, num_engine = self._num_uses, self.recorder.num_engine
+        num_unread, num_events = self._num_unread, len(self.events)
+        self._feed_line(_visible(line))
+        if self._num_uses != num_uses:
+            return
+        is_unread, is_event = self._num_unread > num_unread, len(self.events) > num_events
+        if self.recorder.num_engine == num_engine:
+            shape = Shape(is_unread=is_unread, is_event=is_event)
+            self._shapes.add(key, PLAIN if shape == PLAIN else shape)
+            return
+        if is_event:
+            return
+        fields = fields_in(line) if b"rank" not in line.lower() else ()
+        if fields and self._engine == {n: float(line[i:j]) / by for n, i, j, by in fields}:
+            self._shapes.add(key, Shape(fields=fields))
+
+    def skip_settings(self) -> None:
+        """Look for no settings in the lines that follow, as after the first ones of a long log."""
+        self._num_kept = max(self._num_kept, _MAX_SETTINGS)
 
     def skip(self, count: int) -> None:
         """Lines that were taken otherwise: those that follow keep their numbers."""
@@ -106,25 +196,38 @@ class TextReader:
             self._take_dump(self._dumps.close(), "", 0)
         self.samples.end_of_text()
 
-    def _feed_line(self, raw: str) -> None:
-        text = _ANSI.sub("", raw) if "\x1b" in raw else raw
-        # A bar is redrawn behind a carriage return; the last drawing is what a reader sees.
-        pieces = text.split("\r") if "\r" in text else [text]
-        for piece in pieces[:-1][-2_000:]:
-            if piece.strip():
-                self._rows_of(*_bare(piece))
-        body, source, rank = _bare(pieces[-1])
+    def _feed_line(self, pieces: list[str]) -> None:
+        """A line, in the pieces that carriage returns part; the last is what a reader sees."""
+        for piece, following in pairwise(pieces):
+            if not _is_redrawn(piece, following) and piece.strip():
+                self._rows_of(*_bare(self._cut(piece)))
+        last = self._cut(pieces[-1])
+        body, source, rank = _bare(last)
         if self._dumps.holds(body, source) or not self._rows_of(body, source, rank):
-            self._keep(_shortened(pieces[-1]), body, source, rank)
+            self._keep(_shortened(last), body, source, rank)
+
+    def _cut(self, piece: str) -> str:
+        """A text that no reader takes long for. A JSON object is parsed at once and stays whole."""
+        if len(piece) <= MAX_TEXT or is_json_object(piece, piece.find("{")):
+            return piece
+        self._num_cut += 1
+        return f"{piece[: MAX_TEXT - _TEXT_TAIL]} ... {piece[-_TEXT_TAIL:]}"
 
     def _rows_of(self, body: str, source: str, rank: int) -> bool:
         """Take the line's metrics. True where the line holds nothing else."""
         if not body or body.isspace():
             return False
-        self._ahead.update(line_rows.ahead_of_row(body))
+        if "zero_advantage=" in body:
+            self._ahead.update(line_rows.ahead_of_row(body))
+            self._num_uses += 1
         row, is_consumed = self._row(body, source)
         if row is None:
+            self._num_uses += is_consumed
             return is_consumed
+        if row.kind is RowKind.ENGINE and rank == 0:
+            self._engine = row.values
+        else:
+            self._num_uses += 1
         if self._ahead and row.form == "prime":
             row.values.update(self._ahead)
             self._ahead = {}
@@ -138,7 +241,12 @@ class TextReader:
         if "%|" in body:
             bar = bar_in(body)
             if bar is not None:
+                self._num_uses += 1
                 return self._bar_row(bar, body[bar.end :], source)
+        if "step " in body:
+            row = own_row(body)
+            if row is not None:
+                return row, True
         if "step:" in body and " - " in body:
             row = line_rows.verl_row(body)
             if row is not None:
@@ -158,11 +266,16 @@ class TextReader:
             return row, False
         header = self._blocks.header(body)
         if header is not None:
+            self._shapes.clear()
             self.recorder.begin_step(*header)
             return None, True
         row = self._blocks.row(body) or self._tables.row(body) or line_rows.read_line(body)
         if row is None:
             self._note_unread(body)
+            # Below a header what a line is depends on that, not on its shape alone.
+            self._num_uses += self._blocks.may_be_row(body) or self._tables.may_be_row(body)
+        elif row.form == "table":
+            self._shapes.clear()
         return row, row is not None
 
     def _note_unread(self, body: str) -> None:
@@ -189,19 +302,26 @@ class TextReader:
     def _keep(self, text: str, body: str, source: str, rank: int) -> None:
         if not text.strip():
             return
-        if len(body) < 400 and any(word in body for word in ("tep", "ollout", "teration")):
+        if len(body) < 400 and ("tep" in body or "ollout" in body or "teration" in body):
             spoken = _SPOKEN.search(body)
             if spoken:
+                self._num_uses += 1
                 self.recorder.mention(int(spoken[1]))
         step = self.recorder.newest
-        self.kept.add(LogLine(self._number, text, step), self.recorder.num_engine)
-        self._follow_traceback(body)
-        if not self._in_traceback and self._num_kept < _MAX_SETTINGS:
-            self._settings_of(body, source, rank)
+        self.kept.add((self._number, text, step, self.recorder.num_engine))
+        if self._num_kept < _MAX_SETTINGS:
+            self._follow_traceback(body)
+            if not self._in_traceback:
+                self._settings_of(body, source, rank)
+        elif self._dumps.is_open:
+            self._take_dump(self._dumps.close(), source, rank)
         self._num_kept += 1
-        self.samples.feed(body, step)
-        event = event_in(body, step)
-        if event is not None and len(self.events) < MAX_EVENTS:
+        self._num_uses += self.samples.feed(body, step)
+        self._note_event(body, step)
+
+    def _note_event(self, body: str, step: int | None) -> None:
+        event = event_in(body, step) if len(self.events) < MAX_EVENTS else None
+        if event is not None:
             self.events.append(event)
 
     def _follow_traceback(self, body: str) -> None:
@@ -242,15 +362,46 @@ class TextReader:
     def _note_settings(self, found: dict[str, Any]) -> bool:
         if len(self.recorder.settings) > _MAX_SETTINGS:
             return False
+        self._num_uses += bool(found)
         self.settings.update(found)
         self.recorder.settings.extend(found.items())
         return bool(found)
+
+
+def _visible(line: bytes) -> list[str]:
+    return _pieces(line.decode("utf-8", errors="replace"))
+
+
+def _pieces(line: str) -> list[str]:
+    """A line without colours, in the pieces that carriage returns part."""
+    text = line.rstrip("\r\n")
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    return text.split("\r") if "\r" in text else [text]
+
+
+def _is_redrawn(piece: str, following: str) -> bool:
+    """Whether a bar without metrics is drawn anew right behind this drawing: that one counts."""
+    title, sign, rest = piece.partition("%|")
+    if not sign or "=" in rest or "{" in piece or "{" in following or " 0/" in following:
+        return False
+    title = title.rstrip(_PERCENTAGE)
+    return title == following.partition("%|")[0].rstrip(_PERCENTAGE) and not _DIGIT.search(title)
+
+
+def _cut_note(count: int) -> str:
+    return (
+        f"{count} lines have more than {MAX_TEXT:,} characters; of each the first "
+        f"{MAX_TEXT - _TEXT_TAIL:,} and the last {_TEXT_TAIL:,} were read."
+    )
 
 
 def _bare(piece: str) -> tuple[str, str, int]:
     """A line without what Ray and launchers put around it; the actor's name; the rank."""
     source, rank = "", 0
     body = piece
+    if body[:1] not in _PREFIXED and "[repeated " not in body:
+        return body, source, rank
     for _ in range(_MAX_ACTORS):
         found = _ACTOR.match(body) if body[:1] in {"(", " "} else None
         if not found:

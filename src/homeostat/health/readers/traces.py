@@ -69,8 +69,13 @@ _REASONS = {"stop": "stop", "eos": "stop", "length": "length", "max_tokens": "le
 def event_in(text: str, step: int | None) -> Event | None:
     """What a line says has happened."""
     low = text[:2_000].lower()
-    if not any(hint in low for hint in _HINTS):
-        return None
+    for hint in _HINTS:
+        if hint in low:
+            return _event(text, low, step)
+    return None
+
+
+def _event(text: str, low: str, step: int | None) -> Event | None:
     for kind, pattern in _EVENTS:
         if pattern.search(low):
             fields: dict[str, object] = {"text": text[:300]}
@@ -96,18 +101,25 @@ class Samples:
         self._step: int | None = None
         self._reward: float | None = None
 
-    def feed(self, text: str, step: int | None) -> None:
-        """A line that is no metric."""
-        tag = _TAG.match(text) if text.startswith("[") else None
+    @property
+    def is_open(self) -> bool:
+        """Whether the lines that follow may be a part of a completion or a table."""
+        return bool(self._tag) or self._tables.is_open
+
+    def feed(self, text: str, step: int | None) -> bool:
+        """A line that is no metric. True where it is, or may be, a part of a completion."""
+        tag = _TAG.match(text) if text[:1] == "[" else None
+        is_used = tag is not None or self.is_open or not text.isascii()
         if tag:
-            self._close(tag["tag"].lower(), tag["text"], step)
+            self._close(tag["tag"].lower(), tag["text"][:_MAX_TEXT], step)
         elif self._tag and len(self._lines) < 200:
-            self._lines.append(text)
+            self._lines.append(text[:_MAX_TEXT])
         drawn = self._tables.feed(text, step)
         if drawn is not None:
             self._add(drawn)
         if "'" in text or '"' in text:
-            self._one_line(text, step)
+            is_used = self._one_line(text, step) or is_used
+        return is_used
 
     def end_of_text(self) -> None:
         """A metric row ends what a tag began."""
@@ -137,10 +149,15 @@ class Samples:
             self._prompt = ""
         self._lines, self._reward = [], None
 
-    def _one_line(self, text: str, step: int | None) -> None:
+    def _one_line(self, text: str, step: int | None) -> bool:
+        low = text[:_MAX_TEXT].lower()
+        # Every beginning of the pattern holds one of these.
+        if not ("sample" in low or "response" in low or "completion" in low or "output" in low
+                or "generat" in low or "answer" in low):  # fmt: skip
+            return False
         found = _SAMPLE.search(text[:_MAX_TEXT])
         if not found or text.lstrip().startswith("File "):
-            return
+            return False
         prompt = _PROMPT.search(text[:_MAX_TEXT])
         reason = _REASON.search(text, found.end())
         reward = _REWARD.search(text, found.end())
@@ -153,6 +170,7 @@ class Samples:
                 stop_reason=_REASONS.get(reason[1].lower(), "") if reason else "",
             )
         )
+        return True
 
     def _add(self, sample: SampleText) -> None:
         if len(self.found) < MAX_SAMPLES:

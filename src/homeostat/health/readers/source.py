@@ -1,0 +1,138 @@
+"""The bytes of a file or a stream, read once from the start, as lines of bounded length.
+
+A pipe has no size and may have no end. It is read until it ends, until the user presses Ctrl-C, or
+up to `limit` bytes; what came until then is what is judged, and `notes` says so. Memory does not
+grow with the input: a line beyond MAX_LINE keeps its beginning and its end, and bars that are
+redrawn behind carriage returns for megabytes are handed on in parts.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import BinaryIO
+
+MAX_STREAM_BYTES = 4_000_000_000
+MAX_LINE = 4_000_000
+_LINE_HEAD, _LINE_TAIL = 3_000_000, 1_000_000
+_CHUNK = 1 << 20
+_HEAD = 65_536
+
+
+class Source:
+    """A file or stream with its name. `interrupt` ends the reading, also from a signal handler."""
+
+    def __init__(self, file: BinaryIO, *, name: str, limit: int | None = None) -> None:
+        self.name = name
+        self._notes: list[str] = []
+        self._file = file
+        self._limit = limit
+        self._num_read = 0
+        self._num_cut = 0
+        self._is_waiting = False
+        self._is_interrupted = False
+        self._waiting: list[bytes] = []
+        self.head = self._first(_HEAD)
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what was not read."""
+        if not self._num_cut:
+            return self._notes
+        cut = (
+            f"{self.name}: {self._num_cut} lines are longer than {MAX_LINE:,} bytes; of each the "
+            f"first {_LINE_HEAD:,} and the last {_LINE_TAIL:,} were read."
+        )
+        return [*self._notes, cut]
+
+    def interrupt(self) -> None:
+        """Read no further. Raises KeyboardInterrupt out of a read that is waiting."""
+        self._is_interrupted = True
+        if self._is_waiting:
+            raise KeyboardInterrupt
+
+    def read_all(self, most: int) -> bytes | None:
+        """The whole content, or None where it is longer than `most`; what was read stays."""
+        size = sum(map(len, self._waiting))
+        while size <= most and (data := self._next()):
+            self._waiting.append(data)
+            size += len(data)
+        whole = b"".join(self._waiting)
+        self._waiting = [whole]
+        return whole if size <= most else None
+
+    def batches(self) -> Iterator[list[bytes]]:
+        """All lines in order, without their ends, many at a time."""
+        begun: list[bytes] = []
+        for data in self._chunks():
+            lines = data.split(b"\n")
+            begun.append(lines[0])
+            if len(lines) > 1:
+                lines[0] = self._joined(begun)
+                begun = [lines.pop()]
+                yield lines
+            if sum(map(len, begun)) > 2 * MAX_LINE:
+                drawn, sign, rest = b"".join(begun).rpartition(b"\r")
+                if sign:
+                    yield [drawn]
+                    begun = [rest]
+                else:
+                    begun = [_shortened(rest)]
+        if any(begun):
+            yield [self._joined(begun)]
+
+    def lines(self) -> Iterator[str]:
+        for batch in self.batches():
+            for line in batch:
+                yield line.decode("utf-8", errors="replace")
+
+    def _joined(self, parts: list[bytes]) -> bytes:
+        line = parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(line) <= MAX_LINE or b"\r" in line:
+            return line
+        self._num_cut += 1
+        return _shortened(line)
+
+    def _chunks(self) -> Iterator[bytes]:
+        yield from self._waiting
+        self._waiting = []
+        while data := self._next():
+            yield data
+
+    def _first(self, count: int) -> bytes:
+        size = 0
+        while size < count and (data := self._next()):
+            self._waiting.append(data)
+            size += len(data)
+        return b"".join(self._waiting)[:count]
+
+    def _next(self) -> bytes:
+        """Some bytes, as soon as there are any; b"" at the end."""
+        if self._is_interrupted:
+            self._stop(f"reading was interrupted after {self._num_read:,} bytes")
+            return b""
+        if self._limit is not None and self._num_read >= self._limit:
+            self._stop(f"reading stopped after {self._num_read:,} bytes, the most that is read")
+            return b""
+        self._is_waiting = True
+        try:
+            file = self._file
+            data = file.read1(_CHUNK) if isinstance(file, io.BufferedReader) else file.read(_CHUNK)
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            data = b""
+        finally:
+            self._is_waiting = False
+        self._num_read += len(data)
+        if self._is_interrupted:
+            self._stop(f"reading was interrupted after {self._num_read:,} bytes")
+        return data
+
+    def _stop(self, why: str) -> None:
+        self._is_interrupted = True
+        if not self._notes:
+            self._notes.append(f"{self.name}: {why}; what came after that is not judged.")
+
+
+def _shortened(line: bytes) -> bytes:
+    return line[:_LINE_HEAD] + b" ... " + line[-_LINE_TAIL:]

@@ -1,0 +1,182 @@
+"""Streams and pipes are read like files: bounded in memory, and never waited for by a scan."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+from homeostat.cli.doctor import doctor
+from homeostat.errors import DataError
+from homeostat.health.readers import open_run, read_stream, read_text
+from homeostat.health.readers.files import found_in_file
+from homeostat.health.readers.source import MAX_LINE, Source
+from homeostat.health.readers.text import MAX_LAST_CHARS, MAX_TEXT, LineKeeper, TextReader
+
+ROWS = [str({"loss": 2.0 - n / 10, "grad_norm": 1.0, "epoch": n / 10}) for n in range(1, 9)]
+
+
+class Endless(io.RawIOBase):
+    """A pipe that never ends: rows, then the same line for ever."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+        self._rows = "\n".join(ROWS).encode() + b"\n"
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:
+        data = self._rows or b"GET /health 200 OK\n" * (len(buffer) // 19)
+        self._rows = b""
+        buffer[: len(data)] = data
+        self.num_read += len(data)
+        return len(data)
+
+
+def test_an_endless_stream_is_judged_up_to_the_limit_and_says_so() -> None:
+    pipe = Endless()
+    view = read_stream(Source(io.BufferedReader(pipe), name="-", limit=3_000_000))
+    assert len(view.metrics["train/loss"]) == 8
+    assert pipe.num_read < 5_000_000
+    (note,) = view.facts["reading"].notes
+    assert "stopped after" in note
+
+
+def test_an_interrupted_stream_is_judged_as_far_as_it_came() -> None:
+    source = Source(io.BufferedReader(Endless()), name="-")
+    threading.Timer(0.2, source.interrupt).start()
+    view = read_stream(source)
+    assert len(view.metrics["train/loss"]) == 8
+    assert "interrupted" in view.facts["reading"].notes[0]
+
+
+def test_ctrl_c_ends_the_reading_and_not_the_doctor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, "\n".join(ROWS).encode() + b"\n")
+    before = signal.getsignal(signal.SIGINT)
+
+    def press() -> None:
+        deadline = time.monotonic() + 60
+        while signal.getsignal(signal.SIGINT) is before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        # Not to this thread: the handler runs in the main one, which waits for the pipe.
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with os.fdopen(reading, "rb") as pipe:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(pipe))
+        threading.Thread(target=press).start()
+        with pytest.raises(typer.Exit):
+            doctor("-")
+    os.close(writing)
+    shown = capsys.readouterr()
+    assert "reading was interrupted" in shown.err
+    assert "8 steps" in shown.out or "step 8" in shown.out, shown.out
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_pipe_that_the_user_names_is_read_like_standard_input(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def write() -> None:
+        pipe.write_text("\n".join(ROWS) + "\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    view = open_run(pipe)
+    writer.join()
+    assert len(view.metrics["train/loss"]) == 8
+
+
+def test_a_folder_s_scan_opens_no_pipe_and_says_so(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.log")
+    (tmp_path / "other.log").write_text("\n".join(ROWS) + "\n")
+    (tmp_path / "loop.log").symlink_to(tmp_path / "loop.log")
+    view = open_run(tmp_path)
+    assert len(view.metrics["train/loss"]) == 8
+    notes = " ".join(view.facts["reading"].notes)
+    assert "train.log: is no regular file" in notes
+    assert "loop.log: is no regular file" in notes
+    with pytest.raises(DataError, match="neither a file nor a folder"):
+        found_in_file(tmp_path / "train.log")
+
+
+def test_an_over_long_line_keeps_its_beginning_and_its_end_and_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    line = "ValueError: first " + "x" * (2 * MAX_LINE + 500_000) + " last"
+    file.write_text("\n".join([*ROWS, line, *ROWS]) + "\n")
+    view = open_run(file)
+    found = view.log.first("ValueError: first")
+    assert found is not None
+    assert found.text.endswith(" last")
+    assert found.number == 9
+    notes = " ".join(view.facts["reading"].notes)
+    assert f"1 lines are longer than {MAX_LINE:,} bytes" in notes
+    assert f"more than {MAX_TEXT:,} characters" in notes
+
+
+def test_a_long_json_row_is_read_whole() -> None:
+    row = '{"step": 3, "loss": 0.5, "text": "' + "y" * (2 * MAX_TEXT) + '"}'
+    assert read_text(row + "\n").metrics["train/loss"].values.tolist() == [0.5]
+
+
+def test_bars_that_are_redrawn_for_megabytes_are_all_seen(tmp_path: Path) -> None:
+    total = 120_000
+    drawn = (
+        f"\r {n * 100 // total}%|###| {n}/{total} [00:01<00:02, loss={n}]" for n in range(1, total)
+    )
+    bars = "".join(drawn)
+    assert len(bars) > MAX_LINE
+    file = tmp_path / "train.log"
+    file.write_text(bars + "\n")
+    assert len(open_run(file).metrics["train/loss"]) == total - 1
+
+
+def test_kept_lines_are_bounded_by_their_size() -> None:
+    keeper = LineKeeper()
+    for number in range(1, 6_000):
+        keeper.add((number, "z" * 20_000, None, 0))
+    lines = keeper.log().lines
+    assert sum(len(line.text) for line in lines) < 2 * MAX_LAST_CHARS
+    assert lines[0].number == 1
+    assert lines[-1].number == 5_999
+
+
+def test_lines_of_a_known_shape_give_what_reading_each_of_them_gives() -> None:
+    """The prefilter against the plain way: the same rows, log, events, samples and counts."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+    try:
+        import large_log
+    finally:
+        sys.path.pop(0)
+    lines = list(large_log.lines(seed=5, num_steps=12)) * 2
+    lines += [f"[step {n}] reward function took 0.{n} s and 1.{n} s\n" for n in range(400)]
+    lines += ["===== Step 3/500 =====\n", "  * Loss: 0.5\n", "  * Loss: 0.6\n", "Step  Loss  KL\n"]
+    quick, plain = TextReader(), TextReader()
+    for reader in (quick, plain):
+        # As if all lines that may be settings had been read.
+        reader.skip_settings()
+    quick.feed_bytes(line.rstrip("\n").encode() for line in lines)
+    plain.feed(lines)
+    assert quick.recorder.forms == plain.recorder.forms
+    ours, theirs = quick.recorder.series(), plain.recorder.series()
+    assert ours.keys() == theirs.keys()
+    for name, series in ours.items():
+        assert series.values.tolist() == theirs[name].values.tolist()
+        assert series.steps.tolist() == theirs[name].steps.tolist()
+    assert quick.kept.log().lines == plain.kept.log().lines
+    assert quick.events == plain.events
+    assert quick.samples.found == plain.samples.found
+    assert quick.reading().num_unread_rows == plain.reading().num_unread_rows > 0
+    assert quick.reading().num_lines == plain.reading().num_lines
