@@ -94,9 +94,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
         causes=(
             *_bonus(view),
             *_off_policy(view, step),
-            *_endless(view, broken),
             *_shortened(view, step),
+            # Where the very first updates wrecked it, the missing ends are part of the wreck.
+            *(() if at <= options.early else _endless(view, broken)),
             Cause("lr-too-high", spiked or rate),
+            *(_endless(view, broken) if at <= options.early else ()),
             Cause("policy-collapse", "garbage from one update to the next"),
         ),
         fixes=(
