@@ -182,3 +182,30 @@ def test_long_texts_are_cut_between_words() -> None:
     assert shortened(text, 30) == "the reward function took ..."
     assert all(len(shortened(text, most)) <= most for most in range(10, 60))
     assert shortened("x" * 50, 20) == "x" * 16 + " ..."
+
+
+def test_a_traceback_printed_behind_a_progress_bar_is_read() -> None:
+    """tqdm leaves the cursor behind its bar: what Python prints next begins no line of its own."""
+    rows = "".join(
+        f"\r  {n}%|         | {n}/150 [00:0{n}<04:59,  2.03s/it]"
+        f"{{'loss': 0.01, 'grad_norm': 0.5, 'reward': 0.{n}, 'reward_std': 0.2, 'epoch': 0.0{n}}}\n"
+        for n in range(1, 8)
+    )
+    bar = "\r  5%|4        | 7/150 [00:16<05:29,  2.31s/it]"
+    frames = (
+        PLAIN.replace("in _rewards", "in _calculate_rewards")
+        .replace("in accuracy", "in <listcomp>")
+        .replace(
+            '  File "/data/ana/proj/rewards.py"',
+            '  File "/data/ana/proj/rewards.py", line 41, in accuracy\n'
+            "    return [f(x) for x in y]\n"
+            '  File "/data/ana/proj/rewards.py"',
+        )
+    )
+    view = read_text(f"{rows}{bar}{frames}\n{bar}\n")
+    found = diagnose(view, RULES)
+    assert [one.code for one in found.findings][:1] == ["VIT001"]
+    first = found.findings[0]
+    assert "in accuracy at /data/ana/proj/rewards.py:41" in first.message
+    assert first.causes[0].name == "reward-fn-failing"
+    assert verdict(found, view) is Verdict.ILL

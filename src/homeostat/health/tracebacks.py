@@ -110,7 +110,24 @@ class Traceback:
         below = owners[mine[-1] + 1 :]
         if "framework" not in owners[: mine[-1]] and any(owner != "stdlib" for owner in below):
             return None
-        return self.frames[mine[-1]]
+        return self._named(self.frames[mine[-1]])
+
+    def _named(self, frame: Frame) -> Frame:
+        """The frame by the name of the function that it belongs to: a comprehension has none."""
+        if not frame.function.startswith("<"):
+            return frame
+        around = [f for f in self.frames if f.file == frame.file and f.line == frame.line]
+        named = [f for f in around if not f.function.startswith("<")]
+        return named[-1] if named else frame
+
+    @property
+    def caller(self) -> str:
+        """The library function that called the user's code; "" where none did."""
+        owners = [owner_of(frame.file) for frame in self.frames]
+        mine = [place for place, owner in enumerate(owners) if owner == "user"]
+        libraries = [f for f, owner in zip(self.frames, owners, strict=True) if owner != "user"]
+        above = [f for f in self.frames[: mine[-1]] if f in libraries] if mine else []
+        return above[-1].function if above else ""
 
     @property
     def is_called_by_library(self) -> bool:

@@ -198,6 +198,7 @@ class TextReader:
 
     def _feed_line(self, pieces: list[str]) -> None:
         """A line, in the pieces that carriage returns part; the last is what a reader sees."""
+        pieces = [*pieces[:-1], *_apart(pieces[-1])]
         for piece, following in pairwise(pieces):
             if not _is_redrawn(piece, following) and piece.strip():
                 self._rows_of(*_bare(self._cut(piece)))
@@ -378,6 +379,20 @@ def _pieces(line: str) -> list[str]:
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     return text.split("\r") if "\r" in text else [text]
+
+
+def _apart(piece: str) -> list[str]:
+    """A progress bar and the text that was printed behind it, which begins no line of its own:
+
+        5%|4         | 7/150 [00:12<04:04,  1.71s/it]Traceback (most recent call last):
+
+    A row of metrics behind a bar belongs to the step that the bar shows, and stays with it."""
+    if "%|" not in piece or "{" in piece or piece.rstrip().endswith("]"):
+        return [piece]
+    bar = bar_in(piece)
+    if bar is None or not piece[bar.end :].strip():
+        return [piece]
+    return [piece[: bar.end], piece[bar.end :].lstrip()]
 
 
 def _is_redrawn(piece: str, following: str) -> bool:

@@ -42,7 +42,7 @@ _NOT_ITS_FAULT = ("ImportError", "ModuleNotFoundError", "OutOfMemoryError", "Mem
 _OF_DEVICES = ("cuda", "nccl", "out of memory", "hip error", "cudnn")
 _REWARD = ("reward", "score", "verif", "grade", "judge", "accuracy", "format")
 _DATA = ("data", "collat", "tokeniz", "preprocess", "map_fn", "getitem", "load", "prompt")
-_LOOK_UPS = ("KeyError", "IndexError", "AttributeError", "TypeError")
+_LOOK_UPS = ("AttributeError", "TypeError")
 
 
 class Options(RuleOptions):
@@ -77,7 +77,7 @@ def is_its_fault(found: Traceback) -> bool:
 
 
 def sighting_of(found: Traceback, frame: Frame, *, ended: bool, times: int) -> Sighting:
-    family = family_of(frame)
+    family = family_of(frame, caller=found.caller)
     what = shortened(found.error, 200)
     how = "and ended the run" if ended else f"{times} times; the run went on without it"
     return Sighting(
@@ -109,8 +109,10 @@ def _fixes(frame: Frame, family: Family) -> Iterator[Fix]:
         yield Fix("", "", "return 0 (or None) for an answer that cannot be scored")
 
 
-def family_of(frame: Frame) -> Family:
-    """Which part of the run the code is, by the names of its function and file."""
+def family_of(frame: Frame, *, caller: str = "") -> Family:
+    """Which part of the run the code is, by the names of who called it, its function and file."""
+    if "reward" in caller.lower():
+        return Family.REWARD
     for words, family in ((_REWARD, Family.REWARD), (_DATA, Family.DATA)):
         if any(word in frame.function.lower() for word in words):
             return family
@@ -127,10 +129,11 @@ def _causes(found: Traceback, frame: Frame, family: Family) -> Iterator[Cause]:
     if is_key:
         yield column
     if family is Family.REWARD:
-        yield Cause("reward-fn-failing", "it is named like a reward function")
-    if found.kind.endswith(_LOOK_UPS) and not is_key:
-        yield column
+        by = f"{found.caller} called it" if "reward" in found.caller.lower() else "by its name"
+        yield Cause("reward-fn-failing", f"it is a reward function ({by})")
     yield Cause("user-code-failed", f"{frame} raised {found.kind.rpartition('.')[2]}")
+    if found.kind.endswith(_LOOK_UPS):
+        yield column
 
 
 RULE = Rule(
