@@ -63,10 +63,10 @@ LOGS: dict[str, list[str]] = {
         "(PolicyTrainerRayProcess pid=7) x\n(LLMRayActor pid=9) y\n(LLMRayActor pid=8) z\n",
     ],
     "openrlhf": ["(LLMRayActor pid=9) x\n" + TRACE + frame("openrlhf/trainer/ppo_trainer.py")],
-    "slime": [SLIME_ROW * 4, SLIME_ROW + TRACE + '  File "/root/slime/train.py", line 2, in f\n'],
+    "slime": [SLIME_ROW * 4, SLIME_ROW + TRACE + '  File "/opt/slime/train.py", line 2, in f\n'],
     "miles": [
         SLIME_ROW * 4 + "(MegatronTrainRayActor pid=8) "
-        + TRACE + '  File "/root/miles/train.py", line 2, in f\n',
+        + TRACE + '  File "/opt/miles/train.py", line 2, in f\n',
         SLIME_ROW * 4 + "(MegatronTrainRayActor pid=8) from miles.backends.megatron_utils import x\n",
     ],
     "torchtune": [

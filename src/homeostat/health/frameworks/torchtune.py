@@ -46,5 +46,7 @@ TABLE = Framework(
         "/torchtune/",
         "tune run",
         "with resolved config:",
+        "_finetune_distributed.py",
+        "_finetune_single_device.py",
     ),
 )
