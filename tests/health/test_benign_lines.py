@@ -39,11 +39,11 @@ def test_no_error_is_seen_in_all_of_the_lines_together() -> None:
 
 REWARD_DIED = """
 Traceback (most recent call last):
-  File "/work/train.py", line 80, in <module>
+  File "/opt/train.py", line 80, in <module>
     trainer.train()
   File "/env/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", line 1210, in _calculate
     output = reward_func(prompts=prompts, completions=completions, **reward_kwargs)
-  File "/work/train.py", line 33, in accuracy_reward
+  File "/opt/train.py", line 33, in accuracy_reward
     return [float(answer[0]) for answer in found]
 IndexError: list index out of range
 """
@@ -69,8 +69,8 @@ def test_a_hub_that_is_out_of_reach_is_still_the_error_that_a_run_ends_in() -> N
     log = (
         "Traceback (most recent call last):\n"
         '  File "hub.py", line 9, in get\n'
-        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443)"
-        "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co')\n"
+        "\nDuring handling of the above exception, another exception occurred:\n\n"
         "Traceback (most recent call last):\n"
         '  File "train.py", line 3, in <module>\n'
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files\n"

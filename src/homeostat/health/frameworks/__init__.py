@@ -3,7 +3,8 @@
 A framework's table is one file. Its `settings` are read both ways: a value that a log states under
 their name is looked up under ours, and a fix that we know under our key is told under theirs.
 
-Of two that a log speaks for alike, the earlier in ALL is taken: a fork stands behind its origin.
+Of two that a log speaks for alike, the earlier in ALL is taken. One that is built on another goes
+before it wherever it shows itself at all (`Framework.built_on`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from homeostat.health.frameworks import (
     nemo_rl,
     openrlhf,
     prime_rl,
+    roll,
     skyrl,
     slime,
     small,
     torchforge,
     torchtitan,
+    torchtune,
     transformers,
     trl,
     unsloth,
@@ -50,6 +53,7 @@ ALL: dict[str, Framework] = {
         nemo_rl.TABLE,
         skyrl.TABLE,
         areal.TABLE,
+        roll.TABLE,
         torchforge.TABLE,
         axolotl.TABLE,
         llama_factory.TABLE,
@@ -60,6 +64,7 @@ ALL: dict[str, Framework] = {
         small.FASTCHAT,
         small.XTUNER,
         small.LITGPT,
+        torchtune.TABLE,
         torchtitan.TABLE,
         trl.TABLE,
         megatron.TABLE,

@@ -71,5 +71,5 @@ TABLE = Framework(
     title="AReaL",
     metrics=METRICS,
     settings=SETTINGS,
-    marks=("/areal/", "areal/engine", "AReaL", "ppo_actor/update"),
+    marks=("(AReaL) 20", "/areal/", "areal/engine", "areal.launcher", "AReaL", "ppo_actor/update"),
 )

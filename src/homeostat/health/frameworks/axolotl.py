@@ -77,6 +77,7 @@ TABLE = Framework(
     name="axolotl",
     title="axolotl",
     base="transformers",
+    built_on=("trl",),
     metrics=METRICS,
     scales={"memory/max_alloc": GIB, "memory/max_active": GIB, "memory/max_reserved": GIB},
     settings=SETTINGS,

@@ -44,6 +44,7 @@ TABLE = Framework(
     name="llama_factory",
     title="LLaMA-Factory",
     base="transformers",
+    built_on=("trl",),
     metrics=METRICS,
     settings=SETTINGS,
     flags={
@@ -51,5 +52,12 @@ TABLE = Framework(
         "pure_bf16": ("trainer.precision", "bf16"),
         "disable_gradient_checkpointing": ("trainer.gradient_checkpointing", False),
     },
-    marks=("llamafactory", "llmtuner", "LLaMA-Factory", "src/llmtuner"),
+    marks=(
+        "llamafactory",
+        "llmtuner",
+        "LLaMA-Factory",
+        "LLaMA-Efficient-Tuning",
+        "train_bash.py",
+        "finetuning_type",
+    ),
 )

@@ -44,5 +44,15 @@ TABLE = Framework(
     metrics=METRICS,
     settings=SETTINGS,
     flags=slime.FLAGS,
-    marks=("/miles/", "miles/backends/", "miles.rollout", "miles_plugins", "MILES_"),
+    marks=(
+        "/miles/",
+        "miles/backends/",
+        "miles/ray/",
+        "miles/utils/",
+        "miles.rollout",
+        "miles.ray",
+        "miles.backends",
+        "miles_plugins",
+        "MILES_",
+    ),
 )

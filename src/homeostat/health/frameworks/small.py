@@ -66,12 +66,21 @@ LITGPT = Framework(
         "lora.alpha": ("--lora_alpha",),
         "lora.dropout": ("--lora_dropout",),
     },
-    marks=("litgpt", "iter * step * loss train:", "Epoch * | iter * step *"),
+    marks=(
+        "litgpt finetune",
+        "litgpt pretrain",
+        "/litgpt/",
+        "litgpt.",
+        "iter * step * loss train:",
+        "Epoch * | iter * step *",
+        "iter * step *: loss *, iter time:",
+    ),
 )
 OPEN_INSTRUCT = Framework(
     name="open_instruct",
     title="open-instruct",
     base="transformers",
+    built_on=("openrlhf", "trl"),
     metrics={
         **transformers.METRICS,
         "scores": "reward",
@@ -109,7 +118,14 @@ OPEN_INSTRUCT = Framework(
         "trainer.lr": ("--learning_rate",),
     },
     flags=transformers.FLAGS,
-    marks=("open_instruct/", "open-instruct", "grpo_fast.py"),
+    marks=(
+        "open_instruct/",
+        "open-instruct",
+        "open_instruct.",
+        "grpo_fast.py",
+        "(PolicyTrainerRayProcess pid=",
+        "ground_truth_utils.py",
+    ),
 )
 OPEN_R1 = Framework(
     name="open_r1",

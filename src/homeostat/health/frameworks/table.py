@@ -18,7 +18,8 @@ class Framework:
     `scales`: our metric -> factor from their unit to ours (GB to bytes, say). `settings`: our key
     -> their name, first the one that a user would set, then other spellings that logs use.
     `flags`: their switch -> our key and the value that it stands for when it is on.
-    `base`: the framework whose settings it takes as they are, by its name here.
+    `base`: the framework whose settings it takes as they are, by its name here. `built_on`: further
+    ones whose modules, actors and rows its own output shows, too.
     `marks`: texts that only this framework's output has (patterns of log.py).
     """
 
@@ -29,6 +30,7 @@ class Framework:
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, object]] = field(default_factory=dict)
     base: str = ""
+    built_on: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     _holes: tuple[tuple[str, str, str], ...] = field(init=False, repr=False, compare=False)
 

@@ -140,5 +140,16 @@ TABLE = Framework(
     metrics=METRICS,
     settings=SETTINGS,
     flags=transformers.FLAGS,
-    marks=("/trl/trainer/", "from trl import", "trl/import_utils.py", "trl vllm-serve"),
+    marks=(
+        "/trl/trainer/",
+        "from trl import",
+        "trl/import_utils.py",
+        "trl vllm-serve",
+        "trl/scripts/",
+        "trl/experimental/",
+        "DataCollatorForCompletionOnlyLM",
+        "GRPOTrainer",
+        "SFTTrainer",
+        "DPOTrainer",
+    ),
 )

@@ -288,6 +288,8 @@ TABLE = Framework(
         "actor_rollout_ref.",
         "(TaskRunner pid=",
         "(WorkerDict pid=",
+        "(vLLMHttpServer pid=",
+        "(AgentLoopWorker pid=",
         "(main_task pid=",
         "fsdp_sft_trainer",
     ),

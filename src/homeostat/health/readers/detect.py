@@ -25,6 +25,8 @@ _WEIGHTS = {
     "transformers": 0.5,
     "trl": 0.75,
 }
+# Engines and back ends that trainers use: one of those that shows itself is the one that was run.
+_PARTS = {"ray", "vllm", "sglang", "deepspeed", "megatron"}
 _FORMS = {
     "verl": "verl",
     "slime": "slime",
@@ -71,6 +73,7 @@ _RL_FRAMEWORKS = frozenset(
         "areal",
         "chatlearn",
         "lightrft",
+        "roll",
     }
 )
 
@@ -88,7 +91,8 @@ def framework_of(
     # A framework shows itself when it starts and when it fails.
     log = Log((*log.lines[:_HEAD], *log.lines[_HEAD:][-_TAIL:]))
     folded_settings = {fold_setting(name) for name in settings}
-    best, best_points = UNKNOWN, 0.0
+    found: dict[str, float] = {}
+    shown: set[str] = set()
     for table in ALL.values():
         if table is HOMEOSTAT or table is UNKNOWN:
             continue
@@ -98,9 +102,35 @@ def framework_of(
         # Names that a framework and what it is built on share speak for the latter.
         points -= 0.01 * weight
         # Without a mark of its own, shared names must say as much for a base as for anyone.
-        if points >= (_ENOUGH * weight if marks else _ENOUGH - 0.01) and points > best_points:
-            best, best_points = table, points
-    return best
+        if points >= (_ENOUGH * weight if marks else _ENOUGH - 0.01):
+            found[table.name] = points
+            if marks:
+                shown.add(table.name)
+    # What shows itself goes before all that it is built on, however much of that is seen.
+    beneath = {
+        name
+        for above in shown
+        for name in _beneath(above)
+        # DeepSpeed takes the settings of transformers, but is a part that others use.
+        if _WEIGHTS.get(above, 1.0) >= _WEIGHTS.get(name, 1.0)
+    }
+    if any(_WEIGHTS.get(name, 1.0) >= _WEIGHTS["trl"] for name in shown):
+        beneath |= _PARTS
+    over = {name: points for name, points in found.items() if name not in beneath}
+    return ALL[max(over, key=lambda name: over[name])] if over else UNKNOWN
+
+
+def _beneath(name: str) -> set[str]:
+    """What a framework is built on, by way of others, too."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        table = ALL[waiting.pop()]
+        for under in filter(None, (table.base, *table.built_on)):
+            if under not in found and under != name:
+                found.add(under)
+                waiting.append(under)
+    return found
 
 
 def _marks(
