@@ -162,6 +162,11 @@ class ChatTokenizer:
         self._original.chat_template = self.chat_template
         self._original.save_pretrained(str(folder))
 
+    def vocabulary_digest(self) -> str:
+        """Digest of which number each piece has: of what token ids mean, and nothing else."""
+        pieces = sorted(self._backend.get_vocab(with_added_tokens=True).items())
+        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+
     def _hash(self) -> str:
         parts = {
             "tokenizer": self._backend.to_str(),
