@@ -194,18 +194,17 @@ def test_saved_rollouts_are_refused_where_they_were_sampled_in_another_way(tmp_p
                              debug={"mode": "rollout_only"})  # fmt: skip
     runs.train(sampled)
     saved = {"mode": "train_only", "rollouts": str(sampled.run_dir)}
-    template = tmp_path / "another.jinja"
-    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     for override, why in (
         ("rollout.temperature=0.5", r"another temperature \(1.0 then, 0.5 now\)"),
         ("rollout.max_new_tokens=5", r"another max_new_tokens \(6 then, 5 now\)"),
         ("rollout.stop_token_ids=[10]", "rollout.stop_token_ids"),
         ("rollout.stop=['>']", "Set rollout.stop to"),
-        (f"model.chat_template={template}", "model.tokenizer"),
     ):
         config = tiny_rl.config(tmp_path, "name=other", override, debug=saved)
         with pytest.raises(DataError, match=why):
             runs.train(config)
+    with pytest.raises(DataError, match=r"another vocabulary, .* Set model.tokenizer"):
+        require_same_sampling({"vocabulary": "a"}, {"vocabulary": "b"}, folder=tmp_path)
     with pytest.raises(DataError, match="an earlier version wrote them"):
         require_same_sampling(None, {"temperature": 1.0}, folder=tmp_path)
 

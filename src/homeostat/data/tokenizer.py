@@ -174,6 +174,11 @@ class ChatTokenizer:
         if end is not None and end.token not in (None, self.eos_id):
             name_stops(folder / "generation_config.json", self.stop_ids)
 
+    def vocabulary_digest(self) -> str:
+        """Digest of which number each piece has: of what token ids mean, and nothing else."""
+        pieces = sorted(self._backend.get_vocab(with_added_tokens=True).items())
+        return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+
     def _hash(self) -> str:
         parts = {
             "tokenizer": self._backend.to_str(),

@@ -27,7 +27,7 @@ _SETTINGS = {
     "max_new_tokens": "rollout.max_new_tokens",
     "stop_ids": "rollout.stop_token_ids and the tokenizer's end of turn",
     "stop_strings": "rollout.stop",
-    "tokenizer": "model.tokenizer and the chat template's settings",
+    "vocabulary": "model.tokenizer",
 }
 
 
@@ -40,7 +40,7 @@ def sampled_with(sampling: Sampling, tokenizer: ChatTokenizer) -> dict[str, Any]
         "max_new_tokens": sampling.max_new_tokens,
         "stop_ids": sorted(sampling.stop_ids),
         "stop_strings": list(sampling.stop_strings),
-        "tokenizer": tokenizer.fingerprint,
+        "vocabulary": tokenizer.vocabulary_digest(),
     }
 
 
@@ -58,7 +58,7 @@ def require_same_sampling(
     if not other:
         return
     name = other[0]
-    values = f" ({stored.get(name)} then, {now[name]} now)" if name != "tokenizer" else ""
+    values = f" ({stored.get(name)} then, {now[name]} now)" if name != "vocabulary" else ""
     raise DataError(
         f"debug.rollouts: the rollouts in {folder} were sampled with another {name}{values}, so "
         "that their log-probs and ends do not mean here what they meant there. Set "

@@ -43,7 +43,8 @@ from homeostat.observe.jsonl import iter_jsonl
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.native.memory import free_bytes
 
-HELD_OUT = ("data.validation_share=0.25",)
+# Drawn, not greedy, so that what cuts the distribution shows.
+HELD_OUT = ("data.validation_share=0.25", "eval.sampling.temperature=1.0")
 TWO_STEPS = ("trainer.max_steps=2", "checkpoint.interval_steps=1", "checkpoint.keep_last=1")
 PROFILED = (*SAVED, "observe.profiler={steps: [1]}")
 KL = (*SAVED, "algorithm.kl={coefficient: 1.0}")
