@@ -10,17 +10,22 @@ Long logs repeat themselves: lines of a shape that was met before are not read a
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from homeostat.health.log import Log, LogLine
 from homeostat.health.readers import dict_rows, line_rows
 from homeostat.health.readers.bars import BarRows, bar_in
 from homeostat.health.readers.blocks import Blocks, Tables
 from homeostat.health.readers.dumps import Dump, Dumps
 from homeostat.health.readers.engine_lines import engine_row, fields_in
+from homeostat.health.readers.kept_lines import (
+    MAX_LINE,
+    LineKeeper,
+    pieces_of,
+    shortened_line,
+    visible,
+)
 from homeostat.health.readers.literals import is_json_object
 from homeostat.health.readers.own_lines import own_row
 from homeostat.health.readers.recorder import Recorder
@@ -31,16 +36,10 @@ from homeostat.health.readers.traces import MAX_EVENTS, Samples, event_in
 from homeostat.health.reading import MAX_EXAMPLES, Reading, shortened
 from homeostat.health.view import Event
 
-MAX_FIRST_LINES = 30_000
-MAX_LAST_LINES = 70_000
-MAX_FIRST_CHARS = 12_000_000
-MAX_LAST_CHARS = 24_000_000
-_MAX_LINE = 20_000
 # Characters of a line that are read as text; of a longer one the beginning and the end.
 MAX_TEXT = 40_000
 _TEXT_TAIL = 8_000
 _MAX_SETTINGS = 20_000
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _ACTOR = re.compile(r"^\s*+\((?P<actor>[^()]{0,80}?)\s?pid=\d++[^()]{0,80}+\)\s?")
 _MAX_ACTORS = 4
 _RANK = re.compile(r"^\[?(?:default|rank)\s?(?P<rank>\d{1,6})\]?\s?:\s?", re.IGNORECASE)
@@ -56,46 +55,6 @@ _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.I
 _NAMED_NUMBER = re.compile(
     r"(?<![\w/.-])[A-Za-z_][\w/.-]{0,60}+['\"]?[ ]?[:=][ ]?[-+]?[0-9]{1,15}\.[0-9]"
 )
-
-
-# Number, text (bytes: as it was read), newest step, rows that an engine had printed before it.
-_Kept = tuple[int, str | bytes, int | None, int]
-
-
-class LineKeeper:
-    """The first and the last lines of a log, whatever its length."""
-
-    def __init__(self) -> None:
-        self._head: list[_Kept] = []
-        self._tail: deque[_Kept] = deque()
-        self._head_chars = 0
-        self._tail_chars = 0
-
-    def add(self, line: _Kept) -> None:
-        size = len(line[1])
-        if len(self._head) < MAX_FIRST_LINES and self._head_chars < MAX_FIRST_CHARS:
-            self._head.append(line)
-            self._head_chars += size
-            return
-        # Once a line has gone to the end, later ones must not go before it.
-        self._head_chars = MAX_FIRST_CHARS
-        self._tail.append(line)
-        self._tail_chars += size
-        while len(self._tail) > MAX_LAST_LINES or self._tail_chars > MAX_LAST_CHARS:
-            self._tail_chars -= len(self._tail.popleft()[1])
-
-    def log(self, *, by_engine: bool = False) -> Log:
-        """`by_engine`: nothing was trained, so the engine's rows are what is counted."""
-        return Log(
-            [
-                LogLine(
-                    number,
-                    text if isinstance(text, str) else _shortened(_visible(text)[-1]),
-                    (num_engine or None) if by_engine else step,
-                )
-                for number, text, step, num_engine in (*self._head, *self._tail)
-            ]
-        )
 
 
 class TextReader:
@@ -135,7 +94,7 @@ class TextReader:
     def feed(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._number += 1
-            self._feed_line(_pieces(line))
+            self._feed_line(pieces_of(line))
 
     def feed_bytes(self, lines: Iterable[bytes]) -> None:
         """Lines as a file holds them. Those of a known shape are taken without being read."""
@@ -144,7 +103,7 @@ class TextReader:
             self._number += 1
             if self._num_kept < _MAX_SETTINGS or self._dumps.is_open or self.samples.is_open:
                 # Every line may be a setting, or a part of what is open.
-                self._feed_line(_visible(line))
+                self._feed_line(visible(line))
                 continue
             key = shapes.key(line)
             shape = shapes.get(key)
@@ -162,14 +121,14 @@ class TextReader:
             elif shape is not PLAIN:
                 self._num_unread += shape.is_unread
                 if shape.is_event:
-                    self._note_event(_bare(_visible(line)[-1])[0], recorder.newest)
+                    self._note_event(_bare(visible(line)[-1])[0], recorder.newest)
             kept.add((self._number, line, recorder.newest, recorder.num_engine))
 
     def _feed_shape(self, key: bytes, line: bytes) -> None:
         """Read a line, and remember what lines of its shape are where that is always the same."""
         num_uses, num_engine = self._num_uses, self.recorder.num_engine
         num_unread, num_events = self._num_unread, len(self.events)
-        self._feed_line(_visible(line))
+        self._feed_line(visible(line))
         if self._num_uses != num_uses:
             return
         is_unread, is_event = self._num_unread > num_unread, len(self.events) > num_events
@@ -205,7 +164,7 @@ class TextReader:
         last = self._cut(pieces[-1])
         body, source, rank = _bare(last)
         if self._dumps.holds(body, source) or not self._rows_of(body, source, rank):
-            self._keep(_shortened(last), body, source, rank)
+            self._keep(shortened_line(last), body, source, rank)
 
     def _cut(self, piece: str) -> str:
         """A text that no reader takes long for. A JSON object is parsed at once and stays whole."""
@@ -281,7 +240,7 @@ class TextReader:
 
     def _note_unread(self, body: str) -> None:
         """Count a line that looks like metrics, but is of no format that is known."""
-        if body.count(".") < 2 or len(_NAMED_NUMBER.findall(body[:_MAX_LINE])) < 2:
+        if body.count(".") < 2 or len(_NAMED_NUMBER.findall(body[:MAX_LINE])) < 2:
             return
         self._num_unread += 1
         if len(self._unread) < MAX_EXAMPLES:
@@ -369,18 +328,6 @@ class TextReader:
         return bool(found)
 
 
-def _visible(line: bytes) -> list[str]:
-    return _pieces(line.decode("utf-8", errors="replace"))
-
-
-def _pieces(line: str) -> list[str]:
-    """A line without colours, in the pieces that carriage returns part."""
-    text = line.rstrip("\r\n")
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    return text.split("\r") if "\r" in text else [text]
-
-
 def _apart(piece: str) -> list[str]:
     """A progress bar and the text that was printed behind it, which begins no line of its own:
 
@@ -429,9 +376,3 @@ def _bare(piece: str) -> tuple[str, str, int]:
         found = _REPEATED.search(body)
         body = body[: found.start()].rstrip() if found else body
     return body, source, rank
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _MAX_LINE:
-        return text
-    return f"{text[: _MAX_LINE - 4_000]} ... {text[-4_000:]}"
