@@ -141,8 +141,11 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
             if _root(other.code, by) == finding.code and not _says_less(other, of_code)
         ]
         lines = tuple(f"{other.code} {other.name}: {other.message}" for other in symptoms)
-        kept.append(dataclasses.replace(finding, evidence=finding.evidence + lines))
-    return kept
+        # What explains a dead run is as bad as that. A note stays one: it says what is benign.
+        worst = max((finding, *symptoms), key=lambda one: one.level.rank).level
+        level = finding.level if finding.level is Level.INFO else worst
+        kept.append(dataclasses.replace(finding, level=level, evidence=finding.evidence + lines))
+    return in_order(kept)
 
 
 def _is_played_down(finding: Finding, rules: Mapping[str, Rule]) -> bool:

@@ -47,6 +47,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if first is None:
         return
     value = float(reward.finite().values[-1])
+    is_from_the_start = first == int(reward.finite().steps[0]) and len(reward) >= 2 * options.fire
     yield Sighting(
         message=f"The mean reward has been exactly {value:.6g} since step {first}: what scores the "
         "answers does not tell them apart. Try it by hand on a good and a bad one.",
@@ -56,6 +57,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         first_step=first,
         last_step=int(reward.steps[-1]),
         value=value,
+        level=Level.ERROR if is_from_the_start else None,
     )
 
 
@@ -108,5 +110,5 @@ RULE = Rule(
     needs=("reward",),
     kinds=(Kind.RL,),
     options=Options,
-    explains=("RWD001",),
+    explains=("RWD001", "VIT005"),
 )
