@@ -6,6 +6,7 @@ STAMP := $(VENV)/.current
 
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.current
+SAY_MACHINE := -c 'from homeostat.observe.processor import this_processor; print("tests run on", this_processor().describe())'
 
 # Most of the time that a short-lived Python process takes is the compilation of torch's sources,
 # unless bytecode may be kept; and many tests start such processes.
@@ -31,7 +32,7 @@ demo: setup
 
 # Results depend on it: on what the tests ran.
 machine: setup
-	@$(BIN)/python -m homeostat.observe.processor
+	@$(BIN)/python $(SAY_MACHINE)
 
 test: machine lint types layers unit
 
@@ -75,7 +76,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 
 # By file: the tests of one file share engines, which take seconds to start.
 test-vllm: setup-vllm
-	@$(VLLM_VENV)/bin/python -m homeostat.observe.processor
+	@$(VLLM_VENV)/bin/python $(SAY_MACHINE)
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
 
 # docs/reference/ is made from the code; a test fails while it is stale.

@@ -88,6 +88,21 @@ def test_a_rotation_is_products_and_sums_rounded_one_by_one(num_threads, shape, 
     assert np.array_equal(found.detach().numpy(), want)
 
 
+@pytest.mark.parametrize("num_frequencies", [6, 32])
+def test_a_tokens_angles_do_not_depend_on_its_neighbours(num_threads, num_frequencies):
+    """Small and large angles side by side: a vector routine may treat them by another path."""
+    rope = RopeConfig(theta=10_000.0)
+    inv_freq = inverse_frequencies(rope, head_dim=2 * num_frequencies)
+    positions = torch.randint(0, 100_000, (3000,))
+    whole = rope_tables(positions, inv_freq, rope)
+    for size in (1, 2, 31, 33, 998, 2999):
+        rows = torch.randperm(3000)[:size]
+        for part, table in zip(rope_tables(positions[rows], inv_freq, rope), whole, strict=True):
+            assert torch.equal(part, table[rows]), size
+    angles = (positions[:, None].float() * inv_freq).double()
+    np.testing.assert_allclose(whole[1][:, 0].double(), angles.sin(), atol=1e-7, rtol=0)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_queries_and_keys_are_rotated_alike_with_and_without_a_gradient(num_threads, shape):
     num_tokens, num_heads, head_dim = shape

@@ -7,7 +7,6 @@ part ("CPU implementer", "CPU part", "Features").
 from __future__ import annotations
 
 import platform
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +64,3 @@ def _arm_name(fields: dict[str, str]) -> str:
     except (KeyError, ValueError):
         return ""
     return f"{_MAKERS.get(maker, f'maker {maker:#x}')} {_PARTS.get((maker, part), f'{part:#x}')}"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(f"tests run on {this_processor().describe()}\n")

@@ -12,7 +12,7 @@ original context and multiplies cos and sin by an attention factor.
 A token's rotation has the same bits wherever it stands among others, in both numerics: products
 and sums are separate calls, each of which IEEE 754 rounds one way. A fused call (addcmul) rounds
 once or twice, as the compiler chose, and not always alike in the body and in the tail of a loop.
-About cos and sin see ops/activations.py.
+cos and sin are taken of angles within one turn: see `_within_one_turn` and ops/activations.py.
 
 Suffixes: `_N` packed tokens, `_H` heads, `_d` head dim, `_F` frequencies (half the head dim).
 """
@@ -63,8 +63,17 @@ def inverse_frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:
 def rope_tables(positions_N: Tensor, inv_freq_F: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor]:
     """fp32, the same for all heads: cos [N, 1, d], each of them twice, and sin [N, 1, F]."""
     angles_N1F = positions_N[:, None, None].float() * inv_freq_F
-    cos_N1F = angles_N1F.cos() * rope.attention_factor
-    return torch.cat((cos_N1F, cos_N1F), dim=-1), angles_N1F.sin() * rope.attention_factor
+    if angles_N1F.device.type == "cpu":
+        angles_N1F = _within_one_turn(angles_N1F)
+    cos_N1F = angles_N1F.cos().float() * rope.attention_factor
+    return torch.cat((cos_N1F, cos_N1F), dim=-1), angles_N1F.sin().float() * rope.attention_factor
+
+
+def _within_one_turn(angles: Tensor) -> Tensor:
+    """float64, from -pi to pi. A vector routine of sin and cos takes another path for all of its
+    elements where one is large: with none that is, an element does not depend on its neighbours."""
+    wide = angles.double()
+    return wide - (wide / (2 * math.pi)).round_() * (2 * math.pi)
 
 
 def apply_rope(x_NHd: Tensor, cos_N1d: Tensor, sin_N1F: Tensor) -> Tensor:
