@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homeostat.errors import HomeostatError
+from homeostat.errors import DataError, HomeostatError
 from homeostat.health.readers import open_run, read_text
 from homeostat.health.readers.literals import mapping_at, plain_value
 from homeostat.health.readers.numbers import decimals_of, number
 from homeostat.health.readers.protobuf import TornError, fields
-from homeostat.health.readers.settings import flat, settings_in
+from homeostat.health.readers.settings import flat, read_config, settings_in
 
 NAMES = st.from_regex(r"[a-z][a-z_]{0,8}(/[a-z]{1,6})?", fullmatch=True)
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
@@ -175,3 +175,10 @@ def test_a_series_comes_back_from_every_format(values: list[float], form: str) -
     series = read_text("\n".join(lines)).metrics["train/loss"]
     assert series.values.tolist() == values
     assert series.steps.tolist() == list(range(1, len(values) + 1))
+
+
+def test_a_config_that_would_take_minutes_to_parse_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("".join(f"key_{number}: {number}\n" for number in range(60_000)))
+    with pytest.raises(DataError, match="at most"):
+        read_config(file)

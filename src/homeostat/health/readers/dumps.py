@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from homeostat.health.readers.literals import mapping_at
+from homeostat.health.readers.literals import MAX_CHARS, mapping_at
 
 _MAX_LINES = 3_000
 # Foreign lines in a row after which the literal is taken for torn.
@@ -39,6 +39,7 @@ class Dumps:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._depth = 0
+        self._num_chars = 0
         self._num_foreign = 0
         self._source = ""
         self._above = ("", "")
@@ -69,8 +70,10 @@ class Dumps:
             return self.close() if self._num_foreign > _MAX_FOREIGN else None
         self._num_foreign = 0
         self._lines.append(body)
+        self._num_chars += len(body)
         self._depth += body.count("{") + body.count("(") - body.count("}") - body.count(")")
-        return None if self._depth > 0 and len(self._lines) < _MAX_LINES else self.close()
+        is_bounded = len(self._lines) < _MAX_LINES and self._num_chars < MAX_CHARS
+        return None if self._depth > 0 and is_bounded else self.close()
 
     def close(self) -> Dump:
         text = "\n".join(self._lines)
@@ -79,7 +82,7 @@ class Dumps:
         found = mapping_at(text, at) if start else None
         before = text[:at] if text[:at].strip() else self._before
         dump = Dump(before, found[0] if found is not None else None, tuple(self._lines))
-        self._lines, self._depth, self._num_foreign = [], 0, 0
+        self._lines, self._depth, self._num_foreign, self._num_chars = [], 0, 0, 0
         return dump
 
     def _is_inside(self, body: str, source: str) -> bool:

@@ -22,6 +22,8 @@ from homeostat.health.readers.common_names import SETTINGS
 from homeostat.health.readers.literals import mapping_at, plain_value
 
 MAX_CONFIG_BYTES = 8_000_000
+# YAML and TOML are parsed in Python, about a second for 100 kB.
+_MAX_PARSED_CHARS = 500_000
 _MAX_SETTINGS = 20_000
 _LARGEST = 10**300
 _MAX_DEPTH = 24
@@ -148,8 +150,8 @@ def read_config(path: Path) -> dict[str, Any]:
     found = config_of(data.decode("utf-8", errors="replace"), name=path.name)
     if found is None:
         raise DataError(
-            f"{path}: holds no settings that could be read. Give a JSON, YAML or TOML file with "
-            "names and values (--config)."
+            f"{path}: holds no settings that could be read. Give a JSON file, or a YAML or TOML "
+            f"file of at most {_MAX_PARSED_CHARS:,} characters, with names and values (--config)."
         )
     return found
 
@@ -159,6 +161,8 @@ def config_of(text: str, *, name: str = "") -> dict[str, Any] | None:
     literal = mapping_at(text, len(text) - len(text.lstrip()))
     if literal is not None and not text[literal[1] :].strip():
         return literal[0] or None
+    if len(text) > _MAX_PARSED_CHARS:
+        return None
     found = _toml(text) if name.endswith(".toml") else _yaml(text)
     return {str(key): value for key, value in found.items()} if found else None
 
