@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 import signal
+import sys
 import threading
+import time
 
 import pytest
 
 from homeostat.data import templates
 from homeostat.data.sources import BadRowError
-from homeostat.data.templates import check_template, find_power, render
+from homeostat.data.templates import MAX_CPU_S, check_template, find_power, render
 from homeostat.errors import ModelError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -63,3 +66,29 @@ def test_powers_are_found_by_line_and_keyword_arguments_are_none() -> None:
 def test_a_template_that_cannot_be_used_is_refused_by_its_setting(template: object) -> None:
     with pytest.raises(ModelError, match="model\\.path: the chat template"):
         check_template(template, setting="model.path")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit address space")
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 10000000000 }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ 'a'.ljust(10000000000) }}",
+        "{{ 'a'|center(10000000000) }}",
+        "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}"
+        "{% endfor %}{{ n.x|length }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}"
+        "{% endfor %}",
+        "{{ (range(100000)|list * 100000)|length }}",
+    ],
+)
+def test_one_operation_over_gigabytes_ends_at_once(template: str) -> None:
+    """The time limit cannot end it: Python acts on a signal only between two operations."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    started = time.process_time()
+    with pytest.raises((ModelError, BadRowError)):
+        render(template, [{"role": "user", "content": "a"}], add_generation_prompt=False, words={})
+    assert time.process_time() - started < 2 * MAX_CPU_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**22, "kilobytes: 4 GiB"
+    assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
 from homeostat.config.model import ModelConfig
+from homeostat.data.overlong import OverlongTextError
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.data.tokenizer_class import tokenizer_class
 from homeostat.errors import ModelError
@@ -179,3 +181,14 @@ def test_a_config_that_transformers_refuses_is_a_message(folder):
     change(folder / "config.json", hidden_size="wide", model_type="qwen2")
     with pytest.raises(ModelError, match=r"model\.path.*hidden_size"):
         load_tokenizer(ModelConfig(path=str(folder)))
+
+
+def test_the_lower_bound_of_a_text_s_tokens_never_exceeds_their_number():
+    tokenizer = load_tokenizer(ModelConfig(path=str(ASSETS / "tiny-chat")))
+    rng = random.Random(5)
+    for _ in range(200):
+        text = "".join(rng.choices("ab \n\u00e9\u4e2d<|im_end|>", k=rng.randrange(200)))
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text)[0])
+    with pytest.raises(OverlongTextError):
+        tokenizer.bounded(32).encode("a" * 1_000_000)
+    assert len(tokenizer.bounded(32).encode("a" * 40)[0]) > 0

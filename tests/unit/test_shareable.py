@@ -32,7 +32,7 @@ def recipe(options: dict[str, object]) -> dict[str, object]:
     return {
         "name": "run",
         "algorithm": {"type": "grpo"},
-        "model": {"path": "/home/someone/models/Tiny-1B"},
+        "model": {"path": "/data/models/Tiny-1B"},
         "data": {"train": [{"type": "prompts", "path": "rows.jsonl", "system": "be a pirate"}]},
         "rewards": {"functions": [reward]},
         "trainer": {"lr": 1e-4, "max_steps": 3},

@@ -25,9 +25,15 @@ from pathlib import Path
 
 import numpy as np
 
-from homeostat.config.data import DataConfig, SftSource
+from homeostat.config.data import DataConfig, MessagesSource, SftSource
+from homeostat.data.overlong import OverlongTextError
 from homeostat.data.rows import Encoded, columns_of, encode_row, needs_chat_template, truncate
-from homeostat.data.sources import BadRowError, RowSource, open_rows, source_files
+from homeostat.data.sources import (
+    BadRowError,
+    RowSource,
+    open_rows,
+    source_files,
+)
 from homeostat.data.store import (
     FORMAT_VERSION,
     PrepareReport,
@@ -75,12 +81,15 @@ class _Encoder:
     def encode(self, chunk: Chunk) -> _Part:
         number, start, stop = chunk
         rows, part = self.open(number), _Part(read=stop - start)
+        source, tokenizer = self.sources[number], self._tokenizer_for(self.sources[number])
         for index in range(start, stop):
             place = (number, rows.number(index))
             try:
-                made = encode_row(
-                    rows.row(index), source=self.sources[number], tokenizer=self.tokenizer
-                )
+                made = encode_row(rows.row(index), source=source, tokenizer=tokenizer)
+            except OverlongTextError as error:
+                part.tally.seen += 1
+                self._drop_overlong(place, part, error.least_tokens)
+                continue
             except BadRowError as error:
                 part.tally.seen += 1
                 part.tally.drop_bad(self._name(place), error)
@@ -88,6 +97,17 @@ class _Encoder:
             for encoded in made:
                 self._take(encoded, place, part)
         return part
+
+    def _tokenizer_for(self, source: SftSource) -> ChatTokenizer:
+        """Rows that are too long to be kept are not tokenised, where one row makes one."""
+        one_each = not (isinstance(source, MessagesSource) and source.turns == "each")
+        may_skip = one_each and self.overlong != "truncate"
+        return self.tokenizer.bounded(self.max_length) if may_skip else self.tokenizer
+
+    def _drop_overlong(self, place: tuple[int, int], part: _Part, num_tokens: int) -> None:
+        part.tally.drop_overlong(
+            self._name(place), num_tokens=num_tokens, max_length=self.max_length
+        )
 
     def _take(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
         part.tally.seen += 1
@@ -104,10 +124,7 @@ class _Encoder:
             _keep(truncate(encoded, self.max_length), place, part)
             part.tally.truncated += 1
             return
-        num_tokens = len(encoded[0])
-        part.tally.drop_overlong(
-            self._name(place), num_tokens=num_tokens, max_length=self.max_length
-        )
+        self._drop_overlong(place, part, len(encoded[0]))
 
     def _name(self, place: tuple[int, int]) -> str:
         before, after = self.open(place[0]).brackets

@@ -23,6 +23,7 @@ import numpy as np
 from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource, RlSource
 from homeostat.data.chat import encode_prompt, parse_prompt
 from homeostat.data.gym import GymRows
+from homeostat.data.overlong import OverlongTextError
 from homeostat.data.prepare import Progress, shuffled
 from homeostat.data.rows import cell, opening
 from homeostat.data.sources import BadRowError, RowSource, open_rows
@@ -82,7 +83,7 @@ def prepare_prompts(
             tokenizer.require_chat_template(wanted_by=_describe(source))
     opened = [_open(source) for source in sources]
     sizes = [_size(source, rows) for source, rows in zip(sources, opened, strict=True)]
-    gathered = _Gathered(tokenizer, data.max_length)
+    gathered = _Gathered(tokenizer.bounded(data.max_length), data.max_length)
     for source, rows, size in zip(sources, opened, sizes, strict=True):
         for index in range(size):
             if progress is not None and gathered.tally.seen % PROGRESS_ROWS == 0:
@@ -111,6 +112,10 @@ class _Gathered:
         self.tally.seen += 1
         try:
             prompt = make_prompt(rows.row(index), len(self.prompts), source, self.tokenizer)
+        except OverlongTextError as error:
+            least = error.least_tokens
+            self.tally.drop_overlong(place, num_tokens=least, max_length=self.max_length)
+            return
         except BadRowError as error:
             self.tally.drop_bad(place, error)
             return

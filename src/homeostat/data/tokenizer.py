@@ -9,6 +9,7 @@ exact: token n covers text[start:end] with the spaces it stands for.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -21,19 +22,19 @@ from huggingface_hub.errors import StrictDataclassError
 from tokenizers import Tokenizer
 
 from homeostat.config.model import ModelConfig
+from homeostat.data.overlong import OverlongTextError, longest_token
 from homeostat.data.sources import BadRowError
 from homeostat.data.stops import TurnEnd, configured_stops, find_turn_end, name_stops
 from homeostat.data.templates import TEMPLATE_ERRORS, check_options, check_template, render
 from homeostat.data.tokenizer_class import tokenizer_class
-from homeostat.errors import HomeostatError, MissingDependencyError, ModelError
+from homeostat.data.tokenizer_gguf import require_gguf, take_gguf_special_tokens
+from homeostat.errors import HomeostatError, ModelError
 from homeostat.ops.gguf_frame import require_whole
 from homeostat.types import IntArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Our name -> the name in GGUF's metadata.
-GGUF_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 _LOAD_ERRORS = (*TEMPLATE_ERRORS, OSError, ImportError, StrictDataclassError)
 
 
@@ -92,6 +93,9 @@ class ChatTokenizer:
             number for number, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self.fingerprint = self._hash()
+        self._longest = longest_token(backend)
+        # Set by whoever drops longer rows anyway: tokenising megabytes takes seconds and memory.
+        self.max_tokens: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_original": None}
@@ -118,13 +122,31 @@ class ChatTokenizer:
         return self.special.prefix_ids
 
     def encode(self, text: str) -> tuple[IntArray, IntArray]:
-        """Ids, and offsets [T, 2] into the text. No special token is added."""
+        """Ids, and offsets [T, 2] into the text. No special token is added.
+
+        Raises OverlongTextError where `max_tokens` is set and the text cannot have so few.
+        """
+        if self.max_tokens is not None and self.least_tokens(text) > self.max_tokens:
+            raise OverlongTextError(self.least_tokens(text))
         try:
             encoding = self._backend.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
             raise BadRowError("not valid Unicode", "the text holds half a surrogate pair") from None
         ids = np.array(encoding.ids, dtype=np.int64)
         return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+
+    def bounded(self, max_tokens: int) -> ChatTokenizer:
+        """A copy whose `encode` refuses texts that cannot have so few tokens."""
+        other = copy.copy(self)
+        other.max_tokens = max_tokens
+        return other
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of the number of tokens of a text, which takes no time to compute.
+
+        0 where a token may stand for any number of characters.
+        """
+        return -(-len(text) // self._longest) if self._longest else 0
 
     def is_special(self, token: int) -> bool:
         return token in self._special_ids
@@ -222,7 +244,7 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
         if path.is_file():
             if path.suffix.lower() != ".gguf":
                 raise ModelError(f"{setting}: {place} is neither a folder nor a .gguf file.")
-            _require_gguf(setting)
+            require_gguf(setting)
             require_whole(path, setting=setting)
             options["gguf_file"] = path.name
             path = path.parent
@@ -233,30 +255,8 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
             str(path), **options
         )
         if "gguf_file" in options:
-            _take_gguf_special_tokens(original, path / options["gguf_file"])
+            take_gguf_special_tokens(original, path / options["gguf_file"])
         return original
-
-
-def _take_gguf_special_tokens(original: PreTrainedTokenizerFast, file: Path) -> None:
-    """The file's own word on special tokens: some releases of transformers fill in others."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(file)
-    for name, field in GGUF_SPECIAL_TOKENS.items():
-        found = reader.get_field(f"tokenizer.ggml.{field}_token_id")
-        if found is not None:
-            number = found.contents()
-            if type(number) is not int or not 0 <= number < len(original):
-                raise ModelError(f"{file}: the {name} token is {number!r:.60}: no token's number.")
-            setattr(original, f"{name}_token", original.convert_ids_to_tokens(number))
-
-
-def _require_gguf(setting: str) -> None:
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        needed_for = f"{setting}: a .gguf file"
-        raise MissingDependencyError.of("gguf", extra="gguf", needed_for=needed_for) from None
 
 
 def _refuse_without_file(folder: Path, setting: str) -> None:
