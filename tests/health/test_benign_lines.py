@@ -62,7 +62,7 @@ IndexError: list index out of range
 def test_what_was_survived_does_not_stand_before_the_real_error(notice: str) -> None:
     view = read_text(notice + "\n" + REWARD_DIED)
     first = diagnose(view, RULES).findings[0]
-    assert (first.code, first.level) == ("ERR502", Level.ERROR)
+    assert (first.code, first.level) == ("VIT001", Level.ERROR)
 
 
 def test_a_hub_that_is_out_of_reach_is_still_the_error_that_a_run_ends_in() -> None:
