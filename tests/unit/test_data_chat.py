@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.chat import CHATML, TINY, Style, chat, encode, make_tokenizer, trained_text
 from tokenizers import Tokenizer
@@ -297,6 +297,7 @@ near_messages = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
+@example(value=[{"role": "assistant", "tool_calls": True}], surrogate=False)
 @given(value=near_messages | json_values, surrogate=st.booleans())
 def test_any_value_gives_tokens_or_a_bad_row(tokenizers, value, surrogate):
     row = {"messages": value, "\ud800" if surrogate else "x": 1}

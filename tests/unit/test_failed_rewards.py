@@ -165,7 +165,7 @@ def plan_of(table: list[list[Cell]], config: RunConfig) -> tuple | None:
         kl_coefficient=None,
         step=1,
         epoch=0,
-    )
+    ).plan
     if plan is None:
         return None
     rows = [row for batch in plan.micro_batches for row in batch.rows()]

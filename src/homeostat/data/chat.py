@@ -149,6 +149,9 @@ def _parse_message(number: int, item: Any) -> tuple[dict[str, Any], float | None
     if not isinstance(role, str) or not role:
         keys = ", ".join(map(str, list(item)[:6]))
         raise BadRowError(BAD_MESSAGE, f"message {number} has no role (its keys: {keys})")
+    calls = message.get("tool_calls")
+    if calls and not isinstance(calls, list):
+        raise BadRowError(BAD_MESSAGE, f"message {number}: tool_calls must be a list")
     message["content"] = _text_content(number, message)
     weight = _own_weight(number, item)
     if weight and role != "assistant":

@@ -58,6 +58,8 @@ _RL_METRICS = frozenset(
         "rollout/rewards",
     }
 )
+# Beginnings of names in rows of TRL: GRPO and its like, SFT, preferences.
+_OF_TRL = ("completion", "reward", "clip_ratio", "mean_token_accuracy", "logps/")
 _RL_PREFIXES = ("rollout/", "actor/", "critic/", "grpo_loss/", "ppo/", "objective/")
 _RL_WORDS = frozenset({"grpo", "ppo", "rloo", "reinforce", "gspo", "dapo", "reinforce++", "gae"})
 _RL_FRAMEWORKS = frozenset(
@@ -160,9 +162,9 @@ def _names(
         known = [name for name in special if {name, unprefixed(name)} & table.metrics.keys()]
         points += 6.0 * len(known) / len(special)
     if "dict" in forms and "loss" in names:
-        # The plain rows of the HF trainer, and those of its RL trainers.
-        is_rl = any(name.startswith(("completion", "reward", "clip_ratio")) for name in names)
-        points += _ENOUGH * (table.name == ("trl" if is_rl else "transformers"))
+        # The plain rows of the HF trainer, and what TRL's trainers add to them.
+        is_trl = any(name.startswith(_OF_TRL) for name in names)
+        points += _ENOUGH * (table.name == ("trl" if is_trl else "transformers"))
     theirs = {fold_setting(name) for spellings in table.settings.values() for name in spellings}
     stated = [name for name in settings if name in theirs and name not in SETTINGS]
     return points + min(4.0, sum(2.0 if "." in name else 0.5 for name in stated))
