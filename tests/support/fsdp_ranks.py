@@ -311,7 +311,7 @@ def check_policy_loss_and_its_measurements(place: Place) -> None:
     whole.accumulate(POLICY, batches, spec, step=1)
     assert_same_gradients(sharded, whole)
     mine = sharded.measure(POLICY, place.deal(batches), spec)
-    measured = Measured.merged([one for one in place.ranks.gather(mine) if one is not None])
+    measured = Measured.merged([one for one in sharded.ranks.gather(mine) if one is not None])
     reports = [t.apply(POLICY, step=1, learning_rate=1e-2) for t in (sharded, whole)]
     assert reports[1].stats
     found = {**measured.sums, **measured.maxima}
