@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A machine that does other work too is slow, not wrong; every test has a time limit besides.
-settings.register_profile("house", deadline=None)
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

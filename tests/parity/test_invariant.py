@@ -239,9 +239,11 @@ def test_logprobs_and_entropy_of_a_token_do_not_depend_on_the_others(num_threads
 def test_the_fast_numerics_are_not_invariant(tmp_path):
     """What the other tests would miss if they compared a thing with itself."""
     model = load("llama_odd", tmp_path, numerics="fast")
-    documents = draw([37, 90, 141], seed=0)
+    # A library has other products for one row and for a few: short documents alone show it.
+    lengths = [1, 2, 3, 150]
+    documents = draw(lengths, seed=0)
     with torch.no_grad():
-        together = train_hidden(model, documents).split([37, 90, 141])
+        together = train_hidden(model, documents).split(lengths)
         equal = [
             torch.equal(part, alone(model, document)[0])
             for part, document in zip(together, documents, strict=True)
@@ -264,5 +266,6 @@ def test_values_and_gradients_equal_those_of_the_fast_numerics(name, tmp_path):
     torch.testing.assert_close(tiled_logp, fast_logp, atol=1e-5, rtol=1e-5)
     assert fast.keys() == tiled.keys()
     for parameter, want in fast.items():
-        limit = 1e-5 * float(want.abs().max())
+        # Either is up to 2e-5 of the largest gradient away from float64's.
+        limit = 3e-5 * float(want.abs().max())
         torch.testing.assert_close(tiled[parameter], want, atol=limit, rtol=1e-5)

@@ -80,8 +80,7 @@ def tiled_product(
 def _product_of_tiles(x_MK: Tensor, weight_OK: Tensor) -> Tensor:
     num_outputs = weight_OK.shape[0]
     if num_outputs < _MIN_OUTPUTS:
-        wide_OK = functional.pad(weight_OK, (0, 0, 0, _MIN_OUTPUTS - num_outputs))
-        return _product_of_tiles(x_MK, wide_OK)[:, :num_outputs]
+        return _product_of_tiles(x_MK, widened(weight_OK))[:, :num_outputs]
     x_MK, weight_KO = x_MK.contiguous(), weight_OK.t()
     out_MO = x_MK.new_empty(x_MK.shape[0], num_outputs)
     num_left = x_MK.shape[0] % TILE_ROWS
@@ -94,6 +93,12 @@ def _product_of_tiles(x_MK: Tensor, weight_OK: Tensor) -> Tensor:
         padded_mK = _pad_rows(x_MK[num_full:])
         out_MO[num_full:] = torch.mm(padded_mK, weight_KO)[:num_left]
     return out_MO
+
+
+def widened(weight_OK: Tensor) -> Tensor:
+    """The weight with rows of zeros up to the fewest outputs that a tile's product may have."""
+    missing = _MIN_OUTPUTS - weight_OK.shape[0]
+    return functional.pad(weight_OK, (0, 0, 0, missing)) if missing > 0 else weight_OK
 
 
 def _pad_rows(x_M: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from homeostat.ops import kernels
-from homeostat.ops.linear import TILE_ROWS, Numerics
+from homeostat.ops.linear import TILE_ROWS, Numerics, widened
 from homeostat.ops.logit_tiles import (
     VOCAB_CHUNK,
     Entropy,
@@ -179,10 +179,14 @@ class _TokenLogprobs(torch.autograd.Function):
 def _logits(
     hidden_mD: Tensor, weight_vD: Tensor, scale: float, *, height: int | None = None
 ) -> Tensor:
-    """A tile of z. With a `height` rows of zeros fill it up: its shape is constant."""
+    """A tile of z. With a `height` rows of zeros fill it up: its shape is constant. The last chunk
+    of a vocabulary may be a single entry, whose product would be one of a matrix and a vector: its
+    sums depend on a row's place (OpenBLAS on aarch64 shows it), so that it is widened."""
+    width = weight_vD.shape[0]
     if height is not None:
         hidden_mD = functional.pad(hidden_mD, (0, 0, 0, height - hidden_mD.shape[0]))
-    tile_mv = product(hidden_mD.to(weight_vD.dtype), weight_vD.t())
+        weight_vD = widened(weight_vD)
+    tile_mv = product(hidden_mD.to(weight_vD.dtype), weight_vD.t())[:, :width].contiguous()
     return tile_mv if scale == 1.0 else tile_mv.mul_(scale)
 
 
