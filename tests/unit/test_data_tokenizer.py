@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import shutil
@@ -146,6 +147,30 @@ def test_a_damaged_tokenizer_is_refused_by_setting(folder, damage):
         load_tokenizer(ModelConfig(path=str(folder)))
     with pytest.raises(ModelError, match=r"^model\.tokenizer"):
         load_tokenizer(ModelConfig(path=str(TINY), tokenizer=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelError, match=rf"^model\.path.*{name} is not a plain file"):
+        load_tokenizer(ModelConfig(path=str(folder)))
+
+
+def test_a_panic_in_the_tokenizers_library_is_a_message(folder):
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["u"] = 0
+    file.write_text(json.dumps(content))
+    errors = []
+    # Whether two pieces with one number are found out depends on the order of Rust's hash map.
+    for _ in range(30):
+        try:
+            load_tokenizer(ModelConfig(path=str(folder)))
+        except ModelError as error:
+            errors.append(str(error))
+    assert errors
+    assert all(error.startswith("model.path") for error in errors)
 
 
 def test_a_bad_place_or_template_is_refused_by_setting(folder, tmp_path):

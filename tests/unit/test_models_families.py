@@ -122,7 +122,12 @@ def test_whatever_config_json_holds_only_a_model_error_comes_out(key, value, rop
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("hidden_size", 10**12), ("num_hidden_layers", 10**9), ("vocab_size", 10**30)],
+    [
+        ("hidden_size", 10**12),
+        ("num_hidden_layers", 10**9),
+        ("vocab_size", 10**30),
+        ("head_dim", 10**400),
+    ],
 )
 def test_absurd_sizes_are_refused_by_name_before_anything_is_built(name, value):
     with pytest.raises(ModelError, match=f"config.json: {name} is"):

@@ -123,9 +123,10 @@ def refuse_absurd_sizes(config: Json, *, inside: str = "") -> None:
         elif _SIZE_KEY.search(str(name)) and isinstance(value, int):
             limit = MAX_LAYERS if "layer" in str(name) else MAX_SIZE
             if value > limit:
+                # A number past the largest float cannot be shown as one.
+                shown = f"{value:.3g}" if value < 1e300 else f"a number of {len(str(value))} digits"
                 raise ModelError(
-                    f"config.json: {inside}{name} is {value:.3g}, more than any model has "
-                    f"({limit})."
+                    f"config.json: {inside}{name} is {shown}, more than any model has ({limit})."
                 )
 
 
