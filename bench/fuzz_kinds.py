@@ -58,8 +58,10 @@ def make_case(base: Path, folder: Path, *, seed: int, index: int) -> Case:
     if not kind.startswith("run_"):
         shutil.rmtree(folder / "runs", ignore_errors=True)
     KINDS[kind](world)
-    # Last and beyond any mutation: a run of many steps would show nothing more.
-    last = ["trainer.max_steps=3"] if world.verb == "train" else []
+    # Last and beyond any mutation: a run of many steps would show nothing more. A used run has
+    # two steps behind it.
+    steps = 3 if kind.startswith("run_") else 2
+    last = [f"trainer.max_steps={steps}"] if world.verb == "train" else []
     form = ["--format", "json"] if world.rng.random() < 0.2 else []
     command = [world.verb, "recipe.yaml", *world.arguments, *last, *form]
     return Case(index, kind, world.what, command, world.places)
@@ -346,7 +348,7 @@ def run_files(world: World) -> None:
     world.places = (path.name, str(path.relative_to(world.folder)), "runs/run", "checkpoint.")
     if path.suffix == ".json" and world.rng.random() < 0.5:
         damage_json(world, path)
-    elif path.suffix == ".jsonl" and world.rng.random() < 0.5:
+    elif path.suffix == ".jsonl" and path.stat().st_size and world.rng.random() < 0.5:
         lines = path.read_bytes().splitlines(keepends=True)
         number = world.rng.randrange(len(lines))
         lines[number] = json.dumps(damage_tree(world, json.loads(lines[number]))).encode() + b"\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ class World:
         value = self.rng.choice(HOSTILE)
         if isinstance(value, str) and len(value) > 2 and value.isprintable():
             self.places += (value[:30],)
+        elif isinstance(value, float) and not math.isfinite(value):
+            # YAML reads JSON's word for it as text, so that it may be a path.
+            self.places += (json.dumps(value),)
         return value
 
     def write_recipe(self) -> None:
