@@ -16,11 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
+from homeostat.config.data import MessagesSource
 from homeostat.config.model import ModelConfig
 from homeostat.data.overlong import OverlongTextError
+from homeostat.data.rows import encode_row, truncate
+from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.data.tokenizer_class import tokenizer_class
 from homeostat.errors import ModelError
+from homeostat.observe.redact import Scrubber
 
 ASSETS = Path(__file__).parents[2] / "recipes" / "assets"
 TINY = ASSETS / "tiny-chat"
@@ -102,6 +106,9 @@ def test_the_pad_token_is_the_tokenizers_or_the_one_named_or_eos(folder):
     assert "no pad token" in by_default.notes[0]
     named = load_tokenizer(ModelConfig(path=str(folder), pad_token="<|endoftext|>"))
     assert named.pad_id == 0
+    # `check` shows notes through the scrubber, which takes what follows "token:" for a secret.
+    for note in (*by_default.notes, *named.notes):
+        assert Scrubber.of({}, environ={}).text(note) == note
     with pytest.raises(ModelError, match=r"model\.pad_token.*not in the vocabulary"):
         load_tokenizer(ModelConfig(path=str(folder), pad_token="<pad>"))
     change(folder / "tokenizer_config.json", pad_token="<|im_start|>")
@@ -217,3 +224,51 @@ def test_the_lower_bound_of_a_text_s_tokens_never_exceeds_their_number():
     with pytest.raises(OverlongTextError):
         tokenizer.bounded(32).encode("a" * 1_000_000)
     assert len(tokenizer.bounded(32).encode("a" * 40)[0]) > 0
+
+
+PARTS = ["ab", " ", "\n", "\n\n", "!", "!<|", "<|im_end|>", "<|im_start|>", "the", " the", "7",
+         "'s", "\u00e9", "\u4e2d", "<|im_end", "|>"]  # fmt: skip
+
+
+def long_text(rng: random.Random, num_parts: int) -> str:
+    return "".join(rng.choices(PARTS, k=num_parts))
+
+
+def test_the_head_of_a_text_has_the_tokens_of_the_whole(tokenizer):
+    rng, num_cut = random.Random(6), 0
+    for _ in range(300):
+        text, cut = long_text(rng, rng.randrange(600)), rng.randrange(1, 9)
+        tokens, offsets = tokenizer.encode(text)
+        head, head_offsets, known = tokenizer.cutting(cut).encode_head(text)
+        assert head.tolist() == tokens[: len(head)].tolist()
+        assert head_offsets.tolist() == offsets[: len(head)].tolist()
+        if known < len(text):
+            num_cut += 1
+            assert len(head) > cut
+            assert known == head_offsets[-1, 1]
+        else:
+            assert len(head) == len(tokens)
+    assert num_cut > 100
+
+
+def test_a_chat_of_which_only_the_head_is_tokenised_is_cut_to_the_same_row(tokenizer):
+    rng, num_same = random.Random(7), 0
+    for _ in range(100):
+        cut = rng.randrange(8, 40)
+        messages = [
+            {"role": role, "content": "".join(rng.choices(["ab", " the", "\n", "7"], k=size))}
+            for size in (rng.randrange(1, 30), rng.randrange(1, 900))
+            for role in ("user", "assistant")
+        ]
+        row, source = {"messages": messages}, MessagesSource(type="messages", path="x")
+        made = []
+        for one in (tokenizer, tokenizer.cutting(cut)):
+            try:
+                [encoded] = encode_row(row, source=source, tokenizer=one)
+                tokens, weights = truncate(encoded, cut)
+                made.append((tokens.tolist(), weights.tolist()))
+            except BadRowError as error:
+                made.append((error.reason, str(error)))
+        assert made[0] == made[1]
+        num_same += isinstance(made[0][0], list)
+    assert num_same > 20

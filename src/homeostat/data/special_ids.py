@@ -31,11 +31,11 @@ def choose_pad_id(
                 f"({original.pad_token!r}), and another one would disagree with the model. "
                 "Remove model.pad_token."
             )
-        return wanted_id, (f"pad token: {wanted!r} (model.pad_token)",)
+        return wanted_id, (f"rows are padded with {wanted!r} (model.pad_token)",)
     if own is not None:
         return own, ()
     eos = original.convert_ids_to_tokens(eos_id)
-    return eos_id, (f"the tokenizer has no pad token: {eos!r} is used, and stays trained",)
+    return eos_id, (f"the tokenizer has no pad token, so {eos!r} pads rows, and stays trained",)
 
 
 def find_prefix_ids(backend: Tokenizer) -> tuple[int, ...]:

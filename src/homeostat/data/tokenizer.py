@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from homeostat.config.model import ModelConfig
-from homeostat.data.overlong import OverlongTextError, longest_token
+from homeostat.data.overlong import OverlongTextError, exact_head, longest_token
 from homeostat.data.sources import BadRowError
 from homeostat.data.special_ids import choose_pad_id, find_prefix_ids
 from homeostat.data.stops import TurnEnd, configured_stops, find_turn_end, name_stops
@@ -75,6 +75,8 @@ class ChatTokenizer:
         self._longest = longest_token(backend)
         # Set by whoever drops longer rows anyway: tokenising megabytes takes seconds and memory.
         self.max_tokens: int | None = None
+        # Set by whoever cuts longer rows.
+        self.cut_tokens: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_original": None}
@@ -107,17 +109,44 @@ class ChatTokenizer:
         """
         if self.max_tokens is not None and self.least_tokens(text) > self.max_tokens:
             raise OverlongTextError(self.least_tokens(text))
+        return _arrays(self._encode(text))
+
+    def encode_head(self, text: str) -> tuple[IntArray, IntArray, int]:
+        """As `encode`, and the number of characters that the tokens stand for.
+
+        That is the whole text, unless `cut_tokens` is set and the text has many more: then only
+        its first tokens, more than `cut_tokens`, are returned.
+        """
+        if self.cut_tokens is None or self._longest is None:
+            return *self.encode(text), len(text)
+        encoding, num_tokens = exact_head(
+            self._encode, text, min_tokens=self.cut_tokens, longest=self._longest,
+            is_content=self._is_content,
+        )  # fmt: skip
+        ids, offsets = _arrays(encoding)
+        is_whole = num_tokens == len(ids)
+        known = len(text) if is_whole else int(offsets[num_tokens - 1, 1])
+        return ids[:num_tokens], offsets[:num_tokens], known
+
+    def _encode(self, text: str) -> Encoding:
         try:
-            encoding = self._backend.encode(text, add_special_tokens=False)
+            return self._backend.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
             raise BadRowError("not valid Unicode", "the text holds half a surrogate pair") from None
-        ids = np.array(encoding.ids, dtype=np.int64)
-        return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+
+    def _is_content(self, token: int, text: str) -> bool:
+        return bool(text.strip()) and token not in self.stop_ids and not self.is_special(token)
 
     def bounded(self, max_tokens: int) -> ChatTokenizer:
         """A copy whose `encode` refuses texts that cannot have so few tokens."""
         other = copy.copy(self)
         other.max_tokens = max_tokens
+        return other
+
+    def cutting(self, max_tokens: int) -> ChatTokenizer:
+        """A copy whose `encode_head` need not return more tokens than these and one."""
+        other = copy.copy(self)
+        other.cut_tokens = max_tokens
         return other
 
     def least_tokens(self, text: str) -> int:
@@ -190,6 +219,11 @@ class ChatTokenizer:
             "words": dict(self.special.words),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _arrays(encoding: Encoding) -> tuple[IntArray, IntArray]:
+    ids = np.array(encoding.ids, dtype=np.int64)
+    return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
 
 
 def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
