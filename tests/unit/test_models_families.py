@@ -134,6 +134,14 @@ def test_absurd_sizes_are_refused_by_name_before_anything_is_built(name, value):
         decoder_config({**LLAMA, name: value})
 
 
+@pytest.mark.parametrize("theta", [1, 0.5])
+def test_a_base_that_yarn_cannot_use_is_refused_by_name(theta):
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": theta,
+            "original_max_position_embeddings": 64}  # fmt: skip
+    with pytest.raises(ModelError, match="rope_theta is"):
+        decoder_config({**LLAMA, "rope_scaling": rope})
+
+
 def test_sizes_that_are_absurd_together_are_refused():
     with pytest.raises(ModelError, match="more than any model has"):
         decoder_config({**LLAMA, "hidden_size": 2**24, "intermediate_size": 2**24})

@@ -294,6 +294,11 @@ def _llama3_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
 
 
 def _yarn_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
+    if theta <= 1:
+        # The ramp is laid out by the logarithm of the base.
+        raise ModelError(
+            f"config.json: rope_theta is {theta}, and must be above 1 with rope_type yarn."
+        )
     original = _original_length(fields, config)
     longest = config.get("max_position_embeddings")
     factor = fields.number("factor", longest / original if isinstance(longest, int) else None)
