@@ -46,7 +46,7 @@ from fuzz_kinds import KINDS, Case, make_case
 from fuzz_mutations import base_recipe, to_json
 
 MAX_BYTES = 8 * 2**30
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 MEMORY = "/dev/shm"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",

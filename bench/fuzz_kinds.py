@@ -205,7 +205,8 @@ def model_json(world: World) -> None:
 
 
 def model_sizes(world: World) -> None:
-    """Each number of config.json at absurd values."""
+    """Each number of config.json at absurd values; none that makes a sound model which takes
+    minutes to train."""
     if world.rng.random() < 0.3:
         world.recipe["model"]["implementation"] = "transformers"
     world.write_recipe()
@@ -213,7 +214,7 @@ def model_sizes(world: World) -> None:
     config = json.loads(path.read_bytes())
     names = [name for name, value in config.items() if type(value) in (int, float)]
     for name in world.rng.sample(names, world.pick(1, 1, 2)):
-        config[name] = world.pick(0, -1, 1, 3, 10**4, 10**6, 10**9, 10**12, 10**18, 10**30,
+        config[name] = world.pick(0, -1, 1, 3, 10**4, 10**5, 10**9, 10**12, 10**18, 10**30,
                                   math.nan, math.inf, 1e-30, 1.5, "8", None)  # fmt: skip
         world.what += f"{name} = {config[name]!r}; "
     if world.rng.random() < 0.3:
