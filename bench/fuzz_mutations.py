@@ -34,6 +34,8 @@ class World:
         if isinstance(value, str) and len(value) > 2 and value.isprintable():
             # Of a path outside the folder `check` shows the last part only.
             self.places += (value[:30], PurePath(value).name[:30] or value)
+        elif isinstance(value, str):
+            self.places += (repr(value),)
         elif isinstance(value, float) and not math.isfinite(value):
             # YAML reads JSON's word for it as text, so that it may be a path.
             self.places += (json.dumps(value),)
