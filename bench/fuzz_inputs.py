@@ -35,6 +35,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from fuzz_mutations import base_recipe, to_json
 
 MAX_BYTES = 8 * 2**30
 TIMEOUT_S = 60.0
+MEMORY = "/dev/shm"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
     "COLUMNS": "100", "PYTHONUTF8": "1",
@@ -183,9 +185,23 @@ def run_case(root: Path, *, seed: int, index: int) -> Verdict:
     return judge(case, run_here(case.command, folder), time.perf_counter() - started)
 
 
+def _spare_repetitions() -> None:
+    """Do once in a worker what every process does once; give endless templates less time."""
+    import importlib.metadata
+
+    import typer.main
+
+    from homeostat.data import templates
+
+    typer.main.get_command = lru_cache(typer.main.get_command)
+    importlib.metadata.version = lru_cache(importlib.metadata.version)
+    templates.MAX_CPU_S = 1.0
+
+
 def serve(root: Path, seed: int, pipe: Connection) -> None:
     """A worker: one case after the other until there is none."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    _spare_repetitions()
     while (index := pipe.recv()) is not None:
         pipe.send(run_case(root, seed=seed, index=index))
 
@@ -234,20 +250,26 @@ class Worker:
 def run_all(root: Path, indices: Sequence[int], *, seed: int, num_workers: int) -> list[Verdict]:
     waiting, verdicts = deque(indices), []
     workers = [Worker(root, seed) for _ in range(min(num_workers, len(indices)))]
-    for worker in workers:
-        worker.give(waiting.popleft())
-    while len(verdicts) < len(indices):
-        busy = [worker for worker in workers if worker.index is not None]
-        wait([worker.pipe for worker in busy], timeout=1.0)
-        for worker in busy:
-            verdict = worker.take()
-            if verdict is not None:
-                verdicts.append(verdict)
-                worker.give(waiting.popleft() if waiting else None)
-                if len(verdicts) % 100 == 0:
-                    print(f"{len(verdicts)} of {len(indices)}", file=sys.stderr)
-    for worker in workers:
-        worker.process.join()
+    try:
+        for worker in workers:
+            worker.give(waiting.popleft())
+        while len(verdicts) < len(indices):
+            busy = [worker for worker in workers if worker.index is not None]
+            wait([worker.pipe for worker in busy], timeout=1.0)
+            for worker in busy:
+                verdict = worker.take()
+                if verdict is not None:
+                    verdicts.append(verdict)
+                    if verdict.outcome == "violation":
+                        print(f"case {verdict.case.index}: {verdict.why}", file=sys.stderr)
+                    worker.give(waiting.popleft() if waiting else None)
+                    if len(verdicts) % 100 == 0:
+                        print(f"{len(verdicts)} of {len(indices)}", file=sys.stderr)
+    finally:
+        # A fault of the benchmark itself must not leave it waiting for workers that wait for it.
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
     return sorted(verdicts, key=lambda verdict: verdict.case.index)
 
 
@@ -305,7 +327,9 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", help="run and show these cases")
     arguments = parser.parse_args()
     os.environ.update(ENVIRONMENT)
-    with tempfile.TemporaryDirectory(prefix="fuzz-inputs-") as folder:
+    # In memory where there is such a folder: on a disk, half of the time goes to its fsyncs.
+    place = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fuzz-inputs-", dir=place) as folder:
         root = Path(folder)
         write_base(root / "base")
         for index in arguments.only or ():

@@ -58,8 +58,10 @@ def make_case(base: Path, folder: Path, *, seed: int, index: int) -> Case:
     if not kind.startswith("run_"):
         shutil.rmtree(folder / "runs", ignore_errors=True)
     KINDS[kind](world)
-    # Last and beyond any mutation: a run of many steps would show nothing more.
-    last = ["trainer.max_steps=3"] if world.verb == "train" else []
+    # Last and beyond any mutation: a run of many steps would show nothing more. A used run has
+    # two steps behind it.
+    steps = 3 if kind.startswith("run_") else 2
+    last = [f"trainer.max_steps={steps}"] if world.verb == "train" else []
     form = ["--format", "json"] if world.rng.random() < 0.2 else []
     command = [world.verb, "recipe.yaml", *world.arguments, *last, *form]
     return Case(index, kind, world.what, command, world.places)
@@ -203,7 +205,8 @@ def model_json(world: World) -> None:
 
 
 def model_sizes(world: World) -> None:
-    """Each number of config.json at absurd values."""
+    """Each number of config.json at absurd values; none that makes a sound model which takes
+    minutes to train."""
     if world.rng.random() < 0.3:
         world.recipe["model"]["implementation"] = "transformers"
     world.write_recipe()
@@ -211,7 +214,7 @@ def model_sizes(world: World) -> None:
     config = json.loads(path.read_bytes())
     names = [name for name, value in config.items() if type(value) in (int, float)]
     for name in world.rng.sample(names, world.pick(1, 1, 2)):
-        config[name] = world.pick(0, -1, 1, 3, 10**4, 10**6, 10**9, 10**12, 10**18, 10**30,
+        config[name] = world.pick(0, -1, 1, 3, 10**4, 10**5, 10**9, 10**12, 10**18, 10**30,
                                   math.nan, math.inf, 1e-30, 1.5, "8", None)  # fmt: skip
         world.what += f"{name} = {config[name]!r}; "
     if world.rng.random() < 0.3:
@@ -346,7 +349,7 @@ def run_files(world: World) -> None:
     world.places = (path.name, str(path.relative_to(world.folder)), "runs/run", "checkpoint.")
     if path.suffix == ".json" and world.rng.random() < 0.5:
         damage_json(world, path)
-    elif path.suffix == ".jsonl" and world.rng.random() < 0.5:
+    elif path.suffix == ".jsonl" and path.stat().st_size and world.rng.random() < 0.5:
         lines = path.read_bytes().splitlines(keepends=True)
         number = world.rng.randrange(len(lines))
         lines[number] = json.dumps(damage_tree(world, json.loads(lines[number]))).encode() + b"\n"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from fuzz_values import HOSTILE
@@ -31,7 +32,13 @@ class World:
         """A value that nobody meant. A message about a path names the path."""
         value = self.rng.choice(HOSTILE)
         if isinstance(value, str) and len(value) > 2 and value.isprintable():
-            self.places += (value[:30],)
+            # Of a path outside the folder `check` shows the last part only.
+            self.places += (value[:30], PurePath(value).name[:30] or value)
+        elif isinstance(value, str):
+            self.places += (repr(value),)
+        elif isinstance(value, float) and not math.isfinite(value):
+            # YAML reads JSON's word for it as text, so that it may be a path.
+            self.places += (json.dumps(value),)
         return value
 
     def write_recipe(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import shutil
@@ -15,11 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
+from homeostat.config.data import MessagesSource
 from homeostat.config.model import ModelConfig
 from homeostat.data.overlong import OverlongTextError
+from homeostat.data.rows import encode_row, truncate
+from homeostat.data.sources import BadRowError
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.data.tokenizer_class import tokenizer_class
 from homeostat.errors import ModelError
+from homeostat.observe.redact import Scrubber
 
 ASSETS = Path(__file__).parents[2] / "recipes" / "assets"
 TINY = ASSETS / "tiny-chat"
@@ -101,6 +106,9 @@ def test_the_pad_token_is_the_tokenizers_or_the_one_named_or_eos(folder):
     assert "no pad token" in by_default.notes[0]
     named = load_tokenizer(ModelConfig(path=str(folder), pad_token="<|endoftext|>"))
     assert named.pad_id == 0
+    # `check` shows notes through the scrubber, which takes what follows "token:" for a secret.
+    for note in (*by_default.notes, *named.notes):
+        assert Scrubber.of({}, environ={}).text(note) == note
     with pytest.raises(ModelError, match=r"model\.pad_token.*not in the vocabulary"):
         load_tokenizer(ModelConfig(path=str(folder), pad_token="<pad>"))
     change(folder / "tokenizer_config.json", pad_token="<|im_start|>")
@@ -148,6 +156,30 @@ def test_a_damaged_tokenizer_is_refused_by_setting(folder, damage):
         load_tokenizer(ModelConfig(path=str(TINY), tokenizer=str(folder)))
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelError, match=rf"^model\.path.*{name} is not a plain file"):
+        load_tokenizer(ModelConfig(path=str(folder)))
+
+
+def test_a_panic_in_the_tokenizers_library_is_a_message(folder):
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["u"] = 0
+    file.write_text(json.dumps(content))
+    errors = []
+    # Whether two pieces with one number are found out depends on the order of Rust's hash map.
+    for _ in range(30):
+        try:
+            load_tokenizer(ModelConfig(path=str(folder)))
+        except ModelError as error:
+            errors.append(str(error))
+    assert errors
+    assert all(error.startswith("model.path") for error in errors)
+
+
 def test_a_bad_place_or_template_is_refused_by_setting(folder, tmp_path):
     for path in ("nowhere", str(tmp_path), str(folder / "config.json")):
         with pytest.raises(ModelError, match=r"^model\.path"):
@@ -192,3 +224,51 @@ def test_the_lower_bound_of_a_text_s_tokens_never_exceeds_their_number():
     with pytest.raises(OverlongTextError):
         tokenizer.bounded(32).encode("a" * 1_000_000)
     assert len(tokenizer.bounded(32).encode("a" * 40)[0]) > 0
+
+
+PARTS = ["ab", " ", "\n", "\n\n", "!", "!<|", "<|im_end|>", "<|im_start|>", "the", " the", "7",
+         "'s", "\u00e9", "\u4e2d", "<|im_end", "|>"]  # fmt: skip
+
+
+def long_text(rng: random.Random, num_parts: int) -> str:
+    return "".join(rng.choices(PARTS, k=num_parts))
+
+
+def test_the_head_of_a_text_has_the_tokens_of_the_whole(tokenizer):
+    rng, num_cut = random.Random(6), 0
+    for _ in range(300):
+        text, cut = long_text(rng, rng.randrange(600)), rng.randrange(1, 9)
+        tokens, offsets = tokenizer.encode(text)
+        head, head_offsets, known = tokenizer.cutting(cut).encode_head(text)
+        assert head.tolist() == tokens[: len(head)].tolist()
+        assert head_offsets.tolist() == offsets[: len(head)].tolist()
+        if known < len(text):
+            num_cut += 1
+            assert len(head) > cut
+            assert known == head_offsets[-1, 1]
+        else:
+            assert len(head) == len(tokens)
+    assert num_cut > 100
+
+
+def test_a_chat_of_which_only_the_head_is_tokenised_is_cut_to_the_same_row(tokenizer):
+    rng, num_same = random.Random(7), 0
+    for _ in range(100):
+        cut = rng.randrange(8, 40)
+        messages = [
+            {"role": role, "content": "".join(rng.choices(["ab", " the", "\n", "7"], k=size))}
+            for size in (rng.randrange(1, 30), rng.randrange(1, 900))
+            for role in ("user", "assistant")
+        ]
+        row, source = {"messages": messages}, MessagesSource(type="messages", path="x")
+        made = []
+        for one in (tokenizer, tokenizer.cutting(cut)):
+            try:
+                [encoded] = encode_row(row, source=source, tokenizer=one)
+                tokens, weights = truncate(encoded, cut)
+                made.append((tokens.tolist(), weights.tolist()))
+            except BadRowError as error:
+                made.append((error.reason, str(error)))
+        assert made[0] == made[1]
+        num_same += isinstance(made[0][0], list)
+    assert num_same > 20

@@ -122,11 +122,24 @@ def test_whatever_config_json_holds_only_a_model_error_comes_out(key, value, rop
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("hidden_size", 10**12), ("num_hidden_layers", 10**9), ("vocab_size", 10**30)],
+    [
+        ("hidden_size", 10**12),
+        ("num_hidden_layers", 10**9),
+        ("vocab_size", 10**30),
+        ("head_dim", 10**400),
+    ],
 )
 def test_absurd_sizes_are_refused_by_name_before_anything_is_built(name, value):
     with pytest.raises(ModelError, match=f"config.json: {name} is"):
         decoder_config({**LLAMA, name: value})
+
+
+@pytest.mark.parametrize("theta", [1, 0.5])
+def test_a_base_that_yarn_cannot_use_is_refused_by_name(theta):
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": theta,
+            "original_max_position_embeddings": 64}  # fmt: skip
+    with pytest.raises(ModelError, match="rope_theta is"):
+        decoder_config({**LLAMA, "rope_scaling": rope})
 
 
 def test_sizes_that_are_absurd_together_are_refused():

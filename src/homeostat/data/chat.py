@@ -119,13 +119,18 @@ def _encode(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]
     text = chat.render(tokenizer, len(chat.messages))
     _refuse_lost_tools(chat, text, tokenizer)
     _refuse_python_text(chat, text)
-    tokens_T, offsets_T2 = tokenizer.encode(text)
+    tokens_T, offsets_T2, known = tokenizer.encode_head(text)
     weights_T = np.zeros(len(tokens_T), dtype=np.float32)
     for number, weight in enumerate(chat.weights):
         if weight > 0:
             start, end = _turn_span(chat, number, text, tokenizer)
             _refuse_lost_parts(chat, number, tokenizer)
-            first, stop = _turn_tokens(number, start, end, text, tokens_T, offsets_T2, tokenizer)
+            if end > known:
+                first, stop = _cut_turn(number, start, text, offsets_T2)
+            else:
+                first, stop = _turn_tokens(
+                    number, start, end, text, tokens_T, offsets_T2, tokenizer
+                )
             weights_T[first : stop + 1] = weight
     return tokens_T, weights_T
 
@@ -354,6 +359,14 @@ def _turn_tokens(
     if ends_T[stop] > end:
         raise straddles(f"the end of message {number}", text, offsets_T2[stop])
     return first, stop
+
+
+def _cut_turn(number: int, start: int, text: str, offsets_T2: IntArray) -> tuple[int, int]:
+    """First and last token of a turn that goes on past the tokens at hand; none may be of it."""
+    first = int(np.searchsorted(offsets_T2[:, 1], start, side="right"))
+    if first < len(offsets_T2) and offsets_T2[first, 0] < start:
+        raise straddles(f"the start of message {number}", text, offsets_T2[first])
+    return first, len(offsets_T2) - 1
 
 
 def straddles(border: str, text: str, offset: IntArray) -> BadRowError:

@@ -99,10 +99,12 @@ class _Encoder:
         return part
 
     def _tokenizer_for(self, source: SftSource) -> ChatTokenizer:
-        """Rows that are too long to be kept are not tokenised, where one row makes one."""
+        """Rows that are too long to be kept are not tokenised, where one row makes one; of those
+        that are cut only the head is."""
+        if self.overlong == "truncate":
+            return self.tokenizer.cutting(self.max_length)
         one_each = not (isinstance(source, MessagesSource) and source.turns == "each")
-        may_skip = one_each and self.overlong != "truncate"
-        return self.tokenizer.bounded(self.max_length) if may_skip else self.tokenizer
+        return self.tokenizer.bounded(self.max_length) if one_each else self.tokenizer
 
     def _drop_overlong(self, place: tuple[int, int], part: _Part, num_tokens: int) -> None:
         part.tally.drop_overlong(

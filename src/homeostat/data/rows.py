@@ -61,14 +61,26 @@ def encode_row(
         assert isinstance(source, TextSource), source
         text = _text_cell(row, source.text_column)
         encoded = [_close_document(text, 0, tokenizer)]
-    return [require_trained(one, "no token of the row has a loss weight") for one in encoded]
+    return [require_trained(one, _why_nothing(one, tokenizer)) for one in encoded]
 
 
 def truncate(encoded: Encoded, max_length: int) -> Encoded:
     """The first `max_length` tokens, where something trained is among them."""
     tokens_T, weights_T = encoded
-    why = f"nothing trained is left within the first data.max_length={max_length} tokens"
-    return require_trained((tokens_T[:max_length], weights_T[:max_length]), why)
+    kept = tokens_T[:max_length], weights_T[:max_length]
+    return require_trained(kept, _nothing_within(max_length))
+
+
+def _nothing_within(max_length: int) -> str:
+    return f"nothing trained is left within the first data.max_length={max_length} tokens"
+
+
+def _why_nothing(encoded: Encoded, tokenizer: ChatTokenizer) -> str:
+    """Why a row trains on nothing, where it does: of one that is cut only the head is here."""
+    cut = tokenizer.cut_tokens
+    if cut is not None and len(encoded[0]) > cut:
+        return _nothing_within(cut)
+    return "no token of the row has a loss weight"
 
 
 def require_trained(encoded: Encoded, why: str) -> Encoded:
@@ -99,7 +111,7 @@ def _encode_pair(
 
 def _close_document(text: str, border: int, tokenizer: ChatTokenizer) -> Encoded:
     """prefix + text + eos, trained from character `border` on. Neither end is ever doubled."""
-    tokens_T, offsets_T2 = tokenizer.encode(text)
+    tokens_T, offsets_T2, _ = tokenizer.encode_head(text)
     crossing = (offsets_T2[:, 0] < border) & (offsets_T2[:, 1] > border)
     if crossing.any():
         where = "the border of prompt and completion"

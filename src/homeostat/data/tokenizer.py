@@ -18,44 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from huggingface_hub.errors import StrictDataclassError
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from homeostat.config.model import ModelConfig
-from homeostat.data.overlong import OverlongTextError, longest_token
+from homeostat.data.overlong import OverlongTextError, exact_head, longest_token
 from homeostat.data.sources import BadRowError
+from homeostat.data.special_ids import choose_pad_id, find_prefix_ids
 from homeostat.data.stops import TurnEnd, configured_stops, find_turn_end, name_stops
-from homeostat.data.templates import TEMPLATE_ERRORS, check_options, check_template, render
-from homeostat.data.tokenizer_class import tokenizer_class
+from homeostat.data.templates import check_options, check_template, render
+from homeostat.data.tokenizer_class import require_plain_files, tokenizer_class
 from homeostat.data.tokenizer_gguf import require_gguf, take_gguf_special_tokens
-from homeostat.errors import HomeostatError, ModelError
+from homeostat.data.vendor_errors import RefuseVendorErrors
+from homeostat.errors import ModelError
 from homeostat.ops.gguf_frame import require_whole
 from homeostat.types import IntArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-_LOAD_ERRORS = (*TEMPLATE_ERRORS, OSError, ImportError, StrictDataclassError)
-
-
-class _Refuse:
-    """Turns a vendor's error inside the block into ours.
-
-    tokenizers raises the bare class Exception, which no narrow except clause can name.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, _: object) -> None:
-        if kind is None or issubclass(kind, HomeostatError):
-            return
-        if kind is Exception or issubclass(kind, _LOAD_ERRORS):
-            shown = " ".join(str(error).split())[:300] or kind.__name__
-            raise ModelError(f"{self.prefix}: {shown}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +75,8 @@ class ChatTokenizer:
         self._longest = longest_token(backend)
         # Set by whoever drops longer rows anyway: tokenising megabytes takes seconds and memory.
         self.max_tokens: int | None = None
+        # Set by whoever cuts longer rows.
+        self.cut_tokens: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_original": None}
@@ -128,17 +109,44 @@ class ChatTokenizer:
         """
         if self.max_tokens is not None and self.least_tokens(text) > self.max_tokens:
             raise OverlongTextError(self.least_tokens(text))
+        return _arrays(self._encode(text))
+
+    def encode_head(self, text: str) -> tuple[IntArray, IntArray, int]:
+        """As `encode`, and the number of characters that the tokens stand for.
+
+        That is the whole text, unless `cut_tokens` is set and the text has many more: then only
+        its first tokens, more than `cut_tokens`, are returned.
+        """
+        if self.cut_tokens is None or self._longest is None:
+            return *self.encode(text), len(text)
+        encoding, num_tokens = exact_head(
+            self._encode, text, min_tokens=self.cut_tokens, longest=self._longest,
+            is_content=self._is_content,
+        )  # fmt: skip
+        ids, offsets = _arrays(encoding)
+        is_whole = num_tokens == len(ids)
+        known = len(text) if is_whole else int(offsets[num_tokens - 1, 1])
+        return ids[:num_tokens], offsets[:num_tokens], known
+
+    def _encode(self, text: str) -> Encoding:
         try:
-            encoding = self._backend.encode(text, add_special_tokens=False)
+            return self._backend.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
             raise BadRowError("not valid Unicode", "the text holds half a surrogate pair") from None
-        ids = np.array(encoding.ids, dtype=np.int64)
-        return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+
+    def _is_content(self, token: int, text: str) -> bool:
+        return bool(text.strip()) and token not in self.stop_ids and not self.is_special(token)
 
     def bounded(self, max_tokens: int) -> ChatTokenizer:
         """A copy whose `encode` refuses texts that cannot have so few tokens."""
         other = copy.copy(self)
         other.max_tokens = max_tokens
+        return other
+
+    def cutting(self, max_tokens: int) -> ChatTokenizer:
+        """A copy whose `encode_head` need not return more tokens than these and one."""
+        other = copy.copy(self)
+        other.cut_tokens = max_tokens
         return other
 
     def least_tokens(self, text: str) -> int:
@@ -213,6 +221,11 @@ class ChatTokenizer:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def _arrays(encoding: Encoding) -> tuple[IntArray, IntArray]:
+    ids = np.array(encoding.ids, dtype=np.int64)
+    return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+
+
 def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
     """The tokenizer that the model settings name. Raises ModelError with the setting's name."""
     setting = "model.path" if model.tokenizer is None else "model.tokenizer"
@@ -224,7 +237,7 @@ def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
             "text a token stands, so labels would be guesses. Use a folder with tokenizer.json."
         )
     template = _chat_template(original, model, setting)
-    with _Refuse(f"{setting}: the tokenizer of {place} cannot be used"):
+    with RefuseVendorErrors(f"{setting}: the tokenizer of {place} cannot be used"):
         backend = _exact_backend(original)
         special, notes = _special_tokens(original, backend, model, setting)
         if template is not None:
@@ -238,7 +251,7 @@ def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
 def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
     path = Path(place)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with _Refuse(f"{setting}: no tokenizer could be loaded from {place!r}"):
+    with RefuseVendorErrors(f"{setting}: no tokenizer could be loaded from {place!r}"):
         if not path.exists():
             raise ModelError(f"{setting}: {place!r} does not exist. Name a folder or a .gguf file.")
         if path.is_file():
@@ -248,8 +261,9 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
             require_whole(path, setting=setting)
             options["gguf_file"] = path.name
             path = path.parent
-        elif not (path / "tokenizer.json").is_file():
-            _refuse_without_file(path, setting)
+        else:
+            require_plain_files(path, setting=setting)
+            _require_tokenizer_file(path, setting)
 
         original = tokenizer_class(path, is_gguf="gguf_file" in options).from_pretrained(
             str(path), **options
@@ -259,9 +273,15 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
         return original
 
 
-def _refuse_without_file(folder: Path, setting: str) -> None:
+def _require_tokenizer_file(folder: Path, setting: str) -> None:
     """Without any tokenizer file transformers would report a misleading reason."""
-    names = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+    )
     if not any((folder / name).is_file() for name in names):
         raise ModelError(
             f"{setting}: {folder} has no tokenizer.json. Name the folder of a whole HF "
@@ -336,7 +356,7 @@ def _special_tokens(
                 "in tokenizer_config.json."
             )
         eos_id = min(stop_ids)
-    pad_id, notes = _pad_id(original, model, eos_id)
+    pad_id, notes = choose_pad_id(original, model, eos_id)
     words = {
         name: word for name, word in original.special_tokens_map.items() if isinstance(word, str)
     }
@@ -345,7 +365,7 @@ def _special_tokens(
         eos_id=eos_id,
         pad_id=pad_id,
         stop_ids=frozenset({eos_id, *stop_ids}),
-        prefix_ids=_prefix_ids(backend),
+        prefix_ids=find_prefix_ids(backend),
         words=words,
     )
     return special, notes
@@ -365,38 +385,3 @@ def _with_turn_end(
         "end of sequence: it is a stop token of this run"
     )
     return replace(special, stop_ids=special.stop_ids | {end.token}), (note,)
-
-
-def _pad_id(
-    original: PreTrainedTokenizerFast, model: ModelConfig, eos_id: int
-) -> tuple[int, tuple[str, ...]]:
-    """Padding is never trained (labels are weights), so the end-of-sequence token may serve."""
-    own, wanted = original.pad_token_id, model.pad_token
-    if wanted is not None:
-        wanted_id = original.get_vocab().get(wanted)
-        if wanted_id is None:
-            raise ModelError(
-                f"model.pad_token: {wanted!r} is not in the vocabulary, and a new token would "
-                "need a new row of the embedding. Choose a token the tokenizer has."
-            )
-        if own is not None and own != wanted_id:
-            raise ModelError(
-                f"model.pad_token: the tokenizer has a pad token already "
-                f"({original.pad_token!r}), and another one would disagree with the model. "
-                "Remove model.pad_token."
-            )
-        return wanted_id, (f"pad token: {wanted!r} (model.pad_token)",)
-    if own is not None:
-        return own, ()
-    eos = original.convert_ids_to_tokens(eos_id)
-    return eos_id, (f"the tokenizer has no pad token: {eos!r} is used, and stays trained",)
-
-
-def _prefix_ids(backend: Tokenizer) -> tuple[int, ...]:
-    """What the tokenizer puts before a document by default."""
-    plain = backend.encode("a", add_special_tokens=False).ids
-    full = backend.encode("a", add_special_tokens=True).ids
-    for start in range(len(full) - len(plain) + 1):
-        if full[start : start + len(plain)] == plain:
-            return tuple(full[:start])
-    return ()

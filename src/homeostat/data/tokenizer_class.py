@@ -10,9 +10,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+from homeostat.errors import ModelError
+
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Families whose tokenizer's class is taken at its word.
 _TRUSTED_FAMILIES = ("llama",)
+# How the files end that transformers may read along with a tokenizer.
+_READ = (".json", ".jinja", ".txt", ".model")
+
+
+def require_plain_files(folder: Path, *, setting: str) -> None:
+    """Refuse a pipe or a device in the place of a file: reading it may never end."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _READ and file.exists() and not (file.is_file() or file.is_dir()):
+            raise ModelError(f"{setting}: {file} is not a plain file.")
 
 
 def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:

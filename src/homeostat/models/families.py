@@ -123,9 +123,10 @@ def refuse_absurd_sizes(config: Json, *, inside: str = "") -> None:
         elif _SIZE_KEY.search(str(name)) and isinstance(value, int):
             limit = MAX_LAYERS if "layer" in str(name) else MAX_SIZE
             if value > limit:
+                # A number past the largest float cannot be shown as one.
+                shown = f"{value:.3g}" if value < 1e300 else f"a number of {len(str(value))} digits"
                 raise ModelError(
-                    f"config.json: {inside}{name} is {value:.3g}, more than any model has "
-                    f"({limit})."
+                    f"config.json: {inside}{name} is {shown}, more than any model has ({limit})."
                 )
 
 
@@ -293,6 +294,11 @@ def _llama3_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
 
 
 def _yarn_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
+    if theta <= 1:
+        # The ramp is laid out by the logarithm of the base.
+        raise ModelError(
+            f"config.json: rope_theta is {theta}, and must be above 1 with rope_type yarn."
+        )
     original = _original_length(fields, config)
     longest = config.get("max_position_embeddings")
     factor = fields.number("factor", longest / original if isinstance(longest, int) else None)

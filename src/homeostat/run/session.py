@@ -30,7 +30,7 @@ from homeostat.observe.transcript import RunLabel
 from homeostat.run.healing import Healing, RollBackError
 from homeostat.run.resume import ResumePoint, find_resume_point
 from homeostat.run.signals import StopRequest
-from homeostat.run.watch import Watch
+from homeostat.run.watch import Watch, sound_state
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.types import UpdateReport
 
@@ -120,9 +120,8 @@ class Session:
         saved = found.section("health") if found is not None and "health" in found.state else {}
         place = str(found.state_file) if found is not None else ""
         self.healing = self._carried or Healing.from_json(saved.get("healing", {}), place=place)
-        self._watch = Watch(
-            self.config, self.recorder, total_steps=total_steps, state=saved.get("monitor", {})
-        )
+        remembered = sound_state(saved.get("monitor", {}), place=place)
+        self._watch = Watch(self.config, self.recorder, total_steps=total_steps, state=remembered)
         self._watch.begin(self.run_dir, start_step=self.start_step)
 
     def health_state(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from homeostat.config.run import RunConfig
-from homeostat.errors import ConfigError, Problem, TrainingHaltedError
+from homeostat.errors import CheckpointError, ConfigError, Problem, TrainingHaltedError
 from homeostat.health.finding import Finding, Level
 from homeostat.health.monitor import Allowed, Monitor, Watchlist
 from homeostat.health.readers.settings import flat
@@ -33,6 +33,22 @@ from homeostat.run.probes_tokenizer import compare_tokenizers
 SAMPLES_PER_STEP = 16
 
 log = logging.getLogger(__name__)
+
+
+def sound_state(state: Any, *, place: str) -> Mapping[str, Any]:
+    """The monitor's state from a checkpoint, as it is. Raises CheckpointError where it is none."""
+    fields = state if isinstance(state, dict) else {"quiet": None}
+    quiet, allowed = fields.get("quiet", []), fields.get("allowed", [])
+    is_sound = isinstance(quiet, list) and isinstance(allowed, list)
+    is_sound = is_sound and all(isinstance(code, str) for code in allowed)
+    if not (is_sound and all(_is_quiet(entry) for entry in quiet)):
+        raise CheckpointError(f"{place}: health.monitor is not what a run wrote: {state!r:.100}.")
+    return fields
+
+
+def _is_quiet(entry: Any) -> bool:
+    """A finding's code and subject, and for how many records it has been quiet."""
+    return isinstance(entry, list) and [type(part) for part in entry] == [str, str, int]
 
 
 class Watch:

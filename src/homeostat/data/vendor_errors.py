@@ -1,0 +1,35 @@
+"""Turn what tokenizers and transformers raise about a tokenizer's files into our own error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+
+from homeostat.data.templates import TEMPLATE_ERRORS
+from homeostat.errors import HomeostatError, ModelError
+
+_LOAD_ERRORS = (*TEMPLATE_ERRORS, OSError, ImportError, StrictDataclassError)
+
+
+class RefuseVendorErrors:
+    """Turns a vendor's error inside the block into ours.
+
+    tokenizers raises the bare class Exception, which no narrow except clause can name. Where its
+    Rust code panics (two pieces of the vocabulary with one number, for instance), pyo3 raises a
+    BaseException of a module that cannot be imported, so it is known by its name.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, _: object) -> None:
+        if kind is None or issubclass(kind, HomeostatError):
+            return
+        is_panic = kind.__name__ == "PanicException"
+        if is_panic or kind is Exception or issubclass(kind, _LOAD_ERRORS):
+            shown = " ".join(str(error).split())[:300] or kind.__name__
+            raise ModelError(f"{self.prefix}: {shown}") from None
