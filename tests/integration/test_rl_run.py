@@ -288,7 +288,7 @@ def test_a_refreshed_reference_is_the_policy_again(tmp_path: Path) -> None:
     assert min(found[2], found[5]) > 1e-6
 
 
-MEASURED = (
+OF_ALL_ROWS = (
     "entropy",
     "policy/ratio_mean",
     "policy/ratio_max",
@@ -324,7 +324,7 @@ def test_rows_without_advantage_can_be_left_out(tmp_path: Path, kind: str, updat
     # With several updates these are means over those that were made.
     for name in ("train/loss", "grad_norm") if updates == 1 else ():
         assert made[True][name] == pytest.approx(made[False][name], abs=1e-6)
-    for name in MEASURED:
+    for name in OF_ALL_ROWS:
         assert made[True][name] == pytest.approx(made[False][name], rel=1e-4, abs=1e-6), name
 
 

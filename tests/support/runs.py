@@ -37,7 +37,9 @@ def run_script(file: Path, *arguments: str) -> None:
 
 
 def losses(config: RunConfig) -> list[float]:
-    return [record["train/loss"] for record in read_metrics(config.run_dir / "metrics.jsonl")]
+    """The losses of the steps that made an update: a step of RL without signal makes none."""
+    records = read_metrics(config.run_dir / "metrics.jsonl")
+    return [record["train/loss"] for record in records if "train/loss" in record]
 
 
 def events(config: RunConfig, kind: str) -> list[dict[str, Any]]:

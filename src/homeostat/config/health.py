@@ -16,7 +16,7 @@ class Allowance(Settings):
         share=True,
         help="The rule's code (`homeostat rules`).",
     )
-    reason: str = key(min_length=1, resume="free", help="Why it is all right here.")
+    reason: str = key(min_length=1, resume="free", share=True, help="Why it is all right here.")
     until_step: int | None = key(
         None, ge=1, resume="free", help="Last step at which it is. Default: the whole run."
     )

@@ -42,10 +42,14 @@ def label(kind: str) -> str:
 
 def scored(workshop: Workshop, kind: str, *changes: str) -> Run:
     """Sampled and scored by one function."""
+    return workshop.run(*SAMPLED_ONLY, *recipe_of(kind), *changes)
+
+
+def recipe_of(kind: str) -> tuple[str, ...]:
+    """The prompts, sizes and function that a kind of reward is tried with."""
     source = GYM if kind == "reasoning_gym" else ()
     size = SIZES if kind in ("math_verify", "reasoning_gym") else ()
-    function = f"rewards.functions=[{{type: {kind}, {FUNCTIONS[kind]}}}]"
-    return workshop.run(*SAMPLED_ONLY, *source, *size, function, *changes)
+    return (*source, *size, f"rewards.functions=[{{type: {kind}, {FUNCTIONS[kind]}}}]")
 
 
 def given(run: Run, name: str) -> np.ndarray:
@@ -108,9 +112,7 @@ def a_name_is_that_of_the_metric(workshop: Workshop, kind: str) -> None:
 
 def a_weight_is_multiplied(workshop: Workshop, kind: str) -> None:
     rollouts = f"debug.rollouts=runs/{scored(workshop, kind).config.name}"
-    source = GYM if kind == "reasoning_gym" else ()
-    function = f"rewards.functions=[{{type: {kind}, {FUNCTIONS[kind]}}}]"
-    base = (*SAVED, rollouts, *source, function)
+    base = (*SAVED, rollouts, *recipe_of(kind))
     plain, heavy = (workshop.run(*base, *m) for m in ((), ("rewards.functions.0.weight=-2.5",)))
     assert samples(plain).reward_S.any()
     assert samples(heavy).reward_S == pytest.approx(-2.5 * samples(plain).reward_S)

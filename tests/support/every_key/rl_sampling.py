@@ -83,14 +83,11 @@ def embedded_tokens(run: Run) -> int:
 
 
 def a_group_computes_its_prompt_once(workshop: Workshop) -> None:
-    once, often = (
-        workshop.run(*PROFILED, *more) for more in ((), ("trainer.share_prompts=false",))
-    )
+    base = (*PROFILED, "algorithm.skip_zero_advantage=false")
+    once, often = (workshop.run(*base, *more) for more in ((), ("trainer.share_prompts=false",)))
     found = samples(once)
-    is_trained = found.advantage_S != 0
-    pairs = zip(found.prompts, is_trained, strict=True)
-    lengths = [len(prompt) for prompt, trained in pairs if trained]
-    num_new = int(found.length_S[is_trained].sum())
+    lengths = [len(prompt) for prompt in found.prompts]
+    num_new = int(found.length_S.sum())
     assert embedded_tokens(often) == num_new + sum(lengths)
     # Four samples a group.
     assert embedded_tokens(once) == num_new + sum(lengths) // 4

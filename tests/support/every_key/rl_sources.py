@@ -39,7 +39,9 @@ OTHER = {"prompts": "reasoning_gym", "reasoning_gym": "prompts"}
 
 def base_of(group: str, kind: str) -> tuple[str, ...]:
     others = "data.train=[{type: prompts, path: asked.jsonl}]" if group == "validation" else ""
-    return tuple(filter(None, (*BASE, others, f"data.{group}=[{FIRST[kind]}]")))
+    # Greedy answers of random weights are often the same, whatever was asked.
+    drawn = "eval.sampling.temperature=1.0" if group == "validation" else ""
+    return tuple(filter(None, (*BASE, others, drawn, f"data.{group}=[{FIRST[kind]}]")))
 
 
 def prepared(group: str) -> See:
