@@ -110,3 +110,9 @@ def test_our_own_chat_model_is_not_told_that_its_prompts_lack_a_template() -> No
 def _words(view: RunView) -> set[str]:
     found = diagnose(view, RULES).findings
     return {f.name for f in found} | {cause.name for f in found for cause in f.causes}
+
+
+def test_what_a_tracker_logged_once_more_counts_as_understood() -> None:
+    row = '{"step": %d, "loss": 1.%d, "grad_norm": 0.5, "train/grad_norm": 0.5, "train/own": 1.0}'
+    view = read_text("\n".join(row % (step, step) for step in range(1, 9)))
+    assert vital_signs(view).not_understood == ("train/own",)

@@ -110,3 +110,15 @@ FOREIGN: dict[str, str] = {
     "train/final_loss": "Mean training loss of the whole run, printed at its end.",
     "train/rank_loss_max": "Largest loss of a rank.",
 }
+
+
+# What trackers and callbacks put before a trainer's own names; eval/ is another measurement.
+_TRACKED = ("train/", "training/", "trainer/")
+
+
+def unprefixed(name: str) -> str:
+    """A metric's name without what a tracker put before it: train/completions/clipped_ratio."""
+    for prefix in _TRACKED:
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    return name

@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 
 from homeostat.health.log import LogLine
-from homeostat.health.names import FOREIGN
+from homeostat.health.names import FOREIGN, unprefixed
 from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.observe.names import describe
@@ -109,7 +109,10 @@ def vital_signs(view: RunView) -> Vitals:
         missing=tuple(name for name in vital_names(view.kind) if _series(view, name) is None),
         understood=tuple(name for name in known if not name.startswith(_TRIVIAL)),
         not_understood=tuple(
-            name for name in view.metrics if name not in known and not name.startswith(_TRIVIAL)
+            name
+            for name in view.metrics
+            if name not in known and not _is_told_twice(name, view)
+            if not name.startswith(_TRIVIAL)
         ),
         course=_course(view),
     )
@@ -129,6 +132,13 @@ def _series(view: RunView, name: str) -> Series | None:
 
 def _is_known(name: str) -> bool:
     return name in FOREIGN or describe(name) is not None
+
+
+def _is_told_twice(name: str, view: RunView) -> bool:
+    """Whether a tracker logged it once more, with a prefix: train/grad_norm beside grad_norm."""
+    plain = unprefixed(name.removeprefix("raw/"))
+    others = {plain, f"train/{plain}"} - {name}
+    return plain != name and any(other in view.metrics for other in others)
 
 
 def ending_of(view: RunView) -> Ending:

@@ -13,8 +13,8 @@ import numpy as np
 
 from homeostat.health.frameworks import ALL, HOMEOSTAT, Framework
 from homeostat.health.log import Log
-from homeostat.health.names import FOREIGN
-from homeostat.health.readers.common_names import METRICS, folded, unprefixed
+from homeostat.health.names import FOREIGN, unprefixed
+from homeostat.health.readers.common_names import METRICS, folded
 from homeostat.health.readers.detect import framework_of, kind_of
 from homeostat.health.readers.settings import flat, ours
 from homeostat.health.reading import Reading

@@ -175,18 +175,6 @@ _ONLY_SETTINGS = frozenset(
 )
 
 
-# What trackers and callbacks put before a trainer's own names; eval/ is another measurement.
-_TRACKED = ("train/", "training/", "trainer/")
-
-
-def unprefixed(name: str) -> str:
-    """A metric's name without what a tracker put before it: train/completions/clipped_ratio."""
-    for prefix in _TRACKED:
-        if name.startswith(prefix):
-            return name[len(prefix) :]
-    return name
-
-
 def folded(name: str) -> str:
     return name.strip().lower().replace(" ", "_")
 

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 
 from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework
 from homeostat.health.log import Log
-from homeostat.health.readers.common_names import METRICS, SETTINGS, folded, unprefixed
+from homeostat.health.names import unprefixed
+from homeostat.health.readers.common_names import METRICS, SETTINGS, folded
 from homeostat.health.readers.settings import fold_setting
 from homeostat.health.view import Kind
 from homeostat.observe.names import describe
