@@ -18,6 +18,7 @@ from homeostat.config.shareable import REMOVED, private_values, shared_config, s
 from homeostat.errors import ConfigError
 from homeostat.observe.environment import TorchFacts, gather_environment
 from homeostat.observe.logs import logging_to
+from homeostat.observe.redact import Scrubber
 from homeostat.observe.report import write_report
 from homeostat.observe.run_dir import RunDir
 from homeostat.observe.sheet import bug_sheet
@@ -125,3 +126,12 @@ def test_what_a_run_leaves_for_others_holds_no_secret(
     assert all(json.dumps(value) in saved[0] for value in options.values())
     for path in (run_dir.config_json, run_dir.config_yaml):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_user_s_own_terminal_shows_files_that_exist(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.touch()
+    config = {"data": {"train": [{"type": "messages", "path": str(file)}]}}
+    shown = Scrubber.of(config, environ={}, shows_paths=True).text(f"{file}:3 is no JSON")
+    assert shown == f"{file}:3 is no JSON"
+    assert Scrubber.of(config, environ={}).text(f"{file}:3") == "rows.jsonl:3"

@@ -35,7 +35,8 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     with progress_of("tokenising rows", console) as progress:
         preflight = Preflight(config, progress=progress)
         # A reward's exception, say, may quote what the recipe gave it.
-        scrubber = Scrubber.of(config.model_dump(mode="json"), environ=os.environ)
+        values = config.model_dump(mode="json")
+        scrubber = Scrubber.of(values, environ=os.environ, shows_paths=True)
         items = [scrubbed(item, scrubber) for item in preflight.run()]
     if format is Format.JSON:
         found = {"ok": preflight.exit_code == 0, "items": [asdict(item) for item in items]}

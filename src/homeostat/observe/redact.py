@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
@@ -88,8 +89,10 @@ class Scrubber:
         self._values = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
     @classmethod
-    def of(cls, config: Any, *, environ: Mapping[str, str]) -> Scrubber:
-        """For a run with this config (JSON values) in this environment."""
+    def of(cls, config: Any, *, environ: Mapping[str, str], shows_paths: bool = False) -> Scrubber:
+        """For a run with this config (JSON values) in this environment.
+
+        `shows_paths`: files and folders that exist are shown whole, for a user's own terminal."""
         # The config classes take half a second to import, and the doctor needs none of them.
         from homeostat.config.shareable import private_values
 
@@ -101,6 +104,9 @@ class Scrubber:
             and not value.startswith("/")
         ]  # fmt: skip
         paths = [text for text in texts if _is_path(text)]
+        if shows_paths:
+            texts = [text for text in texts if not (text in paths and os.path.exists(text))]
+            paths = [text for text in paths if text in texts]
         return cls([*secrets, *(text for text in texts if text not in paths)], paths=paths)
 
     def text(self, text: str) -> str:
