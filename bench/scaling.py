@@ -35,7 +35,7 @@ from homeostat.config.run import RunConfig
 from homeostat.models.build import LoadedModel, model_sheet
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.run.updates import build_update
+from homeostat.run.learning.updates import build_update
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import Runtime
 from homeostat.types import Role, TokenRow

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
+from homeostat.api import train
 from homeostat.config import load_config
 from homeostat.observe.jsonl import read_metrics
-from homeostat.run.dispatch import train
-from homeostat.run.session import open_session
+from homeostat.run.session.session import open_session
 
 DOCS = Path(__file__).resolve().parent
 FIRST, SECOND = "recipes/tiny_sort_sft_cpu.yaml", "recipes/tiny_sort_grpo_cpu.yaml"

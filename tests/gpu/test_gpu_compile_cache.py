@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from homeostat.run.cache_damage import find_damage
-from homeostat.run.compile_cache import own_compile_cache, view_caches
+from homeostat.run.wiring.cache_damage import find_damage
+from homeostat.run.wiring.compile_cache import own_compile_cache, view_caches
 
 pytestmark = [
     pytest.mark.gpu,

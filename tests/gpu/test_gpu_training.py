@@ -17,7 +17,7 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.models.build import load_model
 from homeostat.observe.jsonl import read_metrics
-from homeostat.run.token_budget import MOST_TOKENS
+from homeostat.run.sizing.token_budget import MOST_TOKENS
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import Runtime

@@ -13,7 +13,7 @@ from tests.support import mortal_engine, runs, tiny_rl
 from homeostat.config import RunConfig
 from homeostat.errors import EngineError
 from homeostat.observe.jsonl import read_metrics
-from homeostat.run import engines
+from homeostat.run.wiring import engines
 from homeostat.workers.launchers import LAUNCHERS
 
 OWN = ("model.numerics=invariant", "engine.own_process=true")

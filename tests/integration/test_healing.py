@@ -15,6 +15,7 @@ from rich.console import Console
 from tests.support import runs, tiny, tiny_rl
 from tests.support.own_process import shared_engine_process
 
+from homeostat import api
 from homeostat.config import RunConfig
 from homeostat.errors import (
     ConfigError,
@@ -25,10 +26,9 @@ from homeostat.errors import (
     TrainingHaltedError,
 )
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
-from homeostat.run import dispatch
-from homeostat.run.hooks import Hooks
-from homeostat.run.result import RunResult
-from homeostat.run.session import open_session
+from homeostat.run.session.result import RunResult
+from homeostat.run.session.session import open_session
+from homeostat.run.wiring.hooks import Hooks
 from homeostat.train.checkpoint import CheckpointStore
 
 # Rules with limits that every run breaks, so that what follows a finding can be seen.
@@ -45,7 +45,7 @@ def train(config: RunConfig, hooks: Hooks) -> RunResult:
     with open_session(
         config, recipe="", command=["train"], console=console, log_level="error"
     ) as session:
-        return dispatch.train(config, session, hooks)
+        return api.train(config, session, hooks)
 
 
 def findings(config: RunConfig) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from tests.support.own_process import shared_engine_process
 
 from homeostat.config import RunConfig
 from homeostat.observe.jsonl import read_metrics
-from homeostat.run.healing import Edit
-from homeostat.run.hooks import Hooks
+from homeostat.run.healing.healer import Edit
+from homeostat.run.wiring.hooks import Hooks
 
 
 class Seen(Hooks):

@@ -23,7 +23,7 @@ from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.hf import save_hf
 from homeostat.observe.durable import sha256_of
 from homeostat.observe.jsonl import read_metrics
-from homeostat.run.signals import StopRequest
+from homeostat.run.session.signals import StopRequest
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.local import LocalTrainer
 from homeostat.train.nonfinite import LocalReplay, find_bad_rows, trace_origin
@@ -69,7 +69,7 @@ def run_child(tmp_path: Path, prelude: str, **sections: object) -> tuple[int, st
 
 @pytest.mark.slow
 def test_a_run_begun_anew_has_one_record_of_its_start(tmp_path: Path) -> None:
-    kill = before("homeostat.run.saving", "Saver.save", sends("SIGKILL"))
+    kill = before("homeostat.run.publication.saving", "Saver.save", sends("SIGKILL"))
     code, _, config = run_child(tmp_path, kill, **EVALUATED)
     assert code == -signal.SIGKILL
     assert [r["step"] for r in read_metrics(config.run_dir / "metrics.jsonl")] == [0, 1]
@@ -145,13 +145,13 @@ def test_a_disk_that_fills_up_costs_nothing_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "name", "told"),
     [
-        ("homeostat.run.session", "RunDir", "cannot use the run directory"),
+        ("homeostat.run.session.session", "RunDir", "cannot use the run directory"),
         pytest.param(
-            *("homeostat.run.session", "find_resume_point", "cannot be written"),
+            *("homeostat.run.session.session", "find_resume_point", "cannot be written"),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("homeostat.run.setup", "prepare_rows", "tokenised rows cannot be written"),
+            *("homeostat.run.wiring.sft_setup", "prepare_rows", "tokenised rows cannot be written"),
             marks=pytest.mark.slow,
         ),
     ],

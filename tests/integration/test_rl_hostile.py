@@ -17,7 +17,7 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.rewards.functions import source_of
 from homeostat.rollout.journal import Journal
 from homeostat.run import rl
-from homeostat.run.preflight import Preflight
+from homeostat.run.preflight.check import Preflight
 
 NO_SAVE = {"interval_steps": 100, "export": "off"}
 SAVE_ALL = {"interval_steps": 2, "export": "off", "keep_last": 9}

@@ -211,7 +211,7 @@ def test_a_dead_engine_ends_the_run_with_its_name_and_nothing_is_lost(
         patch.setattr(RemoteEngine, "poll", killed_at("poll", call=6, within_s=0.0))
         with pytest.raises(EngineError, match="engine rank 0 was ended by SIGKILL") as caught:
             runs.train(config)
-    assert str(config.run_dir / "engine.log") in str(caught.value)
+    assert "runs/ended/engine.log" in str(caught.value)
     assert "engine.max_restarts" in str(caught.value)
     assert engine_process() == before
     runs.train(config)

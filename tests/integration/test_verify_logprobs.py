@@ -17,7 +17,7 @@ from homeostat.config.run import RunConfig
 from homeostat.models.build import load_model
 from homeostat.rollout.engine import Engine, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.run.verify_logprobs import LogprobVerifier, judge
+from homeostat.run.publication.verify_logprobs import LogprobVerifier, judge
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import Prompt, RolloutGroup, Sample

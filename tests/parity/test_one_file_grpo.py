@@ -32,7 +32,7 @@ from homeostat.config import load_config
 from homeostat.config.trainer import ConstantSchedule, CosineSchedule, LinearSchedule
 from homeostat.data.prepare import shuffled
 from homeostat.run.rl import train_rl
-from homeostat.run.session import open_session
+from homeostat.run.session.session import open_session
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_one_file.py"

@@ -31,7 +31,7 @@ from transformers import (
 
 from homeostat.config import load_config
 from homeostat.config.trainer import CosineSchedule
-from homeostat.run.session import open_session
+from homeostat.run.session.session import open_session
 from homeostat.run.sft import train_sft
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sft_one_file.py"

@@ -42,7 +42,10 @@ BROAD_EXCEPTS = {
     ("rewards/calls.py", "answer_call"): "a user's function may raise anything; the run goes on",
     ("rewards/worker.py", "_load"): "a user's module may raise anything; the run goes on",
     ("workers/hosting.py", "attempt"): "a hosted object may raise anything; its worker goes on",
-    ("run/session.py", "open_session"): "whatever ends a run is written down, then raised again",
+    (
+        "run/session/session.py",
+        "open_session",
+    ): "whatever ends a run is written down, then raised again",
 }
 # A path of somebody's machine, which means nothing on another one.
 MACHINE_PATH = re.compile(r"(?<![\w./~-])/(?:home|root|Users|work|mnt|tmp|workspace)/\w+")

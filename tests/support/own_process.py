@@ -14,7 +14,7 @@ import pytest
 from homeostat.errors import WorkerError
 from homeostat.rollout.native.host import build_engine
 from homeostat.rollout.remote import EngineServer, RemoteEngine
-from homeostat.run import engines
+from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import Pending, WorkerGroup
 from homeostat.workers.processes import start_processes

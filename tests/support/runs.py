@@ -14,11 +14,11 @@ from unittest.mock import patch
 
 from rich.console import Console
 
+from homeostat import api
 from homeostat.config import RunConfig
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
-from homeostat.run import dispatch
-from homeostat.run.result import RunResult
-from homeostat.run.session import open_session
+from homeostat.run.session.result import RunResult
+from homeostat.run.session.session import open_session
 from homeostat.train.checkpoint import CheckpointStore
 
 
@@ -27,7 +27,7 @@ def train(config: RunConfig) -> RunResult:
     with open_session(
         config, recipe="", command=["homeostat", "train"], console=console, log_level="warning"
     ) as session:
-        return dispatch.train(config, session)
+        return api.train(config, session)
 
 
 def run_script(file: Path, *arguments: str) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from homeostat.run.cache_damage import find_damage
-from homeostat.run.compile_cache import (
+from homeostat.run.wiring.cache_damage import find_damage
+from homeostat.run.wiring.compile_cache import (
     UNUSED_S,
     VARIABLES,
     cache_key,
@@ -207,7 +207,7 @@ def test_live_runs_have_folders_of_their_own(tmp_path: Path) -> None:
     place = tmp_path / "ours" / "compile" / "key"
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from homeostat.run.compile_cache import caches_in\n"
+        "from homeostat.run.wiring.compile_cache import caches_in\n"
         "with caches_in(Path(sys.argv[1]), emit=print) as slot:\n"
         "    print(slot, flush=True)\n    time.sleep(120)\n"
     )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homeostat.run.coverage import NUM_MEASURED, num_trained, scaled_up, some_of, together
-from homeostat.run.rl_measure import policy_metrics
+from homeostat.run.evaluation.rl_measure import policy_metrics
+from homeostat.run.learning.coverage import NUM_MEASURED, num_trained, scaled_up, some_of, together
 from homeostat.train.update import Measured
 from homeostat.types import TokenRow, UpdateReport
 

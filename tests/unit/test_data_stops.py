@@ -13,7 +13,7 @@ from tests.support.chat import CHATML, Style, chat, encode, make_tokenizer, trai
 from homeostat.config import RunConfig
 from homeostat.errors import ModelError
 from homeostat.rollout.collect import training_sampling
-from homeostat.run.preflight import Preflight
+from homeostat.run.preflight.check import Preflight
 
 # A base model with a chat template on it: its files know of <|endoftext|> alone.
 BASE = Style(CHATML, (), eos="<|endoftext|>", end="", stops=("<|endoftext|>",))

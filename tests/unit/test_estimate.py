@@ -18,7 +18,7 @@ from homeostat.config import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.models.preview import preview_model
 from homeostat.ops.live_bytes import LiveBytes
-from homeostat.run.estimate import MemoryPlan, full_batch, ladder, plan_memory
+from homeostat.run.sizing.estimate import MemoryPlan, full_batch, ladder, plan_memory
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.estimate import UpdateMemory, _loss_spec, estimate_update

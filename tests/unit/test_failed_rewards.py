@@ -20,9 +20,9 @@ from homeostat.config import RunConfig
 from homeostat.rewards.combine import RunningMoments, finish
 from homeostat.rewards.groups import ScoredGroup
 from homeostat.rollout.collect import StepRollouts
-from homeostat.run.learn import Learned
-from homeostat.run.rl_measure import _missing_metrics, _reward_metrics, _signal_metrics
-from homeostat.run.updates import build_update, step_advantages, step_rows
+from homeostat.run.evaluation.rl_measure import _missing_metrics, _reward_metrics, _signal_metrics
+from homeostat.run.learning.learn import Learned
+from homeostat.run.learning.updates import build_update, step_advantages, step_rows
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample, Segment, StopReason
 
 ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]

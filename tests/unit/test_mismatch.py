@@ -19,8 +19,14 @@ from homeostat.algorithms.mismatch import (
 )
 from homeostat.config import RunConfig
 from homeostat.observe.names import describe
-from homeostat.run.mismatch import NUM_WORST, Compared, compare, known_logp, with_text
-from homeostat.run.updates import StepRows, build_update, split_groups, step_rows, with_column
+from homeostat.run.learning.mismatch import NUM_WORST, Compared, compare, known_logp, with_text
+from homeostat.run.learning.updates import (
+    StepRows,
+    build_update,
+    split_groups,
+    step_rows,
+    with_column,
+)
 from homeostat.types import (
     Author,
     Completion,

@@ -19,7 +19,7 @@ from homeostat.config.algorithm import SftConfig
 from homeostat.errors import OutOfMemoryHaltError
 from homeostat.observe.events import EVENTS
 from homeostat.observe.run_dir import RunDir
-from homeostat.run.probes import first_ratio_off, plan_probes
+from homeostat.run.learning.probes import first_ratio_off, plan_probes
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.frozen import CHUNK_ELEMENTS, checksums

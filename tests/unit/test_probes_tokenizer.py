@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from homeostat.config.model import ModelConfig
-from homeostat.run.probes_tokenizer import compare_tokenizers
+from homeostat.run.healing.tokenizer_probe import compare_tokenizers
 
 PIECES = {"a": 0, "b": 1, "c": 2, "d": 3}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homeostat.errors import CheckpointError
-from homeostat.run.watch import sound_state
+from homeostat.run.healing.watch import sound_state
 
 
 def test_a_state_that_a_run_wrote_is_taken_as_it_is() -> None:

@@ -10,8 +10,8 @@ from tests.support import runs, tiny, tiny_rl
 
 from homeostat.config.trainer import DEFAULT_TOKENS
 from homeostat.observe.jsonl import read_metrics
-from homeostat.run.estimate import full_batch
-from homeostat.run.token_budget import (
+from homeostat.run.sizing.estimate import full_batch
+from homeostat.run.sizing.token_budget import (
     MOST_TOKENS,
     as_chosen,
     choose_tokens,

@@ -18,7 +18,7 @@ from homeostat.observe.redact import Scrubber
 from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
-    from homeostat.run.check_item import Item
+    from homeostat.run.preflight.item import Item
 
 
 def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT) -> None:
@@ -28,8 +28,8 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     1: the disk is too small; 2: the recipe or its files are at fault.
     """
     config = load_config(recipe, overrides)
-    from homeostat.run.preflight import Preflight
-    from homeostat.run.waiting import progress_of
+    from homeostat.run.preflight.check import Preflight
+    from homeostat.run.session.waiting import progress_of
 
     console = SafeConsole(stderr=format is Format.JSON)
     with progress_of("tokenising rows", console) as progress:

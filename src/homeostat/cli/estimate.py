@@ -15,7 +15,7 @@ from homeostat.errors import ModelError
 from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
-    from homeostat.run.estimate import MemoryPlan
+    from homeostat.run.sizing.estimate import MemoryPlan
 
 
 def estimate(
@@ -28,9 +28,9 @@ def estimate(
     0: it fits; 1: it does not; 2: the recipe or its files are at fault.
     """
     config = load_config(recipe, overrides)
-    from homeostat.run.estimate import ladder
-    from homeostat.run.preflight import Preflight
-    from homeostat.run.waiting import progress_of
+    from homeostat.run.preflight.check import Preflight
+    from homeostat.run.session.waiting import progress_of
+    from homeostat.run.sizing.estimate import ladder
 
     if config.model.implementation != "native":
         raise ModelError(

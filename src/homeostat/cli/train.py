@@ -17,7 +17,7 @@ from homeostat.observe.outlet import Outlet
 from homeostat.observe.terminal import SafeConsole
 
 if TYPE_CHECKING:
-    from homeostat.run.result import RunResult
+    from homeostat.run.session.result import RunResult
 
 
 def train(
@@ -34,8 +34,8 @@ def train(
     """
     config = load_config(recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)
-    from homeostat.run.dispatch import train as run_recipe
-    from homeostat.run.session import open_session
+    from homeostat.api import train as run_recipe
+    from homeostat.run.session.session import open_session
 
     out = sys.stderr if format is Format.JSON else sys.stdout
     console = SafeConsole(file=cast(IO[str], Outlet(out)))

@@ -1,8 +1,8 @@
 """What a fault is: the run that it befalls, when and how hard it strikes, and who should notice.
 
 An injector makes its run ill in one of two ways, or both: `prepare` alters the recipe and the files
-before the run begins; the hooks of `run/hooks.py` lay hands on the living run. It never touches
-what the run writes down.
+before the run begins; the hooks of `run/wiring/hooks.py` lay hands on the living run. It never
+touches what the run writes down.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from homeostat.clinic.recipes import Body, Raw
 from homeostat.health.finding import Family
-from homeostat.run.hooks import Hooks
+from homeostat.run.wiring.hooks import Hooks
 
 SORT = Body("sort", steps=40)
 SORT_SFT = Body("sort", "sft", steps=40)

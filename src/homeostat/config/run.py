@@ -81,6 +81,12 @@ class RunConfig(Settings):
         return self.data.max_length + (self.rollout.max_new_tokens if self.is_rl else 0)
 
     @property
+    def max_request_tokens(self) -> int:
+        """Longest that a request to the engine may become: its prompt and its completion."""
+        new_tokens = self.eval.sampling.max_new_tokens or 0
+        return self.data.max_length + max(self.rollout.max_new_tokens, new_tokens)
+
+    @property
     def num_ranks(self) -> int:
         """Processes that the trainer is spread over."""
         return self.cluster.processes

@@ -134,7 +134,7 @@ AnySchedule = Annotated[
 ]
 
 
-# Of a micro-batch, where neither the recipe nor the run (run/token_budget.py) says.
+# Of a micro-batch, where neither the recipe nor the run (run/sizing/token_budget.py) says.
 DEFAULT_TOKENS = 8192
 
 

@@ -3,7 +3,7 @@
 A remedy is an action (send the weights again, go back to a checkpoint) or an edit of one setting,
 as a function of its present value. Its grade says whether it may change how the run learns, its
 window how many steps it has to show an effect, its metric what must get better. A run tries one
-remedy at a time, takes back what did not help, and writes down both (run/healing.py).
+remedy at a time, takes back what did not help, and writes down both (run/healing/healer.py).
 
 Illnesses are looked up by the name of a finding's first cause and by its own.
 """

@@ -14,18 +14,18 @@ import time
 
 from homeostat.config.run import RunConfig
 from homeostat.rollout.collect import StepRollouts
-from homeostat.run.completions import keep_completions
-from homeostat.run.healing import Healer
-from homeostat.run.hooks import NO_HOOKS, Hooks
-from homeostat.run.learn import Learned, Learner
-from homeostat.run.result import RunResult, result_of
-from homeostat.run.rl_eval import evaluate_prompts
-from homeostat.run.rl_measure import replay_metrics, rl_metrics
-from homeostat.run.rl_setup import RlParts, set_up_rl
-from homeostat.run.saving import Saver
-from homeostat.run.session import Session
-from homeostat.run.verify_logprobs import LogprobVerifier
-from homeostat.run.ways import RlWays
+from homeostat.run.evaluation.rl_eval import evaluate_prompts
+from homeostat.run.evaluation.rl_measure import replay_metrics, rl_metrics
+from homeostat.run.healing.healer import Healer
+from homeostat.run.learning.learn import Learned, Learner
+from homeostat.run.publication.completions import keep_completions
+from homeostat.run.publication.saving import Saver
+from homeostat.run.publication.verify_logprobs import LogprobVerifier
+from homeostat.run.session.result import RunResult, result_of
+from homeostat.run.session.session import Session
+from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
+from homeostat.run.wiring.remedies import RlWays
+from homeostat.run.wiring.rl_setup import RlParts, set_up_rl
 from homeostat.train.build import reference_of
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep

@@ -13,14 +13,14 @@ import logging
 import time
 
 from homeostat.config.run import RunConfig
-from homeostat.run.healing import Healer
-from homeostat.run.hooks import NO_HOOKS, Hooks
-from homeostat.run.measure import evaluate, step_metrics
-from homeostat.run.result import RunResult, result_of
-from homeostat.run.saving import Saver
-from homeostat.run.session import Session
-from homeostat.run.setup import Parts, set_up
-from homeostat.run.ways import SftWays
+from homeostat.run.evaluation.sft_measure import evaluate, step_metrics
+from homeostat.run.healing.healer import Healer
+from homeostat.run.publication.saving import Saver
+from homeostat.run.session.result import RunResult, result_of
+from homeostat.run.session.session import Session
+from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
+from homeostat.run.wiring.remedies import SftWays
+from homeostat.run.wiring.sft_setup import Parts, set_up
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
 

@@ -18,7 +18,7 @@ from tests.support.own_process import Lease
 
 from homeostat.errors import WorkerError
 from homeostat.rollout.remote import EngineServer, serve_engine
-from homeostat.run import engines
+from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import WorkerGroup
 from homeostat.workers.processes import start_processes

@@ -27,13 +27,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 from tests.support import tiny
 
+from homeostat import api
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
 from homeostat.config.resume import compare_configs
 from homeostat.errors import HomeostatError
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
-from homeostat.run import dispatch
-from homeostat.run.session import open_session
+from homeostat.run.session.session import open_session
 from homeostat.train.checkpoint import CheckpointStore
 
 # The weights that a run of the base recipe came to, in HF format; and an adapter on top of them.
@@ -121,7 +121,7 @@ class Workshop:
                 with open_session(
                     config, recipe="", command=["train"], console=console, log_level="warning"
                 ) as session:
-                    dispatch.train(config, session)
+                    api.train(config, session)
             except HomeostatError as ended:
                 error = ended
         absolute = config.model_copy(update={"runs_dir": str(self.folder / config.runs_dir)})

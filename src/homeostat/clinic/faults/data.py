@@ -15,7 +15,7 @@ from homeostat.clinic import bodies
 from homeostat.clinic.injector import FROM_START, SORT, SORT_SFT, Injector
 from homeostat.clinic.recipes import Body, Raw
 from homeostat.health.finding import Family
-from homeostat.run.session import Session
+from homeostat.run.session.session import Session
 from homeostat.types import LossSpec, Role, TrainBatch
 
 CHAT_SFT = Body("sort", "sft", rows="messages", steps=40)

@@ -19,7 +19,7 @@ from homeostat.clinic.processes import descendants
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.models.decoder import Decoder
-from homeostat.run.session import Session
+from homeostat.run.session.session import Session
 from homeostat.sync.parcel import Packer, Parcel
 from homeostat.types import Role
 

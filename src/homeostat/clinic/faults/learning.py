@@ -11,7 +11,7 @@ from homeostat.clinic import bodies
 from homeostat.clinic.injector import FROM_START, SORT, SORT_SFT, Cure, Injector
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
-from homeostat.run.session import Session
+from homeostat.run.session.session import Session
 
 
 class RateTooHigh(Injector):

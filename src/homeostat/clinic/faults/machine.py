@@ -16,7 +16,7 @@ import torch
 from homeostat.clinic.injector import SORT_SFT, Cure, Injector
 from homeostat.clinic.recipes import Body, Raw
 from homeostat.health.finding import Family
-from homeostat.run.session import Session
+from homeostat.run.session.session import Session
 from homeostat.types import LossSpec, Role, TrainBatch
 
 SAVES_OFTEN = Body("sort", "sft", steps=40, changes={"checkpoint.interval_steps": 5})

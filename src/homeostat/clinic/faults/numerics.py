@@ -12,7 +12,7 @@ from homeostat.clinic import bodies
 from homeostat.clinic.injector import FROM_START, SORT_SFT, Cure, Injector
 from homeostat.clinic.recipes import Raw
 from homeostat.health.finding import Family
-from homeostat.run.session import Session
+from homeostat.run.session.session import Session
 
 NONFINITE = ("nan-update-poisoned-weights", "nan-loss")
 

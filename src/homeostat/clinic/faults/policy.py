@@ -14,7 +14,7 @@ from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.rollout.engine import Request
 from homeostat.rollout.noise import noise_key
-from homeostat.run.session import Session
+from homeostat.run.session.session import Session
 
 WITH_KL = Body("sort", steps=60, changes={"algorithm.kl": {"coefficient": 1e-5}})
 

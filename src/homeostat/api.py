@@ -1,0 +1,32 @@
+"""Run the training loop that a recipe asks for: what the CLI and the clinic call."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from homeostat.config.run import RunConfig
+from homeostat.run.healing.healer import RollBackError
+from homeostat.run.healing.watch import require_known_rules
+from homeostat.run.rl import train_rl
+from homeostat.run.session.result import RunResult
+from homeostat.run.session.session import Session
+from homeostat.run.sft import train_sft
+from homeostat.run.wiring.compile_cache import own_compile_cache
+from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
+from homeostat.train.runtime import resolve_device
+
+
+def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
+    """Train until the run is complete, stopped, or failed.
+
+    With health.heal=all a remedy may roll the run back: it is then set up again from there.
+    """
+    require_known_rules(config)
+    loop = train_rl if config.is_rl else train_sft
+    emit = partial(session.event, step=session.start_step)
+    with own_compile_cache(resolve_device(config), emit=emit):
+        while True:
+            try:
+                return loop(config, session, hooks)
+            except RollBackError as back:
+                session.go_back(back)

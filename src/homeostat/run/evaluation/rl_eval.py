@@ -1,0 +1,106 @@
+"""Held-out prompts: sampled, scored, and how many of them are solved.
+
+`eval/reward` is the mean over the samples that no reward failed on, and `eval/reward_coverage` the
+share of those. A mean over a part of the prompts is not comparable with one over all of them: where
+the time limit strikes on long wrong answers, the worse policy has the better mean. So an evaluation
+with less coverage than eval.sampling.min_coverage is reported and never becomes the best one.
+
+The noise of a prompt's samples is the same at every evaluation, so that two of them differ by the
+policy alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from homeostat.rewards.combine import weighted_sum
+from homeostat.rollout.collect import in_groups
+from homeostat.rollout.engine import Request, Sampling, generate
+from homeostat.run.evaluation.solved import deciding_rewards, pass_metrics
+from homeostat.run.wiring.rl_setup import RlParts
+from homeostat.types import RolloutGroup, Sample
+
+
+def evaluate_prompts(parts: RlParts) -> dict[str, float]:
+    """The metrics of the held-out prompts; none where there is no engine to answer them."""
+    if parts.engine is None or parts.prompts.evaluation is None:
+        return {}
+    started = time.perf_counter()
+    groups = _sampled(parts)
+    rules, rewards = parts.config.eval.sampling, parts.config.rewards
+    assert rewards is not None, "combinations asks for rewards"
+    weights = {reward.label: reward.weight for reward in rewards.functions}
+    samples = [sample for group in groups for sample in group.samples]
+    lengths = [len(sample.completion) for sample in samples]
+    return {
+        **reward_metrics(samples, weights),
+        "eval/completions/mean_length": float(np.mean(lengths)),
+        "eval/completions/clipped_ratio": _share(s.completion.stop_reason.is_cut for s in samples),
+        "eval/policy_version": float(parts.engine.policy_version),
+        "time/eval": time.perf_counter() - started,
+        **pass_metrics(
+            groups,
+            deciding_rewards(rewards, solved_by=rules.solved_by),
+            at=rules.solved_at,
+            samples_per_prompt=rules.samples_per_prompt,
+        ),
+    }
+
+
+def reward_metrics(samples: list[Sample], weights: dict[str, float]) -> dict[str, float]:
+    """Means over the samples that have a value, and how many have none because a reward failed."""
+    sums = [weighted_sum(s.rewards, weights, failed=s.failed) for s in samples]
+    counts = {label for label, weight in weights.items() if weight != 0}
+    metrics = {
+        "eval/reward": _mean(sums),
+        "eval/reward_coverage": _share(not sample.failed & counts for sample in samples),
+    }
+    for label in weights:
+        metrics[f"eval/rewards/{label}/mean"] = _mean(s.rewards[label] for s in samples)
+        metrics[f"eval/rewards/{label}/failed"] = float(sum(label in s.failed for s in samples))
+    return metrics
+
+
+def _sampled(parts: RlParts) -> list[RolloutGroup]:
+    config, prompts, engine = parts.config, parts.prompts.evaluation, parts.engine
+    assert engine is not None
+    assert prompts is not None
+    rules, training = config.eval.sampling, parts.collector.sampling
+    assert rules.temperature is not None, "chosen at load"
+    sampling = Sampling(
+        max_new_tokens=rules.max_new_tokens or training.max_new_tokens,
+        temperature=rules.temperature,
+        top_p=rules.top_p,
+        top_k=rules.top_k,
+        stop_ids=training.stop_ids,
+        stop_strings=training.stop_strings,
+    )
+    chosen = [prompts.prompts[int(index)] for index in prompts.ids]
+    requests = [
+        Request(
+            id=f"eval/{prompt.prompt_id}/{sample}",
+            tokens_T=prompt.tokens_T,
+            sampling=sampling,
+            seed=config.seed,
+            session_key=f"eval/{prompt.prompt_id}",
+        )
+        for prompt in chosen
+        for sample in range(rules.samples_per_prompt)
+    ]
+    completions = generate(engine, requests, timeout_s=config.engine.stall_s)
+    groups = in_groups(completions, rules.samples_per_prompt)
+    step = parts.state.step
+    return parts.collector.score(chosen, groups, step=step, total_steps=parts.total_steps)[0]
+
+
+def _share(flags: Iterable[bool]) -> float:
+    return float(np.mean([float(flag) for flag in flags]))
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else math.nan

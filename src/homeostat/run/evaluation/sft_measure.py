@@ -1,0 +1,76 @@
+"""What is measured of a step, and of the held-out rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from homeostat.algorithms import sft
+from homeostat.data.loader import eval_batches
+from homeostat.observe.devices import host_rss
+from homeostat.run.learning.probes import plan_probes
+from homeostat.run.sizing.token_budget import current_sizes
+from homeostat.train.forward import predicted_positions
+from homeostat.train.oom import MemoryGuard
+from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
+
+if TYPE_CHECKING:
+    from homeostat.run.wiring.sft_setup import Parts, RowSet
+
+
+def step_metrics(
+    plan: StepPlan, report: UpdateReport, *, parts: Parts, seconds: float
+) -> dict[str, float]:
+    """The metrics of one update, by their names in observe/names.py."""
+    trained = sum(int(np.count_nonzero(batch.weights_N)) for batch in plan.micro_batches)
+    steps_per_epoch = parts.config.trainer.steps_per_epoch(len(parts.train_rows.ids))
+    memory = parts.trainer.memory_report()
+    metrics = {
+        "train/loss": report.loss,
+        "train/row_loss_max": float(report.row_losses_B.max()),
+        "train/skipped_steps": parts.state.num_skipped,
+        "grad_norm": report.grad_norm,
+        "learning_rate": report.learning_rate,
+        "epoch": plan.step / steps_per_epoch,
+        "num_tokens": parts.state.num_tokens,
+        "time/step": seconds,
+        "throughput/tokens_per_s": plan.num_tokens / seconds,
+        "throughput/trained_tokens_per_s": trained / seconds,
+        "data/trained_share": trained / plan.num_tokens,
+        "data/rows": plan.num_rows,
+        "data/micro_batches": report.num_micro_batches,
+        "memory/max_alloc": memory.max_alloc,
+        "memory/max_reserved": memory.max_reserved,
+        "memory/host_rss": host_rss(),
+    }
+    if parts.config.trainer.packing:
+        budget = current_sizes(parts.config.trainer, parts.state).tokens_per_micro_batch
+        metrics["data/packing_fill"] = plan.num_tokens / (report.num_micro_batches * budget)
+    return metrics | plan_probes(plan, report) | parts.gpus.sample()
+
+
+def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
+    """The loss on the held-out rows, normalised as in training, over all of them."""
+    spec = sft.loss_spec(parts.config.algorithm, [rows.store[int(row)] for row in rows.ids])
+
+    def total(batches: list[TrainBatch]) -> float:
+        found = torch.zeros((), dtype=torch.float64)
+        scores = parts.trainer.score(Role.POLICY, batches)
+        for batch, logp_M in zip(batches, scores, strict=True):
+            index_M, row_of_M = map(torch.from_numpy, predicted_positions(batch))
+            weights_M = torch.from_numpy(batch.weights_N)[index_M]
+            sums = sft.row_sums(torch.from_numpy(logp_M), weights_M, row_of_M, batch.num_rows)
+            found += sft.loss(*(sum_B.double() for sum_B in sums), spec)
+        return float(found)
+
+    step, loss = parts.state.step, None
+    while loss is None:
+        sizes = current_sizes(parts.config.trainer, parts.state)
+        ranks = parts.trainer.num_ranks
+        batches = list(eval_batches(rows.store, rows.ids, trainer=sizes, num_ranks=ranks))
+        loss = memory.attempt(lambda batches=batches: total(batches), step=step)
+        if loss is None:
+            memory.shrink(batches, step=step)
+    return loss

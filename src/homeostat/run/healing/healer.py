@@ -1,0 +1,397 @@
+"""What is done about an illness while the run goes on: one remedy at a time, written down, judged.
+
+    open findings -> the first remedy that may be tried -> in force -> its window -> helped, or
+    taken back -> the next one
+
+`health.heal` says how far this may go. An edit is a value that lies over the recipe's until it is
+taken back; all of them, what is being tried and what was tried before are part of a checkpoint, so
+that a resumed run goes on with them. What a run cannot do while it goes on is not tried: it stays
+advice in the finding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from homeostat.config.edits import edited, value_at
+from homeostat.config.run import RunConfig
+from homeostat.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteHaltError,
+    PolicyNotFiniteError,
+)
+from homeostat.health.finding import Confidence, Family, Finding, Grade, Level
+from homeostat.health.remedies import (
+    LR_FAR_LOWER,
+    Action,
+    ConfigEdit,
+    Remedy,
+    Signs,
+    is_better,
+    remedies_for,
+)
+from homeostat.run.healing.watch import Watch
+from homeostat.train.events import EmitEvent
+
+# Times that a run may go back: what fails more often is for a person to look at.
+MAX_ROLL_BACKS = 3
+# An illness so soon after going back means that the checkpoint is at fault itself.
+STEPS_AT_ONCE = 3
+# What did not help is not tried again.
+GIVEN_UP = 2**31
+# What ends a run before any rule can say so.
+NOT_FINITE = Finding(
+    "", "nan-loss", Family.NUMERICS, Level.ERROR, Confidence.MEASURED, message="not finite"
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A value that lies over the recipe's, and the first step that it held for."""
+
+    value: Any
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an action or an edit changed, where it can be taken back."""
+
+    path: str = ""
+    old: Any = None
+    new: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A remedy whose time is not over yet."""
+
+    code: str
+    subject: str
+    cause: str
+    remedy: str
+    action: str
+    path: str
+    old: Any
+    new: Any
+    step: int
+    window: int
+    metric: str
+    better: str
+    before: float | None
+    doses: int = 1
+
+    @property
+    def label(self) -> str:
+        return _label(self.code, self.subject, self.remedy)
+
+    def facts(self) -> dict[str, Any]:
+        return {"code": self.code, "cause": self.cause, "remedy": self.remedy}
+
+
+@dataclass(slots=True)
+class Healing:
+    """What a checkpoint remembers of it."""
+
+    overlay: dict[str, Edit] = field(default_factory=dict)
+    trial: Trial | None = None
+    # How often each remedy was tried, by finding and remedy.
+    tried: dict[str, int] = field(default_factory=dict)
+    # What was there before the first of several doses, of which none has helped so far.
+    origins: dict[str, Any] = field(default_factory=dict)
+    roll_backs: int = 0
+    # The step that it went back to last.
+    went_to: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any], *, place: str) -> Healing:
+        try:
+            trial = fields.get("trial")
+            return cls(
+                overlay={path: Edit(**edit) for path, edit in fields.get("overlay", {}).items()},
+                trial=None if trial is None else Trial(**trial),
+                tried={str(name): int(count) for name, count in fields.get("tried", {}).items()},
+                origins=dict(fields.get("origins", {})),
+                roll_backs=int(fields.get("roll_backs", 0)),
+                went_to=fields.get("went_to"),
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{place}: health.healing cannot be read: {error}.") from None
+
+
+class RollBackError(Exception):
+    """Leaves the loop: the run is to go on from an earlier step. Never reaches a user."""
+
+    def __init__(self, step: int, healing: Healing) -> None:
+        super().__init__(f"back to step {step}")
+        self.step = step
+        self.healing = healing
+
+
+class Ways(Protocol):
+    """What a run lets be done to it while it goes on."""
+
+    def can_edit(self, path: str) -> bool: ...
+
+    def put_in_force(self, config: RunConfig, overlay: Mapping[str, Edit]) -> None: ...
+
+    def act(self, action: str) -> Done | None:
+        """None where this run has no such thing, or nothing is left to do."""
+
+    def undo(self, action: str, old: Any) -> bool:
+        """Whether it could be taken back."""
+        ...
+
+    def healthy_step(self, *, before: int) -> int | None:
+        """The newest whole checkpoint of an earlier step that was saved in good health."""
+
+
+class Healer:
+    """Asked before every step. `config` is the recipe with all edits that are in force."""
+
+    def __init__(
+        self, config: RunConfig, *, watch: Watch, emit: EmitEvent, ways: Ways, healing: Healing
+    ) -> None:
+        self.config = config
+        self.healing = healing
+        self._recipe = config
+        self._mode = config.health.heal
+        self._watch = watch
+        self.emit = emit
+        self._ways = ways
+        if healing.overlay:
+            self._go_on_with_edits()
+
+    def treat(self, step: int) -> None:
+        """Before a step: judge what is being tried, then try something about what is open."""
+        if self._mode == "off":
+            return
+        if self.healing.trial is not None:
+            self._judge(self.healing.trial, step)
+        if self.healing.trial is None:
+            self._try_next(step)
+
+    @contextmanager
+    def rescuing(self) -> Iterator[None]:
+        """Where the run would end by numbers that are not finite, it may go back in place of it."""
+        try:
+            yield
+        except (NonFiniteHaltError, PolicyNotFiniteError) as error:
+            # A recipe that says `halt` means it.
+            may = self._mode == "all" and self._recipe.trainer.on_nonfinite == "skip"
+            step = self._watch.last_step + 1
+            target = self._target(step) if may else None
+            if target is None:
+                raise
+            log.warning("%s\nThe run goes back to step %d (health.heal=all).", error, target)
+            again = self.healing.roll_backs > 0
+            done = self._edit(LR_FAR_LOWER, target + 1, NOT_FINITE) if again else None
+            facts = {"code": "", "cause": str(error), "remedy": "roll-back"}
+            grade = {"grade": str(Grade.UNSAFE), "window": 0}
+            self.emit("remedy_applied", step, **facts, **asdict(done or Done()), **grade)
+            self._leave(target, step, code="", cause="numbers that are not finite", done=done)
+
+    def _target(self, began: int) -> int | None:
+        """Where to go back to from an illness; where that was just tried, an earlier step: the
+        weights that were saved there may be the ones at fault."""
+        last = self.healing.went_to
+        if self.healing.roll_backs >= MAX_ROLL_BACKS:
+            return None
+        if last is not None and last < began <= last + STEPS_AT_ONCE:
+            earlier = self._ways.healthy_step(before=last)
+            return last if earlier is None else earlier
+        return self._ways.healthy_step(before=began)
+
+    def _go_on_with_edits(self) -> None:
+        if self._mode == "off":
+            for path, edit in list(self.healing.overlay.items()):
+                self._revert(path, why="health.heal=off", step=edit.step)
+            self.healing.trial = None
+        else:
+            shown = ", ".join(f"{path}={e.value}" for path, e in self.healing.overlay.items())
+            log.warning("a remedy is in force over the recipe: %s", shown)
+        self._put_in_force()
+
+    def _try_next(self, step: int) -> None:
+        for finding in self._watch.monitor.open:
+            for remedy in remedies_for(finding):
+                if self._may_try(finding, remedy) and self._apply(finding, remedy, step):
+                    return
+
+    def _may_try(self, finding: Finding, remedy: Remedy) -> bool:
+        allowed = remedy.grade is Grade.SAFE or self._mode == "all"
+        label = _label(finding.code, finding.subject, remedy.name)
+        return allowed and self.healing.tried.get(label, 0) < remedy.most
+
+    def _apply(self, finding: Finding, remedy: Remedy, step: int) -> bool:
+        """False where this run cannot do it."""
+        if remedy.action is Action.ROLL_BACK:
+            return self._roll_back(finding, remedy, step)
+        before = self._mean(remedy.metric, until=step, count=remedy.window)
+        if remedy.action is not None:
+            done = self._ways.act(remedy.action)
+        else:
+            assert remedy.edit is not None, "a remedy is an action or an edit"
+            done = self._edit(remedy.edit, step, finding)
+        if done is None:
+            return False
+        self._begin_trial(finding, remedy, done, step=step, before=before)
+        return True
+
+    def _begin_trial(
+        self,
+        finding: Finding,
+        remedy: Remedy,
+        done: Done,
+        *,
+        step: int,
+        before: float | None,
+        window: int = 0,
+    ) -> None:
+        trial = Trial(
+            code=finding.code,
+            subject=finding.subject,
+            cause=finding.name,
+            remedy=remedy.name,
+            action=str(remedy.action or ""),
+            path=done.path,
+            old=done.old,
+            new=done.new,
+            step=step,
+            window=window or remedy.window,
+            metric=remedy.metric,
+            better=remedy.better,
+            before=before,
+            doses=remedy.doses,
+        )
+        self.healing.trial = trial
+        self.healing.tried[trial.label] = self.healing.tried.get(trial.label, 0) + 1
+        self.healing.origins.setdefault(trial.label, done.old)
+        changed = {"path": done.path, "old": done.old, "new": done.new}
+        fields = {**trial.facts(), **changed, "grade": str(remedy.grade), "window": trial.window}
+        self.emit("remedy_applied", step, **fields)
+
+    def _edit(self, edit: ConfigEdit, step: int, finding: Finding) -> Done | None:
+        if not self._ways.can_edit(edit.path):
+            return None
+        old = value_at(self.config, edit.path)
+        signs = Signs(finding, self._watch.monitor.metrics, self.config.model.init == "random")
+        new = edit.new_value(old, signs)
+        if new is None:
+            return None
+        try:
+            self.config = edited(self.config, edit.path, new)
+        except ConfigError as error:
+            log.info("a remedy cannot be tried: %s", error)
+            return None
+        self.healing.overlay[edit.path] = Edit(new, step)
+        self._put_in_force()
+        return Done(edit.path, old, new)
+
+    def _judge(self, trial: Trial, step: int) -> None:
+        key = (trial.code, trial.subject)
+        is_open = any(finding.key == key for finding in self._watch.monitor.open)
+        went_back = trial.action == Action.ROLL_BACK
+        # After going back nothing is open: it may come again, and where it does, that is all there
+        # is to know. Anything else is over when its finding is.
+        if step - trial.step < trial.window and is_open != went_back:
+            return
+        after = self._mean(trial.metric, until=step, count=max(1, trial.window // 2))
+        is_less = not went_back and is_better(trial.before, after, better=trial.better)
+        helped = not is_open or is_less
+        self.healing.trial = None
+        measured = {"metric": trial.metric, "before": trial.before, "after": after}
+        self.emit("remedy_judged", step, **trial.facts(), helped=helped, **measured)
+        if helped:
+            self.healing.origins.pop(trial.label, None)
+        elif not self._dosed_again(trial, step):
+            self.healing.tried[trial.label] = GIVEN_UP
+            self._take_back(trial, step)
+
+    def _dosed_again(self, trial: Trial, step: int) -> bool:
+        """The same once more on top of it, where that may be and can be done."""
+        if self.healing.tried[trial.label] >= trial.doses:
+            return False
+        key, same = (trial.code, trial.subject), (trial.remedy, trial.metric)
+        return any(
+            self._may_try(finding, remedy) and self._apply(finding, remedy, step)
+            for finding in self._watch.monitor.open
+            if finding.key == key
+            for remedy in remedies_for(finding)
+            if (remedy.name, remedy.metric) == same
+        )
+
+    def _take_back(self, trial: Trial, step: int) -> None:
+        """To what was there before the first dose."""
+        old = self.healing.origins.pop(trial.label, trial.old)
+        facts = {**trial.facts(), "path": trial.path, "old": trial.new, "new": old}
+        why = f"{trial.metric} is no better after {trial.window} steps"
+        if trial.path in self.healing.overlay:
+            if old == value_at(self._recipe, trial.path):
+                del self.healing.overlay[trial.path]
+            else:
+                self.healing.overlay[trial.path] = Edit(old, step)
+            self._put_in_force()
+        elif not self._ways.undo(trial.action, old):
+            return
+        self.emit("remedy_reverted", step, **facts, why=why)
+
+    def _revert(self, path: str, *, why: str, step: int) -> None:
+        edit = self.healing.overlay.pop(path)
+        facts = {"code": "", "cause": "", "remedy": "edit", "path": path, "why": why}
+        facts |= {"old": edit.value, "new": value_at(self._recipe, path)}
+        self.emit("remedy_reverted", step, **facts)
+
+    def _put_in_force(self) -> None:
+        config = self._recipe
+        for path, edit in self.healing.overlay.items():
+            config = edited(config, path, edit.value)
+        self.config = config
+        self._ways.put_in_force(config, self.healing.overlay)
+
+    def _roll_back(self, finding: Finding, remedy: Remedy, step: int) -> bool:
+        target = self._target(finding.first_step if finding.first_step is not None else step)
+        if target is None:
+            return False
+        before = self._mean(remedy.metric, until=step, count=remedy.window)
+        # Where the checkpoint was at fault, what is in force since has not been tried yet.
+        last = self.healing.went_to
+        edit = remedy.edit if last is None or target >= last else None
+        done = self._edit(edit, target + 1, finding) if edit is not None else None
+        # It has to pass the step at which the illness was seen before.
+        window = step - 1 - target + remedy.window
+        first = {"step": target + 1, "before": before, "window": window}
+        self._begin_trial(finding, remedy, done or Done(), **first)
+        self._leave(target, step, code=finding.code, cause=finding.name, done=done)
+        return True
+
+    def _leave(self, target: int, step: int, *, code: str, cause: str, done: Done | None) -> None:
+        self.healing.roll_backs += 1
+        self.healing.went_to = target
+        changed = asdict(done or Done())
+        facts = {"code": code, "cause": cause, "from_step": step - 1, "to_step": target}
+        self.emit("rolled_back", target, **facts, **changed)
+        raise RollBackError(target, self.healing)
+
+    def _mean(self, metric: str, *, until: int, count: int) -> float | None:
+        """Over the newest records before a step; None where there is none."""
+        series = self._watch.monitor.series(metric)
+        values = np.array([]) if series is None else series.before(until).tail(count).values
+        finite = values[np.isfinite(values)]
+        return float(finite.mean()) if len(finite) else None
+
+
+def _label(*parts: str) -> str:
+    return "/".join(part for part in parts if part)

@@ -1,0 +1,242 @@
+"""The doctor's eye on our own run: listens to the recorder, writes down what it finds.
+
+    record, events, samples -> health.Monitor -> findings.jsonl, the view
+    an event of one of the run's own guards   -> also told as the remedy that it is
+
+What is open is rebuilt on resume from metrics.jsonl and findings.jsonl; the little that these do
+not tell is part of a checkpoint (`state`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from homeostat.config.run import RunConfig
+from homeostat.errors import CheckpointError, ConfigError, Problem, TrainingHaltedError
+from homeostat.health.finding import Finding, Level
+from homeostat.health.monitor import Allowed, Monitor, Watchlist
+from homeostat.health.readers.settings import flat
+from homeostat.health.records import Change, State, from_json, still_open
+from homeostat.health.registry import BY_CODE, RULES
+from homeostat.health.remedies import OWN_GUARDS
+from homeostat.health.view import Event, Kind, SampleText
+from homeostat.observe.jsonl import is_event, is_finding, iter_jsonl, read_metrics
+from homeostat.observe.recorder import Recorder
+from homeostat.observe.run_dir import RunDir
+from homeostat.run.healing.tokenizer_probe import compare_tokenizers
+
+# Completions of a step that rules may read.
+SAMPLES_PER_STEP = 16
+
+log = logging.getLogger(__name__)
+
+
+def sound_state(state: Any, *, place: str) -> Mapping[str, Any]:
+    """The monitor's state from a checkpoint, as it is. Raises CheckpointError where it is none."""
+    fields = state if isinstance(state, dict) else {"quiet": None}
+    quiet, allowed = fields.get("quiet", []), fields.get("allowed", [])
+    is_sound = isinstance(quiet, list) and isinstance(allowed, list)
+    is_sound = is_sound and all(isinstance(code, str) for code in allowed)
+    if not (is_sound and all(_is_quiet(entry) for entry in quiet)):
+        raise CheckpointError(f"{place}: health.monitor is not what a run wrote: {state!r:.100}.")
+    return fields
+
+
+def _is_quiet(entry: Any) -> bool:
+    """A finding's code and subject, and for how many records it has been quiet."""
+    return isinstance(entry, list) and [type(part) for part in entry] == [str, str, int]
+
+
+class Watch:
+    """What is wrong with the run at the moment."""
+
+    def __init__(
+        self, config: RunConfig, recorder: Recorder, *, total_steps: int, state: Mapping[str, Any]
+    ) -> None:
+        """`state`: what a checkpoint that the run goes on from remembers."""
+        self.monitor = Monitor(
+            RULES,
+            kind=Kind.RL if config.is_rl else Kind.SFT,
+            settings=settings_of(config),
+            total_steps=total_steps,
+            watchlist=watchlist_of(config),
+        )
+        # The finding that the run is to halt for.
+        self.halting: Finding | None = None
+        self.last_step = 0
+        self._halts = config.health.on_error == "halt"
+        self._model = config.model
+        self._recorder = recorder
+        self._state = state
+        self._events: list[Event] = []
+        self._samples: list[SampleText] = []
+        self._told_broken: set[str] = set()
+        self._told_watching = 0
+        self._seconds = 0.0
+
+    def begin(self, run_dir: RunDir, *, start_step: int) -> None:
+        """Take in what the run directory tells of the run so far, and listen from here on."""
+        records = [
+            (record["step"], {n: v for n, v in record.items() if n not in ("step", "time")})
+            for record in read_metrics(run_dir.metrics)
+        ]
+        events = _past_events(run_dir, start_step)
+        self.monitor.restore(records, events, _open_findings(run_dir), self._state)
+        self._recorder.listener = self
+        self.last_step = start_step
+        compared = compare_tokenizers(self._model)
+        if compared is not None:
+            self._recorder.event("tokenizer_compared", start_step, **compared)
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        started = time.perf_counter()
+        self.last_step = step
+        events, samples = self._events, self._samples
+        self._events, self._samples = [], []
+        changes = self.monitor.observe(step, metrics, events=events, samples=samples)
+        self._seconds += time.perf_counter() - started
+        for change in changes:
+            self._tell(change)
+        if self.monitor.num_watching != self._told_watching:
+            self._told_watching = self.monitor.num_watching
+            self._recorder.event("rules_watching", step, rules=self._told_watching)
+        for code, error in self.monitor.broken.items():
+            if code not in self._told_broken:
+                self._told_broken.add(code)
+                self._recorder.event("rule_failed", step, code=code, error=error)
+
+    def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
+        self._events.append(Event(kind, step, dict(fields)))
+        guard = OWN_GUARDS.get(kind)
+        if guard is not None and guard.applies(fields):
+            self._recorder.event("remedy_applied", step, **guard.described(fields))
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A few of all, evenly."""
+        chosen = rows[:: max(1, len(rows) // SAMPLES_PER_STEP)][:SAMPLES_PER_STEP]
+        self._samples += [
+            SampleText(
+                step=step,
+                text=row["completion"],
+                prompt=row["prompt"],
+                reward=row["reward"],
+                stop_reason=row["stop_reason"],
+            )
+            for row in chosen
+        ]
+
+    def take_seconds(self) -> float:
+        """Seconds spent since this was last asked."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint remembers. `errors`: codes that speak against going back to it."""
+        errors = [f.code for f in self.monitor.open if f.level is Level.ERROR]
+        return {**self.monitor.state(), "errors": errors}
+
+    def require_go_on(self) -> None:
+        """Raises where a finding opened that the run is to halt for."""
+        if self.halting is None:
+            return
+        code, name, message = self.halting.code, self.halting.name, self.halting.message
+        facts = {"code": code, "name": name, "message": message}
+        self._recorder.event("health_halted", self.last_step, **facts)
+        raise TrainingHaltedError(
+            f"halted after step {self.last_step} (health.on_error=halt): {code} {name}: {message} "
+            f"`homeostat explain {code}` says more. What was computed is saved; the same command "
+            "goes on from there."
+        )
+
+    def finish(self, step: int) -> None:
+        """The run is complete: an allowance that was never of use should go."""
+        for one in self.monitor.unused_allowances():
+            log.warning("health.allow: %s never came up (%s)", one.code, one.reason)
+            self._recorder.event("allowance_unused", step, code=one.code, reason=one.reason)
+
+    def _tell(self, change: Change) -> None:
+        self._recorder.finding(change.step, change.as_record())
+        finding = change.finding
+        if change.state is State.OPEN and finding.level is Level.ERROR and self._halts:
+            self.halting = self.halting or finding
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    return flat(config.model_dump(mode="json"))
+
+
+def watchlist_of(config: RunConfig) -> Watchlist:
+    health = config.health
+    return Watchlist(
+        levels=health.levels,
+        options=health.options,
+        allow=tuple(Allowed(one.code, one.reason, one.until_step) for one in health.allow),
+        clear_after=health.clear_after,
+    )
+
+
+def require_known_rules(config: RunConfig) -> None:
+    """`health` names rules and their options: those that do not exist are refused."""
+    if problems := list(_unknown_names(config)):
+        raise ConfigError(problems)
+
+
+def _unknown_names(config: RunConfig) -> Iterator[Problem]:
+    health = config.health
+    named = [(f"health.levels.{code}", code) for code in health.levels]
+    named += [(f"health.options.{code}", code) for code in health.options]
+    named += [(f"health.allow.{number}.code", one.code) for number, one in enumerate(health.allow)]
+    for place, code in named:
+        if code not in BY_CODE:
+            hint = _did_you_mean(code, list(BY_CODE)) or "`homeostat rules` lists them."
+            yield Problem(place, f"no rule has the code {code!r}.", hint)
+    for code, options in health.options.items():
+        known = BY_CODE[code].option_fields() if code in BY_CODE else {}
+        for name, value in options.items() if code in BY_CODE else ():
+            place = f"health.options.{code}.{name}"
+            if name not in known:
+                hint = _did_you_mean(name, list(known)) or f"It has: {', '.join(known) or 'none'}."
+                yield Problem(place, f"{code} has no such option.", hint)
+            elif not _fits(value, known[name][0]):
+                text = f"{value!r} is not of the kind of its default, {known[name][0]!r}."
+                yield Problem(place, text, f"({known[name][1]})")
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return type(value) is type(default)
+    if isinstance(default, float):
+        return isinstance(value, int | float)
+    return default is None or isinstance(value, type(default))
+
+
+def _did_you_mean(word: str, known: list[str]) -> str:
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"Did you mean {found[0]}?" if found else ""
+
+
+def _past_events(run_dir: RunDir, start_step: int) -> list[Event]:
+    """Of the run as it now stands: without those of steps that it went back from."""
+    found: list[Event] = []
+    for record in iter_jsonl(run_dir.events, is_sound=is_event):
+        step, kind = record.pop("step"), record.pop("kind")
+        if kind in ("run_resumed", "rolled_back"):
+            found = [event for event in found if event.step is None or event.step <= step]
+        found.append(Event(kind, step, record))
+    return [event for event in found if event.step is None or event.step <= start_step]
+
+
+def _open_findings(run_dir: RunDir) -> list[Finding]:
+    return still_open(iter_jsonl(run_dir.findings, is_sound=_can_be_read))
+
+
+def _can_be_read(record: Mapping[str, Any]) -> bool:
+    try:
+        from_json(record)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return is_finding(record)

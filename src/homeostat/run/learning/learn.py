@@ -1,0 +1,328 @@
+"""What a step learns from its groups.
+
+groups -> rows -> log-probs of reference and old policy, where needed -> advantages
+       -> updates, each guarded against memory and numbers that are not finite
+       -> how far engine and trainer were apart
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
+from homeostat.config.run import RunConfig
+from homeostat.data.loader import micro_batches
+from homeostat.errors import TrainingHaltedError
+from homeostat.run.learning.coverage import num_trained, scaled_up, some_of, together
+from homeostat.run.learning.mismatch import WorstToken, compare, known_logp, with_text
+from homeostat.run.learning.probes import NUM_SCORED, first_ratio_off, plan_probes, round_trip_bad
+from homeostat.run.learning.updates import (
+    StepRows,
+    Update,
+    build_update,
+    split_groups,
+    step_advantages,
+    step_rows,
+    with_column,
+)
+from homeostat.run.sizing.token_budget import current_sizes
+from homeostat.train.oom import MemoryGuard
+from homeostat.train.probes import is_measured
+from homeostat.train.run_state import RlState, RunState
+from homeostat.train.step import GuardedStep
+from homeostat.train.trainer import Trainer
+from homeostat.types import (
+    FloatArray,
+    Role,
+    RolloutGroup,
+    StepPlan,
+    TokenRow,
+    TrainBatch,
+    UpdateReport,
+)
+
+# Rows that a step without any update scores, to compare engine and trainer all the same.
+NUM_COMPARED = 16
+# Steps from one event about the worst tokens to the next.
+STEPS_BETWEEN_WORST = 20
+
+Result = TypeVar("Result")
+
+# Says what a step is at, for people who watch: (text, done, total).
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class Learned:
+    """What came of a step's updates."""
+
+    advantages_S: list[np.ndarray] = field(default_factory=list)
+    rows: StepRows | None = None
+    reports: list[UpdateReport] = field(default_factory=list)
+    # Of each update that has rows: what its loss measured, of all rows (run/learning/coverage.py).
+    measured: list[Mapping[str, float]] = field(default_factory=list)
+    num_without_signal: int = 0
+    trained_tokens: int = 0
+    kl: float | None = None
+    # Of engine and trainer at the beginning of the step: metrics, and where they differ most.
+    mismatch: Mapping[str, float] = field(default_factory=dict)
+    worst_tokens: tuple[WorstToken, ...] = ()
+    # Of each update: what may never be off.
+    probes: list[Mapping[str, float]] = field(default_factory=list)
+    score_s: float = 0.0
+    train_s: float = 0.0
+
+
+class Learner:
+    """Turns groups into updates of the policy."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        trainer: Trainer,
+        guarded: GuardedStep,
+        memory: MemoryGuard,
+        state: RunState,
+        rl_state: RlState,
+        total_steps: int,
+        tell: Tell,
+    ) -> None:
+        self.config = config
+        self.trainer = trainer
+        self.guarded = guarded
+        self.memory = memory
+        self.state = state
+        self.rl_state = rl_state
+        self.total_steps = total_steps
+        self.tell = tell
+        self._worst_told_at: int | None = None
+
+    def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
+        learned = Learned()
+        if not groups:
+            return learned
+        started = time.perf_counter()
+        rows = step_rows(groups, self.config)
+        spans = split_groups(len(groups), self.config.trainer.updates_per_step)
+        penalty_ST = self._score(rows, spans, step, learned)
+        learned.rows = rows
+        learned.advantages_S = step_advantages(rows, self.config, penalty_ST=penalty_ST)
+        learned.score_s = time.perf_counter() - started
+        started = time.perf_counter()
+        for update, span in enumerate(spans):
+            self.tell("updating", update + 1, len(spans))
+            self._update(step, update, span, epoch, groups, learned)
+        learned.train_s = time.perf_counter() - started
+        self._compare(step, groups, spans, learned)
+        self._adapt_kl(learned, num_samples=len(rows.rows))
+        return learned
+
+    def _update(
+        self,
+        step: int,
+        update: int,
+        span: range,
+        epoch: int,
+        groups: Sequence[RolloutGroup],
+        learned: Learned,
+    ) -> None:
+        rows = learned.rows
+        assert rows is not None, "rows come first"
+        chosen = np.flatnonzero((rows.group_S >= span.start) & (rows.group_S < span.stop))
+        kl = self.config.algorithm.kl
+        built = build_update(
+            [rows.rows[index] for index in chosen],
+            [learned.advantages_S[index] for index in chosen],
+            rows.trained_S[chosen],
+            config=self.config,
+            sizes=current_sizes(self.config.trainer, self.state),
+            kl_coefficient=self.rl_state.kl_coefficient if kl and kl.place == "loss" else None,
+            step=step,
+            epoch=epoch,
+        )
+        plan, others = built.plan, self._measure_left_out(built, step)
+        if plan is None:
+            learned.num_without_signal += 1
+            if others is not None:
+                learned.measured.append(others)
+            return
+        per_step = self.config.trainer.updates_per_step
+        number = (step - 1) * per_step + update + 1
+        rate = self.config.trainer.learning_rate(number, self.total_steps * per_step)
+        scored = self._score_again(plan, step) if update == 0 else {}
+        report = self.guarded.run(plan, learning_rate=rate)
+        learned.reports.append(report)
+        learned.measured.append(report.stats if others is None else together(report, others))
+        learned.trained_tokens += plan.num_tokens
+        probes = plan_probes(plan, report)
+        probes["probe/round_trip_bad"] = round_trip_bad(groups, plan)
+        off = first_ratio_off(scored, report)
+        learned.probes.append(probes if off is None else {**probes, "probe/first_ratio_off": off})
+
+    def _measure_left_out(self, built: Update, step: int) -> Mapping[str, float] | None:
+        """What the loss measures on rows that the update leaves out, before it is made; see
+        `run/learning/coverage.py`. None where there are none."""
+        rows, loss = some_of(built.left_out), built.loss
+        if not rows:
+            return None
+        assert loss is not None, "rows that are left out have a weight in the loss"
+        _, found = self._in_micro_batches(
+            rows, lambda batches: self.trainer.measure(Role.POLICY, batches, loss), step=step
+        )
+        return scaled_up(found, num_tokens=sum(map(num_trained, built.left_out)))
+
+    def _score_again(self, plan: StepPlan, step: int) -> dict[int, FloatArray]:
+        """Log-probs of a few rows of the step's first update, before it, at measured steps."""
+        if not is_measured(step):
+            return {}
+        rows = [row for batch in plan.micro_batches for row in batch.rows()][:NUM_SCORED]
+        found = self._logprobs(Role.POLICY, rows, step=step)
+        return {row.row_id: logp_M for row, logp_M in zip(rows, found, strict=True)}
+
+    def _score(
+        self, rows: StepRows, spans: list[range], step: int, learned: Learned
+    ) -> list[np.ndarray] | None:
+        """Fill the columns that come from another forward pass; the KL penalty, if in rewards."""
+        kl = self.config.algorithm.kl
+        in_reward = kl is not None and kl.place == "reward"
+        # A penalty in the reward counts in the group's statistics, also of rows not trained.
+        chosen_S = rows.trained_S | (in_reward & ~np.isnan(rows.rewards_S) & (rows.lengths_S > 0))
+        chosen = np.flatnonzero(chosen_S).tolist()
+        if kl is not None:
+            self._fill("ref_logp", Role.REFERENCE, rows, chosen, step)
+        correction = self.config.algorithm.correction
+        all_old = in_reward or (correction is not None and correction.normalise)
+        later = [index for index in chosen if all_old or rows.group_S[index] >= spans[0].stop]
+        if later:
+            self._fill("old_logp", Role.POLICY, rows, later, step)
+        if kl is None or not in_reward:
+            return None
+        assert self.rl_state.kl_coefficient is not None, "a run with a KL term has a coefficient"
+        penalties, total, count = [], 0.0, 0
+        for row, length in zip(rows.rows, rows.lengths_S, strict=True):
+            penalty_T = np.zeros(int(length))
+            if "old_logp" in row.columns:
+                names = ("old_logp", "ref_logp")
+                pair = (torch.from_numpy(row.columns[name][-int(length) :]) for name in names)
+                # Tokens that are not trained have 0 in both columns, and so no penalty.
+                estimate_T = ESTIMATORS[kl.estimator](*(logp_T.double() for logp_T in pair)).numpy()
+                total += float(estimate_T.sum())
+                count += int(row.weights_T.sum())
+                penalty_T = self.rl_state.kl_coefficient * estimate_T
+            penalties.append(penalty_T)
+        learned.kl = total / max(1, count)
+        return penalties
+
+    def _compare(
+        self, step: int, groups: Sequence[RolloutGroup], spans: list[range], learned: Learned
+    ) -> None:
+        """How far the engine's log-probs are from the trainer's, also without any update."""
+        rows, debug = learned.rows, self.config.debug
+        assert rows is not None, "rows come first"
+        known = known_logp(rows, learned.reports) or self._score_some(rows, step)
+        is_foreign = debug is not None and debug.rollouts is not None
+        compared = compare(
+            groups,
+            rows,
+            known,
+            spans=spans,
+            updates_per_step=self.config.trainer.updates_per_step,
+            version=None if is_foreign else step - 1,
+        )
+        learned.mismatch, learned.worst_tokens = compared.metrics, compared.worst
+        told_at = self._worst_told_at
+        if compared.notable and (told_at is None or step >= told_at + STEPS_BETWEEN_WORST):
+            self._tell_worst(step, rows, compared.worst)
+
+    def _score_some(self, rows: StepRows, step: int) -> dict[int, FloatArray]:
+        """Log-probs of a few rows of a step that updated nothing."""
+        some = [index for index, row in enumerate(rows.rows) if row.weights_T.any()]
+        some = some[:NUM_COMPARED]
+        if not some:
+            return {}
+        found = self._logprobs(Role.POLICY, [rows.rows[index] for index in some], step=step)
+        return dict(zip(some, found, strict=True))
+
+    def _tell_worst(self, step: int, rows: StepRows, worst: Sequence[WorstToken]) -> None:
+        self._worst_told_at = step
+        tokens = with_text(worst, rows, decode=self.guarded.decode)
+        first = tokens[0]
+        self.guarded.emit(
+            "worst_tokens",
+            step,
+            text=first["text"],
+            engine_logp=first["engine_logp"],
+            trainer_logp=first["trainer_logp"],
+            tokens=tokens,
+        )
+
+    def _fill(
+        self, name: str, role: Role, rows: StepRows, chosen: Sequence[int], step: int
+    ) -> None:
+        found = self._logprobs(role, [rows.rows[index] for index in chosen], step=step)
+        if role is Role.REFERENCE and not all(np.isfinite(values).all() for values in found):
+            raise TrainingHaltedError(
+                f"step {step}: the reference gives log-probs that are not finite, so that no KL "
+                "can be measured. Check the files of reference.path (or else of model.path "
+                "and lora.path)."
+            )
+        for index, values in zip(chosen, found, strict=True):
+            rows.rows[index] = with_column(rows.rows[index], name, values)
+
+    def _logprobs(self, role: Role, rows: list[TokenRow], *, step: int) -> list[FloatArray]:
+        """Per row, the log-probs of its trained tokens at the sampling temperature."""
+        temperature = self.config.rollout.temperature
+        numbered = [TokenRow(i, row.tokens_T, row.weights_T) for i, row in enumerate(rows)]
+
+        def work(batches: Sequence[TrainBatch]) -> list[np.ndarray]:
+            return self.trainer.score(role, batches, temperature=temperature)
+
+        batches, found = self._in_micro_batches(numbered, work, step=step)
+        by_row: dict[int, FloatArray] = {}
+        for batch, logp_M in zip(batches, found, strict=True):
+            counts = [int(np.count_nonzero(row.weights_T)) for row in batch.rows()]
+            parts = np.split(logp_M, np.cumsum(counts)[:-1])
+            by_row |= dict(zip(batch.row_ids_B.tolist(), parts, strict=True))
+        return [by_row[index] for index in range(len(rows))]
+
+    def _in_micro_batches(
+        self,
+        rows: list[TokenRow],
+        work: Callable[[Sequence[TrainBatch]], Result],
+        *,
+        step: int,
+    ) -> tuple[Sequence[TrainBatch], Result]:
+        """The micro-batches of these rows and what the work makes of them; smaller ones where
+        memory runs out."""
+        while True:
+            sizes = current_sizes(self.config.trainer, self.state)
+            batches = micro_batches(rows, sizes, num_ranks=self.trainer.num_ranks)
+            found = self.memory.attempt(lambda batches=batches: work(batches), step=step)
+            if found is not None:
+                return batches, found
+            self.memory.shrink(batches, step=step)
+
+    def _adapt_kl(self, learned: Learned, *, num_samples: int) -> None:
+        kl = self.config.algorithm.kl
+        if kl is None:
+            return
+        if kl.place == "loss":
+            sums = [report.stats for report in learned.reports]
+            tokens = sum(stats["tokens"] for stats in sums)
+            learned.kl = sum(stats["kl"] for stats in sums) / tokens if tokens else None
+        if kl.target is not None and learned.kl is not None:
+            assert self.rl_state.kl_coefficient is not None, "set at the start"
+            self.rl_state.kl_coefficient = next_coefficient(
+                self.rl_state.kl_coefficient,
+                kl=learned.kl,
+                target=kl.target,
+                horizon=kl.horizon,
+                num_samples=num_samples,
+            )

@@ -1,0 +1,185 @@
+"""Gathers what a step knows of engine and trainer on the same tokens, and shows the worst of it.
+
+    columns of the rows, log-probs of the first update -> one table of tokens -> metrics
+                                                                              -> worst tokens
+
+The trainer's log-probs are those at the beginning of the step: the `old_logp` column where rows
+were scored before, else what the first update computed on the way. Only tokens that the engine
+sampled are in the table, so what a tool wrote, without a log-prob, enters nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from homeostat.algorithms.mismatch import TokenPairs, furthest, is_notable, mismatch_metrics
+from homeostat.run.learning.updates import StepRows
+from homeostat.types import Author, Completion, FloatArray, IntArray, RolloutGroup, UpdateReport
+
+NUM_WORST = 8
+# Tokens shown before and after one of the worst.
+NUM_CONTEXT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WorstToken:
+    """A token that engine and trainer find likely to very different degrees.
+
+    `row` is its row of the step, `sample` its place in the prompt's group, `position` that of the
+    token in the completion.
+    """
+
+    row: int
+    prompt_id: int
+    sample: int
+    position: int
+    token_id: int
+    engine_logp: float
+    trainer_logp: float
+    policy_version: int
+
+    @property
+    def difference(self) -> float:
+        return self.trainer_logp - self.engine_logp
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What came of comparing: metrics, the worst tokens, and whether they are worth a word."""
+
+    metrics: Mapping[str, float]
+    worst: tuple[WorstToken, ...]
+    notable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The compared tokens: their row of the step, place in the completion, and version."""
+
+    pairs: TokenPairs
+    position_M: IntArray
+    version_M: IntArray
+
+
+def known_logp(rows: StepRows, reports: Iterable[UpdateReport]) -> dict[int, FloatArray]:
+    """Per row of which they are known, the trainer's log-probs at the beginning of the step."""
+    found: dict[int, FloatArray] = {}
+    for report in reports:
+        found |= dict(zip(report.row_ids_B.tolist(), report.row_logp, strict=True))
+    for index, row in enumerate(rows.rows):
+        if "old_logp" in row.columns:
+            found[index] = row.columns["old_logp"][row.weights_T > 0]
+    return found
+
+
+def compare(
+    groups: Sequence[RolloutGroup],
+    rows: StepRows,
+    known: Mapping[int, FloatArray],
+    *,
+    spans: Sequence[range],
+    updates_per_step: int,
+    version: int | None,
+) -> Compared:
+    """`version` is the policy's at the beginning of the step; None where the versions of these
+    groups are not of this run. `spans` are the groups of each update.
+
+    A token's staleness counts every update that was due since its policy was published, also one
+    without signal or not applied: so a resumed run measures what an uninterrupted one does.
+    """
+    if not known:
+        return Compared({}, (), notable=False)
+    table = _table(groups, rows, known, version)
+    metrics = mismatch_metrics(table.pairs)
+    if table.pairs.age_M is not None and metrics:
+        first_group = np.array([span.start for span in spans])
+        group_M = rows.group_S[table.pairs.row_of_M]
+        update_M = np.searchsorted(first_group, group_M, side="right") - 1
+        stale_M = table.pairs.age_M * updates_per_step + update_M
+        metrics["stale/updates/mean"] = float(stale_M.mean())
+        metrics["stale/updates/max"] = float(stale_M.max())
+    worst = furthest(table.pairs, NUM_WORST)
+    notable = bool(is_notable(table.pairs)[worst].any())
+    return Compared(metrics, _described(worst, groups, rows, table), notable)
+
+
+def _table(
+    groups: Sequence[RolloutGroup],
+    rows: StepRows,
+    known: Mapping[int, FloatArray],
+    version: int | None,
+) -> _Table:
+    samples = [sample for group in groups for sample in group.samples]
+    chosen = sorted(known)
+    kept = [rows.rows[index] for index in chosen]
+    engine = [row.columns["engine_logp"][row.weights_T > 0] for row in kept]
+    found = [_places(samples[index].completion) for index in chosen]
+    version_M = np.concatenate([version_T for _, version_T in found])
+    pairs = TokenPairs(
+        engine_logp_M=np.concatenate(engine).astype(np.float64),
+        trainer_logp_M=np.concatenate([known[index] for index in chosen]).astype(np.float64),
+        row_of_M=np.repeat(chosen, [len(known[index]) for index in chosen]),
+        age_M=None if version is None else version - version_M,
+    )
+    return _Table(pairs, np.concatenate([position_T for position_T, _ in found]), version_M)
+
+
+def _places(completion: Completion) -> tuple[IntArray, IntArray]:
+    """Of the tokens that the engine sampled: their place in the completion, and their version."""
+    lengths = [len(segment.tokens_T) for segment in completion.segments]
+    sampled = [segment.author is Author.ENGINE for segment in completion.segments]
+    versions = [segment.policy_version for segment in completion.segments]
+    position_T = np.flatnonzero(np.repeat(np.array(sampled, dtype=bool), lengths))
+    return position_T, np.repeat(np.array(versions, dtype=np.int64), lengths)[position_T]
+
+
+def _described(
+    worst: IntArray, groups: Sequence[RolloutGroup], rows: StepRows, table: _Table
+) -> tuple[WorstToken, ...]:
+    first_S = np.searchsorted(rows.group_S, rows.group_S)
+    found = []
+    for place in worst.tolist():
+        row, position = int(table.pairs.row_of_M[place]), int(table.position_M[place])
+        start = len(rows.rows[row]) - int(rows.lengths_S[row])
+        found.append(
+            WorstToken(
+                row=row,
+                prompt_id=groups[int(rows.group_S[row])].prompt.prompt_id,
+                sample=row - int(first_S[row]),
+                position=position,
+                token_id=int(rows.rows[row].tokens_T[start + position]),
+                engine_logp=float(table.pairs.engine_logp_M[place]),
+                trainer_logp=float(table.pairs.trainer_logp_M[place]),
+                policy_version=int(table.version_M[place]),
+            )
+        )
+    return tuple(found)
+
+
+def with_text(
+    worst: Sequence[WorstToken], rows: StepRows, *, decode: Callable[[list[int]], str]
+) -> list[dict[str, Any]]:
+    """The worst tokens as people read them: the token's text, and what stands around it."""
+    shown = []
+    for token in worst:
+        tokens = rows.rows[token.row].tokens_T.tolist()
+        place = len(tokens) - int(rows.lengths_S[token.row]) + token.position
+        shown.append(
+            {
+                "prompt_id": token.prompt_id,
+                "sample": token.sample,
+                "position": token.position,
+                "token_id": token.token_id,
+                "before": decode(tokens[max(0, place - NUM_CONTEXT) : place]),
+                "text": decode(tokens[place : place + 1]),
+                "after": decode(tokens[place + 1 : place + 1 + NUM_CONTEXT]),
+                "engine_logp": token.engine_logp,
+                "trainer_logp": token.trainer_logp,
+                "policy_version": token.policy_version,
+            }
+        )
+    return shown

@@ -1,0 +1,395 @@
+"""What can be known before the first step, each fact with a verdict.
+
+A check that fails does not keep the others from running: `homeostat check` shows them all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.run import RunConfig
+from homeostat.data.loader import PlanLoader
+from homeostat.data.prepare import prepare_rows, split_rows
+from homeostat.data.prompts import PromptSet
+from homeostat.data.store import RowStore
+from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.errors import ConfigError, HomeostatError, MissingDependencyError, ModelError
+from homeostat.models.preview import ModelPreview, preview_model
+from homeostat.observe import format as fmt
+from homeostat.run.healing.tokenizer_probe import compare_tokenizers
+from homeostat.run.preflight.health import (
+    compile_facts,
+    disk_facts,
+    health_items,
+    machine_facts,
+    row_facts,
+)
+from homeostat.run.preflight.item import Item, Level
+from homeostat.run.preflight.rl import (
+    engine_items,
+    evaluation_items,
+    other_run_items,
+    prompt_items,
+    reward_items,
+    size_items,
+)
+from homeostat.run.sizing.estimate import MemoryPlan, largest_rl_batch, plan_memory
+from homeostat.run.sizing.token_budget import as_chosen, choose_tokens, tokens_line
+from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.cores import PLAIN, slowdown_of_bf16
+from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
+from homeostat.types import StepPlan
+
+# From here on bf16 is a mistake; half the memory may be worth less than that.
+MAX_SLOWDOWN = 1.5
+# Steps whose plans are made to show how rows fall into micro-batches.
+NUM_PLANS_SHOWN = 20
+
+
+class Preflight:
+    """Runs the checks in order; what an earlier one found out, a later one uses."""
+
+    def __init__(self, config: RunConfig, *, progress: Callable[[int, int], None]) -> None:
+        self.config = config
+        self.progress = progress
+        self.tokenizer: ChatTokenizer | None = None
+        self.store: RowStore | None = None
+        self.prompts: PromptSet | None = None
+        self.held_out: RowStore | PromptSet | None = None
+        self.preview: ModelPreview | None = None
+        self.way = PLAIN
+        self.exit_code = 0
+
+    def run(self) -> Iterator[Item]:
+        rows: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
+            ("data", self._data),
+            ("sizes", self._sizes),
+        )
+        if self.config.is_rl:
+            rows = (
+                ("data", self._prompts),
+                ("sizes", self._rl_sizes),
+                ("engine", self._engine),
+                ("inputs", lambda: other_run_items(self.config)),
+                ("rewards", self._rewards),
+            )
+        checks: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
+            ("device", self._device),
+            ("tokenizer", self._tokenizer),
+            ("model", self._model),
+            *rows,
+            ("memory", self._memory),
+            ("disk", self._disk),
+            ("sinks", self._sinks),
+            ("run folder", self._run_folder),
+            ("health", self._health),
+        )
+        for name, check in checks:
+            try:
+                yield from check()
+            except HomeostatError as error:
+                self.exit_code = max(self.exit_code, error.exit_code)
+                yield Item(name, "error", str(error))
+
+    def read_inputs(self) -> None:
+        """Device, tokenizer, model's shape and rows alone; raises what is wrong with them."""
+        for check in (
+            self._device,
+            self._tokenizer,
+            self._model,
+            self._prompts if self.config.is_rl else self._data,
+        ):
+            for _ in check():
+                pass
+
+    def _device(self) -> Iterator[Item]:
+        device = resolve_device(self.config)
+        dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
+        ranks = self.config.ranks_line
+        text = f"{device}, {dtype}" + (f"; {ranks}" if ranks else "")
+        facts = {"device": str(device)}
+        slow = slowdown_of_bf16() if (device.type, dtype) == ("cpu", "bfloat16") else 0.0
+        if slow:
+            facts["bf16_slowdown"] = round(slow, 1)
+            text += f", which takes this CPU {slow:.1f} times as long as fp32 (measured)"
+        if device.type == "cpu":
+            cores = choose_way(self.config, device)
+            self.way = cores.way
+            facts |= {"threads": cores.way.threads, "lanes": cores.way.lanes}
+            text += f"; {cores}"
+        yield Item("device", "warning" if slow > MAX_SLOWDOWN else "ok", text, facts)
+
+    def _tokenizer(self) -> Iterator[Item]:
+        self.tokenizer = load_tokenizer(self.config.model)
+        stops = sorted(self.tokenizer.stop_ids)
+        shown = ", ".join(repr(self.tokenizer.decode([stop])) for stop in stops)
+        yield Item(
+            "tokenizer",
+            "ok",
+            f"{self.tokenizer.vocab_size} tokens; a turn ends with {shown}",
+            {"vocab_size": self.tokenizer.vocab_size, "stop_ids": stops},
+        )
+        for note in self.tokenizer.notes:
+            yield Item("tokenizer", "ok", note)
+
+    def _model(self) -> Iterator[Item]:
+        device = resolve_device(self.config)
+        dtype = resolve_dtype(self.config, device)
+        self.preview = preview_model(
+            self.config.model, self.config.lora, dtype=dtype, device=device
+        )
+        facts = {
+            "num_params": self.preview.num_params,
+            "num_trainable": self.preview.num_trainable,
+            "bytes": self.preview.num_bytes,
+        }
+        text = (
+            f"{self.preview.family}, {fmt.count(self.preview.num_params)} parameters, "
+            f"{fmt.count(self.preview.num_trainable)} trained, {fmt.byte_size(facts['bytes'])}"
+        )
+        if self.config.num_shards > 1:
+            facts["bytes_per_rank"] = math.ceil(facts["bytes"] / self.config.num_shards)
+            text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
+        yield Item("model", "ok", text, facts)
+        longest = self.preview.max_positions
+        if longest is not None and self.config.data.max_length > longest:
+            yield Item(
+                "model",
+                "warning",
+                f"data.max_length={self.config.data.max_length} is beyond the {longest} positions "
+                "the model was made for",
+            )
+
+    def _data(self) -> Iterator[Item]:
+        if self.tokenizer is None:
+            return
+        data = self.config.data
+        for which, sources in (("train", data.train), ("validation", data.validation)):
+            if not sources:
+                continue
+            store = self._prepare(sources)
+            if which == "train":
+                self.store = store
+            else:
+                self.held_out = store
+            yield _data_item(which, store)
+            if self.preview is not None and store.max_token_id >= self.preview.vocab_size:
+                raise ModelError(
+                    f"token {store.max_token_id} of the {which} rows is beyond the model's "
+                    f"vocab_size of {self.preview.vocab_size}: check model.tokenizer."
+                )
+
+    def _prompts(self) -> Iterator[Item]:
+        if self.tokenizer is None:
+            return
+        found = prompt_items(self.config, self.tokenizer, self.preview, progress=self.progress)
+        for item, prompts in found:
+            if item.facts["which"] == "train":
+                self.prompts = prompts
+            else:
+                self.held_out = prompts
+            yield item
+
+    def _rl_sizes(self) -> Iterator[Item]:
+        if self.prompts is not None:
+            yield from size_items(self.config, self.prompts)
+            yield from evaluation_items(self.config)
+
+    def _engine(self) -> Iterator[Item]:
+        if self.prompts is not None and self.preview is not None:
+            yield from engine_items(self.config, self.preview, self.prompts, lanes=self.way.lanes)
+
+    def _rewards(self) -> Iterator[Item]:
+        if self.prompts is None or self.tokenizer is None:
+            return
+        for item in reward_items(self.config, self.prompts, self.tokenizer):
+            self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
+            yield item
+
+    def _prepare(self, sources: tuple[Any, ...]) -> RowStore:
+        assert self.tokenizer is not None
+        cache = self.config.data.cache_dir
+        folder = Path(cache) if cache is not None else self.config.run_dir / "data"
+        # A check leaves nothing behind: mapped rows stay readable after their files are gone.
+        with tempfile.TemporaryDirectory(prefix="homeostat-check-") as temporary:
+            return prepare_rows(
+                sources,
+                self.tokenizer,
+                self.config.data,
+                cache_dir=folder if folder.is_dir() else Path(temporary),
+                num_processes=self.config.data.num_processes,
+                progress=self.progress,
+            )
+
+    def _sizes(self) -> Iterator[Item]:
+        if self.store is None:
+            return
+        config, trainer = self.config, self.config.trainer
+        ids = self._row_ids()
+        shown, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
+        tokens = sum(plan.num_tokens for plan in shown) / len(shown)
+        batches = sum(len(plan.micro_batches) for plan in shown) / len(shown)
+        largest = max(batch.num_tokens for plan in shown for batch in plan.micro_batches)
+        warmup = trainer.schedule.num_warmup_steps(total)
+        facts = {
+            "rows": len(ids),
+            "steps_per_epoch": trainer.steps_per_epoch(len(ids)),
+            "total_steps": total,
+            "warmup_steps": warmup,
+            "rows_per_update": trainer.batch_rows,
+            "tokens_per_update": round(tokens),
+            "micro_batches_per_update": batches,
+            "largest_micro_batch_tokens": largest,
+        }
+        text = (
+            f"{len(ids)} rows / {trainer.batch_rows} per update = {facts['steps_per_epoch']} "
+            f"updates an epoch; {total} in all, {warmup} of them warm-up; an update has about "
+            f"{fmt.count(tokens)} tokens in {batches:.1f} micro-batches of at most {largest}"
+        )
+        yield Item("sizes", "ok", text, facts)
+        if trainer.batch_rows > len(ids):
+            few = f"trainer.batch_rows={trainer.batch_rows} is more than the {len(ids)} rows"
+            yield Item("sizes", "warning", few)
+        if problems := find_length_conflicts(config, total_steps=total):
+            raise ConfigError(problems)
+
+    def _memory(self) -> Iterator[Item]:
+        if self.preview is None or (self.store is None and self.prompts is None):
+            return
+        if self.config.model.implementation != "native":
+            text = "not estimated: only the native decoder can be computed without data"
+            yield Item("memory", "ok", text)
+            return
+        plan = self.memory_plan(self.config)
+        chosen = choose_tokens(self.config, resolve_runtime(self.config, kept=PLAIN))
+        text = (
+            f"about {fmt.byte_size(plan.peak)} at most on {plan.device}, "
+            f"{fmt.byte_size(plan.capacity)} can be had{tokens_line(chosen)}"
+        )
+        if not plan.fits:
+            # The run would still try: an estimate is no proof.
+            text += ". See `homeostat estimate` for what would make it fit"
+        yield Item("memory", "ok" if plan.fits else "warning", text, plan.as_json())
+
+    def memory_plan(self, config: RunConfig) -> MemoryPlan:
+        """For this recipe, or one that differs in settings of memory alone."""
+        assert self.preview is not None, "run() comes first"
+        runtime = resolve_runtime(config, kept=self.way)
+        config = as_chosen(config, runtime)
+        if config.is_rl:
+            assert self.prompts is not None
+            batch = largest_rl_batch(config, self.prompts)
+            longest = int(self.prompts.lengths.max())
+            return plan_memory(config, runtime, batch, preview=self.preview, longest_prompt=longest)
+        plans, _ = self._plans(config)
+        batches = (batch for plan in plans for batch in plan.micro_batches)
+        batch = max(batches, key=lambda batch: batch.num_tokens)
+        return plan_memory(config, runtime, batch, preview=self.preview)
+
+    def _plans(self, config: RunConfig) -> tuple[list[StepPlan], int]:
+        """The first plans of an SFT run, and how many there are in all."""
+        assert self.store is not None
+        with PlanLoader(
+            self.store, row_ids=self._row_ids(), trainer=config.trainer, data=config.data,
+            algorithm=config.algorithm, seed=config.seed, num_ranks=config.num_ranks,
+        ) as plans:  # fmt: skip
+            total = plans.total_steps
+            return [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)], total
+
+    def _row_ids(self) -> np.ndarray:
+        assert self.store is not None
+        share = self.config.data.validation_share
+        if share > 0:
+            return split_rows(self.store.made_from_B, share, self.config.seed)[0]
+        return np.arange(len(self.store), dtype=np.int64)
+
+    def _disk(self) -> Iterator[Item]:
+        if self.preview is None:
+            return
+        one = self._checkpoint_bytes(self.preview)
+        export = self.preview.num_bytes if self.config.checkpoint.export != "off" else 0
+        need = one * (self.config.checkpoint.keep_last + 2) + export
+        place = _existing(self.config.run_dir)
+        free = shutil.disk_usage(place).free
+        facts = {"checkpoint_bytes": one, "needed_bytes": need, "free_bytes": free}
+        text = (
+            f"a checkpoint takes {fmt.byte_size(one)}; at most {fmt.byte_size(need)} are needed, "
+            f"{fmt.byte_size(free)} are free"
+        )
+        level: Level = "ok" if need < free else "error"
+        if level == "error":
+            self.exit_code = max(self.exit_code, 1)
+            text += ". Lower checkpoint.keep_last, or set runs_dir to another disk"
+        yield Item("disk", level, text, facts)
+
+    def _checkpoint_bytes(self, preview: ModelPreview) -> int:
+        """fp32 moments and, below fp32, fp32 masters beside the weights."""
+        width = preview.bytes_per_param
+        return preview.num_trainable * (width + 8 + (4 if width < 4 else 0))
+
+    def _health(self) -> Iterator[Item]:
+        """What the rules say of all that is known by now."""
+        facts: dict[str, Any] = {}
+        rows = self.prompts if self.config.is_rl else self.store
+        if rows is not None:
+            facts |= row_facts(rows, self.held_out)
+        if self.prompts is not None:
+            facts["longest_prompt"] = int(self.prompts.lengths.max())
+        if self.preview is not None:
+            facts |= {"vocab_size": self.preview.vocab_size, "model_bytes": self.preview.num_bytes}
+            facts["model_length"] = self.preview.max_positions
+            place = _existing(self.config.run_dir)
+            facts |= disk_facts(place, checkpoint_bytes=self._checkpoint_bytes(self.preview))
+        facts["environment"] = machine_facts()
+        facts["tokenizer_compared"] = compare_tokenizers(self.config.model)
+        facts |= compile_facts(self.config)
+        for item in health_items(self.config, facts):
+            self.exit_code = max(self.exit_code, 1 if item.level == "error" else 0)
+            yield item
+
+    def _sinks(self) -> Iterator[Item]:
+        for sink in self.config.observe.sinks:
+            if importlib.util.find_spec(sink.type) is None:
+                raise MissingDependencyError.of(
+                    sink.type, extra=sink.type, needed_for=f"the sink {sink.type}"
+                )
+            yield Item("sinks", "ok", sink.type)
+
+    def _run_folder(self) -> Iterator[Item]:
+        store = CheckpointStore(self.config.run_dir / "checkpoints")
+        if not self.config.run_dir.exists():
+            yield Item("run folder", "ok", f"{self.config.run_dir} is new")
+            return
+        found = store.newest_valid()
+        where = f"step {found.step}" if found is not None else "the beginning"
+        yield Item("run folder", "ok", f"{self.config.run_dir} would go on from {where}")
+
+
+def _data_item(which: str, store: RowStore) -> Item:
+    report = store.report
+    lost = report.seen - report.kept
+    share = report.trained_tokens / report.tokens
+    text = (
+        f"{which}: {report.kept} of {report.seen} rows kept, {fmt.count(report.tokens)} tokens, "
+        f"{100 * share:.0f} % trained, longest row {int(store.lengths.max())}"
+    )
+    if lost:
+        text += f"; {report.dropped_overlong} too long, {report.num_bad} unusable"
+    level: Level = "warning" if lost > 0.1 * report.seen else "ok"
+    facts = {name: v for name, v in report.to_json().items() if "examples" not in name}
+    return Item("data", level, text, {"which": which, **facts})
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

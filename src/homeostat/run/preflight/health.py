@@ -1,0 +1,117 @@
+"""The doctor before the first step: facts that can be had without training, judged by the rules.
+
+Rules that need metrics cannot be judged yet, and are counted as such; the others see the settings,
+and what these probes found out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homeostat.config.run import RunConfig
+from homeostat.data.prompts import PromptSet
+from homeostat.data.store import RowStore
+from homeostat.health.diagnose import diagnose
+from homeostat.health.finding import Finding, Level
+from homeostat.health.registry import RULES
+from homeostat.health.view import Kind, RunView
+from homeostat.observe.environment import num_usable_cpus
+from homeostat.observe.processor import this_processor
+from homeostat.run.healing.watch import require_known_rules, settings_of, watchlist_of
+from homeostat.run.preflight.item import Item
+from homeostat.run.preflight.item import Level as ItemLevel
+from homeostat.run.wiring.compile_cache import view_caches
+
+# Rows whose copies are counted: enough for a share, and a moment's work.
+MAX_COMPARED = 50_000
+
+_ITEM_LEVELS: dict[Level, ItemLevel] = {
+    Level.INFO: "ok",
+    Level.WARN: "warning",
+    Level.ERROR: "error",
+}
+
+
+def health_items(config: RunConfig, facts: Mapping[str, Any]) -> Iterator[Item]:
+    """A line for each finding, then how many rules looked."""
+    view = RunView(
+        kind=Kind.RL if config.is_rl else Kind.SFT, settings=settings_of(config), facts=facts
+    )
+    require_known_rules(config)
+    watched = watchlist_of(config)
+    rules = [rule for rule in RULES if watched.levels.get(rule.code) != "off"]
+    found = diagnose(view, rules, options=watched.options)
+    findings = [
+        finding
+        for finding in found.findings
+        if not any(one.holds(finding, 0) for one in watched.allow)
+    ]
+    for finding in findings:
+        level = Level(watched.levels.get(finding.code, finding.level))
+        yield Item("health", _ITEM_LEVELS[level], _line(finding), {"code": finding.code})
+    text = (
+        f"{found.num_clear + len(found.findings)} rules judged the recipe; "
+        f"{len(found.not_evaluated)} wait for what a run logs. Remedies: {config.health.heal}"
+    )
+    yield Item("health", "ok", text, {"findings": len(findings)})
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.code} {finding.name}: {finding.message}"
+
+
+def copies(rows: Iterable[bytes]) -> tuple[float, set[bytes]]:
+    """The share of rows that occurred before, and all that did."""
+    seen: set[bytes] = set()
+    count = again = 0
+    for content in rows:
+        if count == MAX_COMPARED:
+            break
+        digest = hashlib.blake2b(content, digest_size=12).digest()
+        again += digest in seen
+        count += 1
+        seen.add(digest)
+    return again / max(1, count), seen
+
+
+def row_facts(
+    train: RowStore | PromptSet, held_out: RowStore | PromptSet | None
+) -> dict[str, float]:
+    share, seen = copies(_contents(train))
+    facts = {"duplicate_rows": share}
+    if held_out is not None and len(held_out):
+        found = [
+            hashlib.blake2b(content, digest_size=12).digest() in seen
+            for _, content in zip(range(MAX_COMPARED), _contents(held_out), strict=False)
+        ]
+        facts["validation_overlap"] = sum(found) / len(found)
+    return facts
+
+
+def _contents(rows: RowStore | PromptSet) -> Iterator[bytes]:
+    for index in range(len(rows)):
+        yield rows[index].tokens_T.tobytes()
+
+
+def disk_facts(folder: Path, *, checkpoint_bytes: int) -> dict[str, Any]:
+    free = shutil.disk_usage(folder).free
+    return {"disk": {"free_bytes": free, "checkpoint_bytes": checkpoint_bytes}}
+
+
+def compile_facts(config: RunConfig) -> dict[str, Any]:
+    """Damage in the folders of compiled kernels; none on a CPU, where nothing is compiled."""
+    if config.trainer.device == "cpu" or not torch.cuda.is_available():
+        return {}
+    return {"compile_cache": view_caches(torch.device("cuda", 0)).facts()}
+
+
+def machine_facts() -> dict[str, Any]:
+    """Cores, and what the CPU can multiply."""
+    features = sorted(this_processor().features)
+    return {"cores": num_usable_cpus(), "cpu_features": features}

@@ -1,0 +1,363 @@
+"""Which weights the engine samples with, and how they get there.
+
+    make_room -> updates -> publish(step)
+
+A version is the step after which the weights were published; 0 are those the run starts from. An
+engine that shares the trainer's weights needs only be told the version. To any other they are sent
+every `sync.interval` updates, and it keeps those it has in between: what it samples then carries
+their version. Updates are counted as they are due, also those left out for lack of a signal, so
+that the schedule does not depend on what was sampled.
+
+A run that goes on must sample with the weights it would have sampled with. Where these may be
+older than the trainer's, a copy of what was last published is kept on the host, and a checkpoint
+that is saved while the engine is behind holds it (published.safetensors).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from homeostat.config.run import RunConfig
+from homeostat.config.sync import SharedMemoryConfig
+from homeostat.errors import CheckpointError, EngineDiedError, NotServedError, SyncError
+from homeostat.health.finding import Grade
+from homeostat.health.remedies import Action
+from homeostat.rollout.engine import Engine, Quiesce
+from homeostat.rollout.remote import RemoteEngine
+from homeostat.run.publication.host_weights import PolicyWeights, host_weights
+from homeostat.run.session.restarts import Restarts, death_in
+from homeostat.run.session.session import Session
+from homeostat.sync.parcel import Manifest, Packer, Parcel
+from homeostat.sync.publish import Publisher, WeightSource
+from homeostat.sync.transports import open_transport
+from homeostat.sync.verify import Probe, require_received
+from homeostat.train.run_state import RlState
+from homeostat.train.trainer import Trainer
+from homeostat.types import FloatArray, TokenRow
+
+log = logging.getLogger(__name__)
+
+PUBLISHED = "published.safetensors"
+
+
+class NoEngine:
+    """For a run that samples nothing, being complete or told so: what `checkpoint` holds of an
+    engine that was behind stays when it is saved again."""
+
+    state_bytes = 0
+
+    def __init__(self, checkpoint: Path | None, *, rl_state: RlState) -> None:
+        self.published = None if checkpoint is None else checkpoint / PUBLISHED
+        self.rl_state = rl_state
+
+    def make_room(self) -> None:
+        """Nothing takes any."""
+
+    def publish(self, step: int, *, must: bool) -> dict[str, float]:
+        self.rl_state.published_version = step
+        self.published = None
+        return {}
+
+    def save(self, folder: Path) -> None:
+        if self.published is not None and self.published.is_file():
+            shutil.copyfile(self.published, folder / PUBLISHED)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class SharedWeights:
+    """For an engine that computes with the trainer's own tensors."""
+
+    state_bytes = 0
+
+    def __init__(self, engine: Engine, *, sleeps: bool, rl_state: RlState) -> None:
+        self.engine = engine
+        self.sleeps = sleeps
+        self.rl_state = rl_state
+
+    def make_room(self) -> None:
+        """Sampling is over: the weights may change, and the cache may go."""
+        self.engine.begin_update(Quiesce.DRAIN)
+        if self.sleeps:
+            self.engine.sleep()
+
+    def publish(self, step: int, *, must: bool) -> dict[str, float]:
+        """After the updates of a step. Returns metrics, where anything was sent."""
+        self.engine.commit(step)
+        self.rl_state.published_version = step
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """The trainer's weights are the engine's."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Weights that no model here has any more: they can be sent, and not computed with."""
+
+    tensors: Mapping[str, Tensor]
+
+    def parcels(self, packer: Packer) -> Iterator[Parcel]:
+        return packer.pack(self.tensors.items())
+
+    def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
+        raise AssertionError("stored weights are verified by their checksums alone")
+
+
+class SentWeights:
+    """For an engine with its own copy of the weights: sends them, and starts it anew if it dies."""
+
+    def __init__(
+        self,
+        engine: RemoteEngine,
+        config: RunConfig,
+        *,
+        trainer: Trainer,
+        probe: Probe,
+        rl_state: RlState,
+        session: Session,
+        restarts: Restarts,
+    ) -> None:
+        self.engine = engine
+        self.restarts = restarts
+        self.config = config
+        self.trainer = trainer
+        self.probe = probe if config.sync.verify else None
+        self.rl_state = rl_state
+        self.session = session
+        # What the engine has, where it may be older than what the trainer has.
+        self._copy: dict[str, Tensor] | None = None
+        self._publisher: Publisher | None = None
+        self._is_sending = False
+        self._step = 0
+        engine.on_death = self._revive
+
+    @property
+    def is_behind(self) -> bool:
+        return self.rl_state.published_version < self._step
+
+    def start(self, step: int, checkpoint: Path | None) -> None:
+        """The first publication: what the engine had when the run was left, or what the trainer
+        has now."""
+        self._step = step
+        if self.is_behind:
+            assert checkpoint is not None, "a run that begins is behind nothing"
+            self._copy = _read(checkpoint / PUBLISHED)
+        elif self._may_fall_behind:
+            self._copy = host_weights(self.trainer)
+        self._tell(self._deliver(self._last_published, self.rl_state.published_version))
+
+    def make_room(self) -> None:
+        """The trainer needs memory; the engine may go on with the weights it has."""
+        if self.config.engine.sleep:
+            self.engine.sleep()
+
+    def publish(self, step: int, *, must: bool) -> dict[str, float]:
+        """After the updates of a step, where it is due, or `must` be because what is sampled next
+        has to be this step's. Returns metrics, where anything was sent."""
+        self._step = step
+        age = step - self.rl_state.published_version
+        if age < self.config.steps_between_publications and not must:
+            return {}
+        manifest = self._deliver(lambda: PolicyWeights(self.trainer), step)
+        self.rl_state.published_version = step
+        if self._may_fall_behind:
+            self._copy = host_weights(self.trainer)
+        self._tell(manifest)
+        return {
+            "sync/seconds": manifest.seconds,
+            "sync/bytes": float(manifest.num_bytes),
+            "sync/version": float(manifest.version),
+        }
+
+    def republish(self) -> None:
+        """Send once more what the engine should have."""
+        self._tell(self._deliver(self._last_published, self.rl_state.published_version))
+
+    def reconfigure(self, config: RunConfig) -> None:
+        """sync.interval changed. An engine that is not behind has what the trainer has now."""
+        self.config = config
+        if self._may_fall_behind and not self.is_behind:
+            self._copy = host_weights(self.trainer)
+
+    @property
+    def state_bytes(self) -> int:
+        tensors = self._copy.values() if self._copy is not None and self.is_behind else ()
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def save(self, folder: Path) -> None:
+        if self.is_behind:
+            assert self._copy is not None, "an engine that falls behind has its weights kept"
+            save_file(self._copy, folder / PUBLISHED)
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+    @property
+    def _may_fall_behind(self) -> bool:
+        return self.config.steps_between_publications > 1
+
+    def _last_published(self) -> WeightSource:
+        if not self.is_behind:
+            return PolicyWeights(self.trainer)
+        assert self._copy is not None, "an engine that falls behind has its weights kept"
+        return StoredWeights(self._copy)
+
+    def _deliver(self, source: Callable[[], WeightSource], version: int) -> Manifest:
+        """Send the weights. A process that dies meanwhile is replaced, and sent everything."""
+
+        def send() -> Manifest:
+            return self._send_until_served(source, version)
+
+        try:
+            return send()
+        except (EngineDiedError, SyncError) as error:
+            return self._restarted(death_in(error, self.engine), send)
+
+    def _send_until_served(self, source: Callable[[], WeightSource], version: int) -> Manifest:
+        """Send the weights; once more where the engine does not serve what it took in."""
+        try:
+            return self._send(source(), version)
+        except NotServedError as error:
+            if self.config.health.heal == "off":
+                raise
+            self._tell_again(error)
+        return self._send(source(), version)
+
+    def _revive(self, error: EngineDiedError) -> None:
+        """Replace a process that was found dead by a verb that will be tried again."""
+        if self._is_sending:
+            raise error
+        version = self.rl_state.published_version
+        self._restarted(error, lambda: self._send_until_served(self._last_published, version))
+
+    def _restarted(self, error: EngineDiedError, send: Callable[[], Manifest]) -> Manifest:
+        """Start processes until one lives to have the weights, or no restart is left."""
+        while True:
+            self.restarts.count(error, step=self._step)
+            self.close()
+            try:
+                return self.engine.restart(send)
+            except (EngineDiedError, SyncError) as again:
+                error = death_in(again, self.engine)
+
+    def _send(self, source: WeightSource, version: int) -> Manifest:
+        self._is_sending = True
+        try:
+            publisher = self._publisher or self._connected()
+            stored = isinstance(source, StoredWeights)
+            publisher.probe = None if stored else self.probe
+            manifest = publisher.publish(
+                source, self.engine, version=version, quiesce=Quiesce.DRAIN, on_ended=list
+            )
+            if stored and self.config.sync.verify:
+                require_received(manifest, self.engine.received_checksum)
+            # A packer that was used here cannot travel to the trainer any more.
+            if stored:
+                self.close()
+            return manifest
+        finally:
+            self._is_sending = False
+
+    def _connected(self) -> Publisher:
+        engine = self.config.engine
+        transport = open_transport(
+            self.config.sync.transport or SharedMemoryConfig(),
+            folder=self.session.run_dir.path,
+            device=self.trainer.runtime.device,
+            timeout_s=self.config.sync.timeout_s,
+            num_receivers=getattr(engine, "tensor_parallel_size", 1),
+        )
+        self._publisher = Publisher(transport, probe=self.probe)
+        self.engine.connect(transport)
+        return self._publisher
+
+    def _tell_again(self, error: NotServedError) -> None:
+        log.warning("%s\nThey are sent once more.", error)
+        facts = {"code": "", "cause": str(error), "remedy": str(Action.REPUBLISH), "path": ""}
+        facts |= {"old": None, "new": None, "grade": str(Grade.SAFE), "window": 0}
+        self.session.event("remedy_applied", self._step, **facts)
+
+    def _tell(self, manifest: Manifest) -> None:
+        self.session.event(
+            "weights_published",
+            self._step,
+            version=manifest.version,
+            bytes=manifest.num_bytes,
+            seconds=manifest.seconds,
+            transport=manifest.transport,
+            checksum=manifest.checksum,
+        )
+
+
+Feed = NoEngine | SharedWeights | SentWeights
+
+
+def open_feed(
+    config: RunConfig,
+    engine: Engine | None,
+    trainer: Trainer,
+    rl_state: RlState,
+    session: Session,
+    *,
+    restarts: Restarts,
+) -> Feed:
+    """The engine has its first weights when this returns."""
+    found = session.resume.found
+    checkpoint = found.path if found is not None else None
+    if engine is None:
+        return NoEngine(checkpoint, rl_state=rl_state)
+    if engine.capabilities.shares_weights:
+        return SharedWeights(engine, sleeps=config.engine.sleep, rl_state=rl_state)
+    assert isinstance(engine, RemoteEngine), engine
+    feed = SentWeights(
+        engine,
+        config,
+        trainer=trainer,
+        probe=probe_of(config, trainer),
+        rl_state=rl_state,
+        session=session,
+        restarts=restarts,
+    )
+    feed.start(session.start_step, checkpoint)
+    return feed
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{file} cannot be read ({error}): it holds the weights that the engine had when the "
+            "checkpoint was saved. Go back to another one by checkpoint.load_step."
+        ) from None
+
+
+def probe_of(config: RunConfig, trainer: Trainer) -> Probe:
+    """Rows that trainer and engine are compared on."""
+    dtype = trainer.runtime.dtype
+    theirs = getattr(config.engine, "dtype", "auto")
+    if theirs != "auto":
+        both = (dtype, getattr(torch, theirs))
+        dtype = max(both, key=lambda one: torch.finfo(one).eps)
+    return Probe(
+        vocabulary=trainer.sheet.vocab_size,
+        num_layers=int(trainer.sheet.source_config["num_hidden_layers"]),
+        dtype=dtype,
+        row_tokens=min(16, config.max_request_tokens),
+    )

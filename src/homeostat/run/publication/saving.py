@@ -1,0 +1,168 @@
+"""What a run saves: checkpoints for itself, HF-format weights for everyone else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from homeostat.config.run import RunConfig
+from homeostat.errors import CheckpointWriteError, DiskFullError
+from homeostat.health.finding import Grade
+from homeostat.health.remedies import Action
+from homeostat.run.session.session import Session
+from homeostat.train.checkpoint import Write
+
+if TYPE_CHECKING:
+    from homeostat.run.wiring.rl_setup import RlParts
+    from homeostat.run.wiring.sft_setup import Parts
+
+log = logging.getLogger(__name__)
+
+
+class Saved(Protocol):
+    """What writes files of its own into a checkpoint."""
+
+    @property
+    def state_bytes(self) -> int: ...
+
+    def save(self, folder: Path) -> None: ...
+
+
+class Saver:
+    """Writes, prunes and reports checkpoints. A failed save never ends a run that can go on."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: Parts | RlParts,
+        session: Session,
+        *,
+        also: Saved | None = None,
+    ) -> None:
+        """`also` is saved beside the trainer's state."""
+        self.also = also
+        self.config = config
+        self.parts = parts
+        self.session = session
+        self.store = session.checkpoints
+        self._seconds = 0.0
+        self._point_to_best()
+
+    def _point_to_best(self) -> None:
+        """An end just after a save, or going back to an earlier step, may leave `best` stale."""
+        best_step = self.parts.state.best_step
+        if best_step is None or not self.config.eval.keep_best:
+            return
+        try:
+            self.store.mark_best(best_step)
+        except OSError as error:
+            log.error("checkpoints/best was not set to step %d: %s", best_step, error)
+
+    def take_seconds(self) -> float:
+        """Seconds spent saving since this was last asked."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def after_step(
+        self, sections: Callable[[], dict[str, Any]], *, at_end: bool, is_best: bool
+    ) -> tuple[bool, bool]:
+        """Save where that is due. Returns whether it was saved, and whether the run ends here."""
+        config, last = self.config, at_end or self.session.must_end
+        due = self.parts.state.step % config.checkpoint.interval_steps == 0
+        if not (last or due or (is_best and config.eval.keep_best)):
+            return False, False
+        saved = self.save(sections(), at_end=at_end, must=last)
+        # Asked to end while it was saved: there is nothing to save twice.
+        return saved, last or (saved and self.session.must_end)
+
+    def save(self, sections: dict[str, Any], *, at_end: bool, must: bool) -> bool:
+        """True when it is in place. `sections`: what the loop itself has to remember.
+
+        `must`: nothing comes after it, so a failure is an error.
+        """
+        recorder, step = self.session.recorder, self.parts.state.step
+        recorder.flush()
+        started = time.perf_counter()
+        export = self.config.checkpoint.export
+        with_export = export == "every" or (export == "final" and at_end)
+        health = self.session.health_state()
+        record = {"run": self.parts.state.as_json(), "health": health, **sections}
+        trainer = self.parts.trainer
+
+        def write(folder: Path) -> None:
+            trainer.save(folder)
+            if self.also is not None:
+                self.also.save(folder)
+            if with_export:
+                trainer.export(folder / "hf", self.config)
+                self.parts.tokenizer.save(folder / "hf")
+
+        is_best = self.parts.state.best_step == step
+        try:
+            path = self._put(write, record, best=is_best and self.config.eval.keep_best)
+        except CheckpointWriteError as error:
+            recorder.event("checkpoint_failed", step, error=str(error))
+            if must:
+                raise
+            log.error("%s Training goes on.", error)
+            return False
+        seconds = time.perf_counter() - started
+        self._seconds += seconds
+        recorder.event("checkpoint_saved", step, path=str(path), seconds=seconds, best=is_best)
+        if with_export:
+            recorder.event("export_written", step, path=str(path / "hf"))
+        self._prune(step)
+        return True
+
+    def _put(self, write: Write, record: dict[str, Any], *, best: bool) -> Path:
+        """On a full disk, once more when there is room."""
+        num_bytes = self.parts.trainer.state_bytes + (self.also.state_bytes if self.also else 0)
+
+        def put() -> Path:
+            step = self.parts.state.step
+            return self.store.save(step, write, record, num_bytes=num_bytes, best=best)
+
+        try:
+            return put()
+        except DiskFullError as error:
+            if not self._make_room(error):
+                raise
+            return put()
+
+    def _make_room(self, error: DiskFullError) -> bool:
+        """Remove what would be too many checkpoints once this one is there."""
+        limits, step = self.config.checkpoint, self.parts.state.step
+        if self.config.health.heal == "off":
+            return False
+        try:
+            removed = self.store.make_room(keep_last=limits.keep_last)
+        except OSError as why:
+            log.error("old checkpoints were not removed: %s", why)
+            return False
+        if not removed:
+            return False
+        recorder = self.session.recorder
+        recorder.event("checkpoint_pruned", step, removed=removed)
+        facts = {"code": "", "cause": str(error), "remedy": str(Action.PRUNE_CHECKPOINTS)}
+        facts |= {"path": "", "old": None, "new": None, "grade": str(Grade.SAFE), "window": 0}
+        recorder.event("remedy_applied", step, **facts)
+        return True
+
+    def add_missing_export(self, sections: dict[str, Any]) -> None:
+        """A complete run that is asked for HF weights only now saves its last step once more."""
+        path = self.store.path(self.parts.state.step)
+        if self.config.checkpoint.export != "off" and not (path / "hf").is_dir():
+            self.save(sections, at_end=True, must=True)
+
+    def _prune(self, step: int) -> None:
+        limits = self.config.checkpoint
+        try:
+            removed = self.store.prune(keep_last=limits.keep_last, max_bytes=limits.max_bytes)
+        except OSError as error:
+            log.error("old checkpoints were not removed: %s", error)
+            return
+        if removed:
+            self.session.recorder.event("checkpoint_pruned", step, removed=removed)

@@ -1,0 +1,154 @@
+"""Which one is off, engine or trainer? A third, slow and right, decides (observe.verify_logprobs).
+
+    some sampled rows -> log-probs as sampled, as the engine scores them now, as the trainer scores
+    them, and of the same weights in float64 -> the distance of each from the last -> a verdict
+
+Engine and trainer are judged by the limit that a publication's probe has: what rounding explains.
+Tokens of an older policy are the engine's as it was then, so nothing is said of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from homeostat.config.run import RunConfig
+from homeostat.models.families import DecoderConfig, decoder_config
+from homeostat.models.float64 import reference_logprobs
+from homeostat.rollout.engine import Engine
+from homeostat.run.learning.updates import step_rows
+from homeostat.run.publication.host_weights import host_weights
+from homeostat.run.publication.publish import probe_of
+from homeostat.train.events import EmitEvent
+from homeostat.train.trainer import Trainer
+from homeostat.types import (
+    Author,
+    FloatArray,
+    FloatArray64,
+    Role,
+    RolloutGroup,
+    TokenRow,
+    TrainBatch,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One party's distance from the float64 reference, on the same tokens."""
+
+    party: str
+    error_mean: float
+    error_max: float
+    share_off: float
+
+    @property
+    def is_off(self) -> bool:
+        return self.share_off > 0
+
+
+def judge(
+    party: str, logp_M: FloatArray, reference_M: FloatArray64, *, tolerance: float
+) -> Judgement:
+    """Off is a token further away than rounding explains, or without a number."""
+    error_M = np.abs(logp_M.astype(np.float64) - reference_M)
+    off_M = ~(error_M <= tolerance * (1 + np.abs(reference_M)))
+    return Judgement(party, float(error_M.mean()), float(error_M.max()), float(off_M.mean()))
+
+
+def verdict(judgements: Sequence[Judgement], *, tolerance: float) -> str:
+    """What is wrong, in words."""
+    off = [judgement for judgement in judgements if judgement.is_off]
+    if not off:
+        names = " and ".join(judgement.party for judgement in judgements)
+        return f"{names} agree with float64 to rounding"
+    told = [
+        f"the {one.party} is off: {one.share_off:.0%} of the tokens are further from float64 than "
+        f"{tolerance:.2g} x (1 + |logp|), the worst by {one.error_max:.3g}"
+        for one in off
+    ]
+    right = [judgement.party for judgement in judgements if not judgement.is_off]
+    return "; ".join([*told, *(f"the {name} is right" for name in right)])
+
+
+class LogprobVerifier:
+    """Compares engine, trainer and float64, where that is due."""
+
+    def __init__(
+        self, config: RunConfig, *, trainer: Trainer, engine: Engine | None, emit: EmitEvent
+    ) -> None:
+        self.config = config
+        self.trainer = trainer
+        self.engine = engine
+        self.emit = emit
+
+    @cached_property
+    def shape(self) -> DecoderConfig:
+        return decoder_config(self.trainer.sheet.source_config)
+
+    @cached_property
+    def tolerance(self) -> float:
+        return probe_of(self.config, self.trainer).tolerance
+
+    def verify(self, groups: Sequence[RolloutGroup], *, step: int) -> dict[str, float]:
+        """Metrics of the comparison; the verdict goes to the events and the log."""
+        rules = self.config.observe.verify_logprobs
+        if rules is None or (step - 1) % rules.interval_steps:
+            return {}
+        rows = [row for row in step_rows(groups, self.config).rows if row.weights_T.any()]
+        places = np.linspace(0, len(rows) - 1, min(rules.rows, len(rows))).round().astype(int)
+        some = [rows[place] for place in places]
+        if not some:
+            return {}
+        found = self._judged(groups, some, version=step - 1)
+        text = verdict(found, tolerance=self.tolerance)
+        is_off = any(judgement.is_off for judgement in found)
+        (log.error if is_off else log.info)("step %d, %d rows: %s", step, len(some), text)
+        fields = {"verdict": text, "rows": len(some)}
+        self.emit("logprobs_off" if is_off else "logprobs_verified", step, **fields)
+        return {
+            f"verify/{one.party}/{name}": getattr(one, name)
+            for one in found
+            for name in ("error_mean", "error_max", "share_off")
+        }
+
+    def _judged(
+        self, groups: Sequence[RolloutGroup], rows: Sequence[TokenRow], *, version: int
+    ) -> list[Judgement]:
+        reference = self._reference(rows)
+        batches = [TrainBatch.of([row]) for row in rows]
+        temperature = self.config.rollout.temperature
+        parties = {"trainer": self.trainer.score(Role.POLICY, batches, temperature=temperature)}
+        engine = self.engine
+        if engine is not None and engine.policy_version == version:
+            if engine.capabilities.score_temperatures == "any" or temperature == 1:
+                parties["engine_scoring"] = engine.score(rows, temperature=temperature)
+        if all(_sampled_by(groups, row.row_id) == {version} for row in rows):
+            parties["engine"] = [row.columns["engine_logp"][row.weights_T > 0] for row in rows]
+        wanted_M = np.concatenate(reference)
+        return [
+            judge(name, np.concatenate(logp), wanted_M, tolerance=self.tolerance)
+            for name, logp in parties.items()
+        ]
+
+    def _reference(self, rows: Sequence[TokenRow]) -> list[FloatArray64]:
+        weights = host_weights(self.trainer)
+        found = []
+        for row in rows:
+            logp_T = reference_logprobs(
+                self.shape, weights, row.tokens_T, temperature=self.config.rollout.temperature
+            )
+            found.append(logp_T[row.weights_T[1:] > 0])
+        return found
+
+
+def _sampled_by(groups: Sequence[RolloutGroup], row: int) -> set[int]:
+    """The policy versions that wrote a sample, by its number in the step."""
+    samples = [sample for group in groups for sample in group.samples]
+    segments = samples[row].completion.segments
+    return {segment.policy_version for segment in segments if segment.author is Author.ENGINE}

@@ -1,0 +1,258 @@
+"""One `train` call on one run directory: lock, logs, recorder, signals, and an end that is told.
+
+However a run ends, its directory says how: `run_finished`, `run_stopped` or `run_failed` in
+events.jsonl, a traceback where there was one, and report.html.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from homeostat.config.run import RunConfig
+from homeostat.config.shareable import shared_at, shared_override
+from homeostat.errors import HomeostatError, RunDirError
+from homeostat.observe.console import make_view
+from homeostat.observe.environment import summarise_environment
+from homeostat.observe.jsonl import is_event, is_finding, iter_jsonl, read_metrics
+from homeostat.observe.logs import logging_to
+from homeostat.observe.recorder import Recorder
+from homeostat.observe.report import write_report
+from homeostat.observe.run_dir import RunDir
+from homeostat.observe.sinks import build_sinks
+from homeostat.observe.transcript import RunLabel
+from homeostat.run.healing.healer import Healing, RollBackError
+from homeostat.run.healing.watch import Watch, sound_state
+from homeostat.run.session.resume import ResumePoint, find_resume_point
+from homeostat.run.session.signals import StopRequest
+from homeostat.train.checkpoint import CheckpointStore
+from homeostat.types import UpdateReport
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """What the loop writes to. `begin` opens the recorder once the number of steps is known."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: RunDir,
+        resume: ResumePoint,
+        *,
+        console: Console,
+        stop: StopRequest,
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.resume = resume
+        self.console = console
+        self.stop = stop
+        self.checkpoints = CheckpointStore(run_dir.checkpoints)
+        self.healing = Healing()
+        self._recorder: Recorder | None = None
+        self._watch: Watch | None = None
+        # What healing has come to, where the run went back in this call.
+        self._carried: Healing | None = None
+
+    @property
+    def watch(self) -> Watch:
+        assert self._watch is not None, "begin() comes first"
+        return self._watch
+
+    @property
+    def recorder(self) -> Recorder:
+        assert self._recorder is not None, "begin() comes first"
+        return self._recorder
+
+    @property
+    def must_end(self) -> bool:
+        """Asked to by a signal, or by a finding (health.on_error=halt)."""
+        return self.stop.requested or (self._watch is not None and self._watch.halting is not None)
+
+    @property
+    def start_step(self) -> int:
+        return self.resume.found.step if self.resume.found is not None else 0
+
+    @property
+    def last_step(self) -> int:
+        """The newest step of this run, in this call or before it."""
+        done = self._recorder.last_step if self._recorder is not None else 0
+        return max(done, self.start_step)
+
+    def begin(self, *, total_steps: int, model_line: str) -> Recorder:
+        """Cut what lies beyond the resume point, open sinks and view."""
+        found = self.resume.found
+        # A run that begins anew has no records yet, not even of an evaluation before step 1.
+        self.run_dir.truncate_after(found.step if found is not None else -1)
+        if found is not None:
+            self.checkpoints.set_aside_after(found.step)
+        sinks = build_sinks(
+            self.config.observe.sinks,
+            self.run_dir,
+            run_name=self.config.name,
+            resumed_from=found.step if found is not None else None,
+        )
+        label = RunLabel(self.config.name, model_line, total_steps, self.start_step)
+        view = make_view(
+            self.config.observe.console,
+            self.console,
+            label=label,
+            history=read_metrics(self.run_dir.metrics),
+            findings=iter_jsonl(self.run_dir.findings, is_sound=is_finding),
+            events=iter_jsonl(self.run_dir.events, is_sound=is_event),
+        )
+        self._recorder = Recorder(
+            self.run_dir, sinks, log_interval=self.config.observe.log_interval, view=view
+        )
+        self._begin_watch(total_steps)
+        self._recorder.event("training", self.start_step, total_steps=total_steps)
+        return self._recorder
+
+    def _begin_watch(self, total_steps: int) -> None:
+        found = self.resume.found
+        saved = found.section("health") if found is not None and "health" in found.state else {}
+        place = str(found.state_file) if found is not None else ""
+        self.healing = self._carried or Healing.from_json(saved.get("healing", {}), place=place)
+        remembered = sound_state(saved.get("monitor", {}), place=place)
+        self._watch = Watch(self.config, self.recorder, total_steps=total_steps, state=remembered)
+        self._watch.begin(self.run_dir, start_step=self.start_step)
+
+    def health_state(self) -> dict[str, Any]:
+        """What a checkpoint remembers of the run's health."""
+        return {"monitor": self.watch.state(), "healing": self.healing.as_json()}
+
+    def go_back(self, back: RollBackError) -> None:
+        """The run goes on from an earlier checkpoint, as if it had been started anew there; step 0
+        is its beginning."""
+        self.close()
+        self._recorder = self._watch = None
+        self._carried = back.healing
+        if back.step == 0:
+            self.checkpoints.set_aside_after(0)
+        self.resume = ResumePoint(self.checkpoints.at_step(back.step) if back.step else None, ())
+
+    def event(self, kind: str, step: int, **fields: Any) -> None:
+        """An event at any time, before `begin` too."""
+        if self._recorder is not None:
+            self._recorder.event(kind, step, **fields)
+        else:
+            self.run_dir.append_event(kind, step, **fields)
+
+    def keep_row_losses(self, report: UpdateReport) -> None:
+        if self.config.observe.row_losses:
+            self.run_dir.append_row_losses(
+                report.step, row_ids=report.row_ids_B.tolist(), losses=report.row_losses_B.tolist()
+            )
+
+    def finish(self) -> None:
+        """The run is complete. One that was so before has nothing more to tell."""
+        if self._watch is not None and self.recorder.last_step > 0:
+            self._watch.finish(self.last_step)
+
+    def close(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+
+
+@contextmanager
+def open_session(
+    config: RunConfig, *, recipe: str, command: list[str], console: Console, log_level: str
+) -> Iterator[Session]:
+    """The run directory, locked; whatever ends the block is written down before it goes on."""
+    stop = StopRequest()
+    with RunDir(config.run_dir) as run_dir:
+        resume = find_resume_point(config, run_dir)
+        run_dir.protect(config.model_dump(mode="json"))
+        run_dir.write_config(config, recipe=recipe)
+        session = Session(config, run_dir, resume, console=console, stop=stop)
+        with (
+            logging_to(
+                console,
+                level=log_level,
+                console_log=run_dir.console_log,
+                scrubber=run_dir.scrubber,
+            ),
+            stop.listening(),
+        ):
+            _tell_start(session, command)
+            try:
+                yield session
+            except BaseException as error:
+                _tell_failure(session, error)
+                raise
+            else:
+                _tell_end(session)
+            finally:
+                session.close()
+                if config.observe.report:
+                    _report(run_dir)
+
+
+def _report(run_dir: RunDir) -> None:
+    """A page that cannot be written must not hide how the run ended."""
+    try:
+        write_report(run_dir.path)
+    except (OSError, RunDirError) as error:
+        log.error("%s was not written: %s", run_dir.report, error)
+
+
+def _tell_start(session: Session, command: list[str]) -> None:
+    found = session.resume.found
+    text = shlex.join([*command[:2], *(shared_override(word) for word in command[2:])])
+    environment = summarise_environment(session.run_dir.path)
+    for name, count in session.run_dir.set_aside.items():
+        log.warning("%s held %d damaged lines: they are now in %s.damaged", name, count, name)
+        step = found.step if found is not None else 0
+        fields = {"file": name, "lines": count, "kept_in": f"{name}.damaged"}
+        session.event("records_set_aside", step, **fields)
+    if found is None:
+        session.event("run_started", 0, command=text, environment=environment)
+        return
+    for name, why in found.passed_over:
+        log.warning("passed over the broken checkpoint %s: %s", name, why)
+        session.event("checkpoint_skipped_invalid", found.step, name=name, why=why)
+    for change in session.resume.changes:
+        old, new = (shared_at(change.path, value) for value in (change.old, change.new))
+        log.warning("%s was %r, is now %r", change.path, old, new)
+        fields = {"path": change.path, "old": old, "new": new}
+        session.event("config_changed", found.step, **fields)
+    log.info("going on after step %d (%s)", found.step, found.path)
+    fields = {"command": text, "checkpoint": str(found.path), "environment": environment}
+    session.event("run_resumed", found.step, **fields)
+
+
+def _tell_end(session: Session) -> None:
+    last = session.last_step
+    if session.stop.requested:
+        assert session.stop.signal is not None
+        session.event("run_stopped", last, signal=session.stop.signal.name)
+        log.warning("stopped by %s after step %d; the same command goes on from there",
+                    session.stop.signal.name, last)  # fmt: skip
+    else:
+        session.finish()
+        session.event("run_finished", last)
+
+
+def _tell_failure(session: Session, error: BaseException) -> None:
+    last = session.last_step
+    if session.stop.signal is not None and isinstance(error, SystemExit):
+        name = session.stop.signal.name
+        session.event("run_stopped", last, signal=name)
+        log.warning("ended at once by %s; the same command goes on from what was saved", name)
+        return
+    try:
+        session.run_dir.write_traceback("".join(traceback.format_exception(error)))
+    except OSError as why:
+        log.error("%s was not written: %s", session.run_dir.traceback, why)
+    # Whoever catches it shows its text: on a terminal, in a log of a cluster.
+    error.args = tuple(session.run_dir.scrubber.tree(error.args))
+    session.event("run_failed", last, error=type(error).__name__, message=str(error))
+    if not isinstance(error, HomeostatError):
+        log.error("the run failed: %s: %s", type(error).__name__, error)

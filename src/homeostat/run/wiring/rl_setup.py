@@ -1,0 +1,330 @@
+"""From a recipe to the parts of an RL run: prompts, policy, reference, engine, rewards, state."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.resume import experiment_digest
+from homeostat.config.rewards import FunctionReward
+from homeostat.config.run import RunConfig
+from homeostat.data.prepare import split_rows
+from homeostat.data.prompts import PromptSampler, PromptSet, prepare_prompts
+from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
+from homeostat.errors import ConfigError, DataError, Problem
+from homeostat.observe.devices import GpuSampler
+from homeostat.rewards.combine import RunningMoments
+from homeostat.rewards.functions import source_of
+from homeostat.rewards.pool import RewardPool
+from homeostat.rollout.collect import Collector
+from homeostat.rollout.engine import Engine
+from homeostat.rollout.journal import Journal
+from homeostat.run.publication.completions import drop_completions_after
+from homeostat.run.publication.publish import Feed, open_feed
+from homeostat.run.session.restarts import Restarts
+from homeostat.run.session.reward_failures import TroubleLog
+from homeostat.run.session.session import Session
+from homeostat.run.session.waiting import progress_of
+from homeostat.run.sizing.token_budget import choose_tokens, tokens_line
+from homeostat.run.wiring.engines import open_engine
+from homeostat.run.wiring.sft_setup import (
+    describe_model,
+    open_trainer,
+    require_vocabulary,
+    restored_state,
+)
+from homeostat.train.profile import StepProfiler
+from homeostat.train.run_state import RlState, RunState
+from homeostat.train.runtime import resolve_runtime
+from homeostat.train.trainer import Trainer
+from homeostat.types import IntArray
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPrompts:
+    """Prompts, and the ones of them that are meant."""
+
+    prompts: PromptSet
+    ids: IntArray
+
+    @classmethod
+    def whole(cls, prompts: PromptSet) -> ChosenPrompts:
+        return cls(prompts, np.arange(len(prompts), dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts to train on and, where there are any, the held-out ones."""
+
+    train: ChosenPrompts
+    evaluation: ChosenPrompts | None
+
+
+@dataclass(frozen=True, slots=True)
+class RlParts:
+    """All that the loop works with."""
+
+    config: RunConfig
+    tokenizer: ChatTokenizer
+    prompts: Prompts
+    trainer: Trainer
+    engine: Engine | None
+    feed: Feed
+    collector: Collector
+    troubles: TroubleLog
+    profiler: StepProfiler
+    gpus: GpuSampler
+    state: RunState
+    rl_state: RlState
+    total_steps: int
+
+    @property
+    def is_complete(self) -> bool:
+        return is_complete(self.state, self.total_steps)
+
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that the next round is sampled with."""
+        return self.state.step if self.engine is None else self.engine.policy_version
+
+    def sections(self) -> dict[str, dict]:
+        """What a checkpoint remembers besides weights and the run's own state."""
+        moments = self.collector.moments
+        return {
+            "data": {"step": self.state.step, **self.collector.sampler.state()},
+            "rl": replace(
+                self.rl_state,
+                rewards_count=moments.count,
+                rewards_mean=moments.mean,
+                rewards_squares=moments.squares,
+            ).as_json(),
+        }
+
+
+@contextmanager
+def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
+    """The parts, and an end to what they started."""
+    found = session.resume.found
+    state = restored_state(found) if found is not None else RunState()
+    runtime = resolve_runtime(config, kept=state.way)
+    state.way = runtime.way
+    state.chosen_tokens = choose_tokens(config, runtime, kept=state.chosen_tokens)
+    log.info("training on %s%s", runtime.describe(), tokens_line(state.chosen_tokens))
+    tokenizer = load_tokenizer(config.model)
+    prompts = open_prompts(config, tokenizer, session)
+    total_steps = _total_steps(config, prompts)
+    with ExitStack() as stack:
+        trainer = stack.enter_context(open_trainer(config, runtime, session))
+        origin = _origin(config, prompts.train.prompts, trainer)
+        _require_known_tokens(config, prompts, trainer)
+        if found is not None:
+            trainer.load(found.path)
+        rl_state, moments = _rl_state(config, session)
+        troubles = TroubleLog(session)
+        rewards = _rewards(config, session, troubles)
+        version = None if is_complete(state, total_steps) else state.step
+        engine, feed = stack.enter_context(
+            _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
+        )
+        if engine is not None:
+            # Without an engine nothing new is to be scored: the journal holds the values.
+            stack.enter_context(rewards)
+        gpus = stack.enter_context(contextlib.closing(GpuSampler()))
+        collector = Collector(
+            config,
+            prompts=prompts.train.prompts,
+            sampler=_sampler(config, prompts.train, session),
+            tokenizer=tokenizer,
+            engine=engine,
+            rewards=rewards,
+            moments=moments,
+            journal=_journal(session),
+            origin=origin,
+            saved=saved_journal(config),
+        )
+        session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
+        yield RlParts(
+            config=config,
+            tokenizer=tokenizer,
+            prompts=prompts,
+            trainer=trainer,
+            engine=engine,
+            feed=feed,
+            collector=collector,
+            troubles=troubles,
+            profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
+            gpus=gpus,
+            state=state,
+            rl_state=rl_state,
+            total_steps=total_steps,
+        )
+
+
+@contextmanager
+def _engine_and_feed(
+    config: RunConfig,
+    session: Session,
+    trainer: Trainer,
+    tokenizer: ChatTokenizer,
+    rl_state: RlState,
+    *,
+    version: int | None,
+) -> Iterator[tuple[Engine | None, Feed]]:
+    """The engine, with its first weights, and what sends it the next ones. `version` is the one of
+    the trainer's weights; None where nothing is left to sample."""
+    restarts = Restarts(config.engine.max_restarts, session)
+    with ExitStack() as stack:
+        engine = None
+        if version is not None:
+            engine = open_engine(
+                config, trainer, tokenizer, session, version=version, restarts=restarts
+            )
+        if engine is not None:
+            stack.callback(engine.close)
+        feed = open_feed(config, engine, trainer, rl_state, session, restarts=restarts)
+        stack.callback(feed.close)
+        yield engine, feed
+
+
+def _total_steps(config: RunConfig, prompts: Prompts) -> int:
+    total_steps = config.trainer.total_steps(
+        len(prompts.train.ids), rows_per_step=config.rollout.prompts_per_step
+    )
+    if problems := find_length_conflicts(config, total_steps=total_steps):
+        raise ConfigError(problems)
+    return total_steps
+
+
+def _require_known_tokens(config: RunConfig, prompts: Prompts, trainer: Trainer) -> None:
+    for some in (prompts.train, prompts.evaluation):
+        if some is not None:
+            require_vocabulary(some.prompts, trainer.sheet)
+    require_stop_ids(config, vocabulary=trainer.sheet.vocab_size)
+
+
+def is_complete(state: RunState, total_steps: int) -> bool:
+    return state.step >= total_steps or state.stopped_early
+
+
+def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
+    """Names all that rollouts come from: settings, prompts, reward files, the first weights."""
+    assert config.rewards is not None, "combinations asks for rewards"
+    functions = [r.path for r in config.rewards.functions if isinstance(r, FunctionReward)]
+    sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
+    parts = [experiment_digest(config), prompts.fingerprint, sources, dict(trainer.checksums())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _journal(session: Session) -> Journal:
+    """The run's own. Its rounds beyond the resume point are replayed; what is kept of those steps
+    for people to read is written again."""
+    drop_completions_after(session.run_dir.completions, session.start_step)
+    journal = Journal(session.run_dir.journal)
+    if session.resume.changes:
+        # Rounds of a policy that other settings led to: of no use, and not to be found later.
+        journal.drop_after(session.start_step)
+    return journal
+
+
+def _rewards(config: RunConfig, session: Session, troubles: TroubleLog) -> RewardPool:
+    assert config.rewards is not None, "combinations asks for rewards"
+    log_file = session.run_dir.path / "rewards.log"
+    return RewardPool(config.rewards, on_trouble=troubles.take, log_file=log_file)
+
+
+def _sampler(config: RunConfig, prompts: ChosenPrompts, session: Session) -> PromptSampler:
+    found = session.resume.found
+    return PromptSampler(
+        prompts.ids,
+        seed=config.seed,
+        shuffle=config.data.shuffle,
+        fingerprint=prompts.prompts.fingerprint,
+        state=found.section("data") if found is not None else None,
+    )
+
+
+def open_prompts(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> Prompts:
+    data = config.data
+    train = _prepare(config, tokenizer, session, "train")
+    if data.validation:
+        held_out = ChosenPrompts.whole(_prepare(config, tokenizer, session, "validation"))
+        chosen = ChosenPrompts.whole(train)
+    elif data.validation_share > 0:
+        ids, held_out_ids = split_rows(train.made_from_B, data.validation_share, config.seed)
+        chosen, held_out = ChosenPrompts(train, ids), ChosenPrompts(train, held_out_ids)
+    else:
+        return Prompts(ChosenPrompts.whole(train), None)
+    evaluation = ChosenPrompts(held_out.prompts, held_out.ids[: config.eval.max_rows])
+    return Prompts(chosen, evaluation)
+
+
+def _prepare(
+    config: RunConfig, tokenizer: ChatTokenizer, session: Session, which: str
+) -> PromptSet:
+    sources = config.data.train if which == "train" else config.data.validation
+    with progress_of(f"tokenising {which} prompts", session.console) as progress:
+        found = prepare_prompts(sources, tokenizer, config.data, progress=progress)
+    require_turn_end(config, tokenizer, found, which=which)
+    report = found.report
+    log.info("%s prompts: %d of %d kept", which, report.kept, report.seen)
+    counts = {name: value for name, value in report.to_json().items() if "examples" not in name}
+    session.event("data_prepared", session.start_step, which=which, **counts)
+    return found
+
+
+def require_turn_end(
+    config: RunConfig, tokenizer: ChatTokenizer, prompts: PromptSet, *, which: str
+) -> None:
+    """A chat must have a token that ends the answer, unless the recipe says what ends it."""
+    if config.rollout.stop or config.rollout.stop_token_ids:
+        return
+    sources = config.data.train if which == "train" else config.data.validation
+    has_chat = any(getattr(source, "chat", False) for source in sources)
+    # A list of messages is a chat whatever the source says.
+    if has_chat or any(not isinstance(prompt.prompt, str) for prompt in prompts):
+        tokenizer.require_turn_end(wanted_by=f"data.{which}")
+
+
+def require_stop_ids(config: RunConfig, *, vocabulary: int) -> None:
+    """A token that the model cannot say ends nothing."""
+    unknown = [token for token in config.rollout.stop_token_ids if token >= vocabulary]
+    if unknown:
+        why = f"token {unknown[0]} lies outside the model's vocabulary of {vocabulary}."
+        raise ConfigError([Problem("rollout.stop_token_ids", why, "Remove it.")])
+
+
+def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMoments]:
+    found, kl = session.resume.found, config.algorithm.kl
+    if found is None:
+        coefficient = kl.coefficient if kl is not None else None
+        return RlState(kl_coefficient=coefficient), RunningMoments()
+    place = str(found.state_file)
+    state = RlState.from_json(found.section("rl"), place=place)
+    if kl is not None and kl.target is None:
+        # A fixed coefficient is the recipe's, also where it changed since.
+        state.kl_coefficient = kl.coefficient
+    moments = (state.rewards_count, state.rewards_mean, state.rewards_squares)
+    return state, RunningMoments(*moments)
+
+
+def saved_journal(config: RunConfig) -> Journal | None:
+    """The journal that a debug mode takes its rollouts from."""
+    if config.debug is None or config.debug.rollouts is None:
+        return None
+    folder = Path(config.debug.rollouts) / "journal"
+    if not folder.is_dir():
+        raise DataError(
+            f"debug.rollouts: {folder} does not exist. Name the directory of a run that sampled."
+        )
+    return Journal(folder)
