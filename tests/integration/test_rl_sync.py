@@ -21,7 +21,7 @@ from homeostat.observe.completions import read_completions
 from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.run import rl
-from homeostat.run.preflight import Preflight
+from homeostat.run.preflight.check import Preflight
 
 OWN = ("model.numerics=invariant", "engine.own_process=true")
 # What a clock or another process decides, or only one of the engines has.
