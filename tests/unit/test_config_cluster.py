@@ -6,6 +6,7 @@ import pytest
 
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
+from homeostat.config.mesh import Mesh
 from homeostat.config.resume import compare_configs, experiment_digest
 from homeostat.errors import ConfigError
 
@@ -65,9 +66,10 @@ def test_what_cannot_work_over_ranks_is_refused_with_the_way_out(
 
 
 def test_what_works_over_ranks_is_accepted() -> None:
-    assert build().num_ranks == 1
-    assert build(*FOUR_RANKS).num_ranks == 4
+    assert build().mesh == Mesh()
+    assert build(*FOUR_RANKS).mesh == Mesh(shard=4)
     hybrid = ("trainer.backend.shard=hybrid", "trainer.backend.replicas=2")
+    assert build(*FOUR_RANKS, *hybrid).mesh == Mesh(replicate=2, shard=2)
     assert build(*FOUR_RANKS, *hybrid).ranks_line == "4 ranks (fsdp, hybrid shard, 2 replicas)"
     assert build(*TWO_RANKS, "trainer.on_oom=halt").ranks_line == "2 ranks (fsdp, full shard)"
     build(*TWO_RANKS, *GRPO, "engine.own_process=true")

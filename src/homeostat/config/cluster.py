@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homeostat.config.base import Settings, key
+from homeostat.config.mesh import Mesh
 
 
 class InProcessCluster(Settings):
@@ -40,10 +41,10 @@ class LocalBackend(Settings):
 
     type: Literal["local"] = "local"
 
-    def num_shards(self, num_ranks: int) -> int:
-        return 1
+    def mesh(self, num_ranks: int) -> Mesh:
+        return Mesh()
 
-    def describe(self, num_ranks: int) -> str:
+    def describe(self, mesh: Mesh) -> str:
         return ""
 
 
@@ -67,12 +68,14 @@ class FsdpBackend(Settings):
         "backward pass: less memory, more traffic.",
     )
 
-    def num_shards(self, num_ranks: int) -> int:
-        return num_ranks // (self.replicas or 1)
+    def mesh(self, num_ranks: int) -> Mesh:
+        """Arrange the ranks. Raises ConfigError where they cannot form the replicas."""
+        return Mesh.spread(num_ranks, replicate=self.replicas or 1)
 
-    def describe(self, num_ranks: int) -> str:
+    def describe(self, mesh: Mesh) -> str:
+        size = mesh.world_size
         replicas = f", {self.replicas} replicas" if self.replicas is not None else ""
-        return f"{num_ranks} rank{'s' * (num_ranks > 1)} (fsdp, {self.shard} shard{replicas})"
+        return f"{size} rank{'s' * (size > 1)} (fsdp, {self.shard} shard{replicas})"
 
 
 AnyBackend = Annotated[LocalBackend | FsdpBackend, Field(discriminator="type")]

@@ -1,15 +1,16 @@
 """Which rows share a micro-batch.
 
 `pack` first finds how few bins are needed (first fit, longest row first; plain first fit where
-that happens to need fewer), raises their number to a multiple of the ranks that work at one time,
-then spreads the rows evenly over that many bins where they fit: an update of k equal micro-batches
-is no slower than k - 1 full ones and a rest, and its peak memory is lower. Rows lie end to end
-without padding, so fill = tokens / (bins * max_tokens) measures how many steps the budget costs,
-not wasted compute.
+that happens to need fewer), raises their number to a multiple of the data groups that work at one
+time, then spreads the rows evenly over that many bins where they fit: an update of k equal
+micro-batches is no slower than k - 1 full ones and a rest, and its peak memory is lower. Rows lie
+end to end without padding, so fill = tokens / (bins * max_tokens) measures how many steps the
+budget costs, not wasted compute.
 
-Bins come fullest first, and ranks take them in rounds of consecutive ones, so the differences
-within the rounds add up to no more than that of the fullest and the emptiest bin: at most the
-longest row where the rows were spread, at most `max_tokens` where only first fit found room.
+Bins come fullest first, and data groups take them in rounds of consecutive ones (dealing.py), so
+the differences within the rounds add up to no more than that of the fullest and the emptiest bin:
+at most the longest row where the rows were spread, at most `max_tokens` where only first fit found
+room.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def pack(lengths: Sequence[int] | IntArray, max_tokens: int, *, multiple_of: int
 def group(lengths: Sequence[int] | IntArray, rows_per_batch: int, *, multiple_of: int = 1) -> Bins:
     """So many rows to a bin, whatever their lengths: packing off.
 
-    On one rank the rows stay in order. On several, the number of bins is raised as in `pack`, and
-    the rows are spread evenly over them.
+    For one data group the rows stay in order. For several, the number of bins is raised as in
+    `pack`, and the rows are spread evenly over them.
     """
     assert rows_per_batch >= 1, rows_per_batch
     lengths_B = np.asarray(lengths, dtype=np.int64)

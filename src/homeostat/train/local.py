@@ -82,7 +82,7 @@ class LocalTrainer:
         return self.loaded.sheet
 
     @property
-    def num_ranks(self) -> int:
+    def num_data_groups(self) -> int:
         return 1
 
     def score(
