@@ -1,4 +1,8 @@
-"""Where the processes of a run live, and how the trainer is spread over them."""
+"""Where the processes of a run live, and how the trainer is spread over them.
+
+A cluster answers two questions of whoever opens a group of workers (workers/opening.py): what
+launches workers of this kind, and on which address of this host they meet.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,13 @@ from pydantic import Field
 from homeostat.config.base import Settings, key
 from homeostat.config.mesh import Mesh
 
+# Only processes of this host reach it.
+LOOPBACK = "127.0.0.1"
+
+# Ranks of the trainer; engines, and helpers of an engine, that have a process of their own.
+WorkerKind = Literal["trainer", "engine"]
+Launcher = Literal["in_process", "spawn", "torchrun"]
+
 
 class InProcessCluster(Settings):
     """Everything in one process: the default."""
@@ -18,6 +29,14 @@ class InProcessCluster(Settings):
     @property
     def processes(self) -> int:
         return 1
+
+    @property
+    def host(self) -> str:
+        """Address on which groups of workers meet, and to which they bind what they serve."""
+        return LOOPBACK
+
+    def launcher(self, kind: WorkerKind) -> Launcher:
+        return "in_process" if kind == "trainer" else "spawn"
 
 
 class TorchrunCluster(Settings):
@@ -31,6 +50,14 @@ class TorchrunCluster(Settings):
     timeout_s: float = key(
         1800.0, gt=0, resume="free", help="Seconds that any one call of a rank may take."
     )
+
+    @property
+    def host(self) -> str:
+        """Address on which groups of workers meet, and to which they bind what they serve."""
+        return LOOPBACK
+
+    def launcher(self, kind: WorkerKind) -> Launcher:
+        return "torchrun" if kind == "trainer" else "spawn"
 
 
 AnyCluster = Annotated[InProcessCluster | TorchrunCluster, Field(discriminator="type")]

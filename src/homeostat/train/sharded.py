@@ -27,7 +27,8 @@ from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Measured
 from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 from homeostat.workers.group import Pending, WorkerGroup, gather
-from homeostat.workers.processes import start_processes
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 if TYPE_CHECKING:
     from homeostat.sync.parcel import Packer, Parcel
@@ -43,17 +44,18 @@ def start_sharded(config: RunConfig, runtime: Runtime, *, log_file: Path) -> Sha
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, TorchrunCluster), "combinations asks for it"
-    group = start_processes(
-        FACTORY,
-        {"config": config, "threads": runtime.threads},
+    spec = GroupSpec(
+        factory=FACTORY,
+        kwargs={"config": config, "threads": runtime.threads},
+        kind="trainer",
         name="trainer",
-        launcher="torchrun",
-        size=cluster.processes,
         log_file=log_file,
+        size=config.mesh.world_size,
         env={"OMP_NUM_THREADS": str(runtime.threads)},
         start_timeout_s=cluster.start_timeout_s,
         close_timeout_s=CLOSE_SECONDS,
     )
+    group = open_group(cluster, spec)
     return ShardedTrainer(group, config, runtime=runtime, timeout_s=cluster.timeout_s)
 
 
