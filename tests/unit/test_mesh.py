@@ -23,7 +23,7 @@ def test_ranks_are_numbered_with_the_last_dimension_running_fastest() -> None:
         Coordinates(*place) for place in itertools.product(range(2), repeat=4)
     ]
     assert mesh.data_groups == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15)]
-    assert mesh.replicas == [tuple(range(8)), tuple(range(8, 16))]
+    assert mesh.groups("shard", "cp", "sp") == [tuple(range(8)), tuple(range(8, 16))]
     assert mesh.groups("replicate") == [(rank, rank + 8) for rank in range(8)]
     assert mesh.groups("cp")[:3] == [(0, 2), (1, 3), (4, 6)]
     assert mesh.groups() == [(rank,) for rank in range(16)]
@@ -32,7 +32,7 @@ def test_ranks_are_numbered_with_the_last_dimension_running_fastest() -> None:
 @given(MESHES)
 def test_data_groups_and_shards_count_what_their_names_say(mesh: Mesh) -> None:
     assert mesh.num_data_groups == len(mesh.data_groups) == mesh.world_size // (mesh.cp * mesh.sp)
-    assert {len(ranks) for ranks in mesh.replicas} == {mesh.num_shards}
+    assert {len(ranks) for ranks in mesh.groups("shard", "cp", "sp")} == {mesh.num_shards}
     assert mesh.num_shards * mesh.replicate == mesh.world_size
     for index, ranks in enumerate(mesh.data_groups):
         assert {mesh.data_group(rank) for rank in ranks} == {index}

@@ -91,13 +91,8 @@ class Mesh:
 
     @property
     def data_groups(self) -> list[tuple[int, ...]]:
-        """The ranks of each data group, in the order in which micro-batches are dealt."""
+        """Ranks of each data group, in the order in which micro-batches are dealt."""
         return self.groups("cp", "sp")
-
-    @property
-    def replicas(self) -> list[tuple[int, ...]]:
-        """The ranks of each replica, in the order of their shards."""
-        return self.groups("shard", "cp", "sp")
 
     def coordinates(self, rank: int) -> Coordinates:
         """Return the index of a rank in each dimension."""

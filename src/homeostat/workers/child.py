@@ -1,4 +1,4 @@
-"""A worker process, `python -m homeostat.workers.child`. Stdlib only until the factory asks more.
+"""A worker process: `python -m homeostat.workers.child`. Standard library only until its factory.
 
 Two processes, whoever launched them:
 
@@ -107,7 +107,7 @@ def _serve(ticket: Ticket, *, rank: int) -> None:
 
 
 def _answer(host: Host, method: str, body: bytes) -> tuple[bool, bytes]:
-    """Unpacking and packing are part of the call: what does not travel is its failure."""
+    """Run a call. Unpacking and packing are part of it: what does not travel is its failure."""
 
     def run() -> bytes:
         args, kwargs = unpack(body)
@@ -141,7 +141,7 @@ def exit_code_of_worker(code: int) -> int:
 
 
 def _end_the_rest(group: int) -> None:
-    """Python's own tracker frees shared memory now, and must be let to; then all are killed."""
+    """Kill what the worker started, after Python's tracker had the time to free shared memory."""
     end = time.monotonic() + TIDY_SECONDS
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < end:

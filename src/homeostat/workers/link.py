@@ -84,12 +84,12 @@ class RankLink:
 
     @property
     def is_awaited(self) -> bool:
-        """Some call has no answer yet."""
+        """Whether some call has no answer yet."""
         with self._lock:
             return bool(self._pending)
 
     def overdue(self) -> list[Pending[Any]]:
-        """Calls whose answer was awaited in vain, and is still not there."""
+        """Return calls whose answer was awaited in vain, and is still not there."""
         with self._lock:
             return [one for one in self._pending.values() if one.overdue_s is not None]
 
@@ -141,5 +141,5 @@ class RankLink:
 
 
 def _copy_of(error: WorkerError) -> WorkerError:
-    """An exception of its own for every caller: each raise adds to its traceback."""
+    """Make an exception for one caller: each raise adds to its traceback."""
     return type(error)(str(error))

@@ -171,12 +171,12 @@ class ProcessGroup:
                 log.warning("%s: closing went wrong: %s", self.name, error)
 
     def _hold_back(self) -> None:
-        """A rank's death breaks the others' collectives: the cause is to be told, not these."""
+        """Wait whether a rank died: that breaks the others' collectives, and is what is reported."""
         if self.size > 1:
             self._death.wait(HOLD_BACK_SECONDS)
 
     def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
-        """A launcher that is killed leaves its workers behind. Their own end is told by them."""
+        """End the group with a launcher that was killed. The end of workers is told by themselves."""
         code = launcher.wait()
         if not self._death.wait(HOLD_BACK_SECONDS):
             end = f"{self.name}: the launcher of its workers {describe_exit(code)}."
@@ -190,7 +190,7 @@ class ProcessGroup:
             self._die(report)
 
     def _report_of(self, link: RankLink) -> WorkerDiedError:
-        """How a rank ended, in the class of error that says why."""
+        """Describe how a rank ended, in the class of error that says why."""
         words = link.log.last_words(link.rank)
         text = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}.{words}"
         kills = num_kernel_kills() - self._kernel_kills_before
@@ -209,7 +209,7 @@ class ProcessGroup:
         self._end()
 
     def _end(self) -> None:
-        """One at a time: who comes second finds it done."""
+        """End all ranks. Callers come one at a time: the second finds it done."""
         with self._ending:
             for seconds, number in ((TERM_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
                 for link in self._links:
