@@ -171,12 +171,12 @@ class ProcessGroup:
                 log.warning("%s: closing went wrong: %s", self.name, error)
 
     def _hold_back(self) -> None:
-        """Wait whether a rank died: that breaks the others' collectives, and is what is reported."""
+        """Wait a while for a rank's death: it breaks the others' collectives, and is the cause."""
         if self.size > 1:
             self._death.wait(HOLD_BACK_SECONDS)
 
     def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
-        """End the group with a launcher that was killed. The end of workers is told by themselves."""
+        """End the group with a launcher that was killed: its workers would be left behind."""
         code = launcher.wait()
         if not self._death.wait(HOLD_BACK_SECONDS):
             end = f"{self.name}: the launcher of its workers {describe_exit(code)}."
