@@ -11,11 +11,20 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+)
 
 # What Linux and macOS allow.
 MAX_PATH_BYTES = 1023
 MAX_NAME_BYTES = 255
+# Numbers are handed to numpy and torch, whose integers have 64 bits.
+MAX_INTEGER = 2**63 - 1
 
 ResumeClass = Literal["free", "warn", "forbid"]
 
@@ -29,6 +38,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True
     )
+
+    @field_validator("*")
+    @classmethod
+    def _fit_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"the number is too large: at most {MAX_INTEGER}")
+        return value
 
 
 def key(
@@ -75,6 +91,21 @@ def check_path(text: str) -> str:
             f"a path may have {MAX_PATH_BYTES} bytes, and each name in it {MAX_NAME_BYTES}"
         )
     return text
+
+
+def is_file_name(name: object) -> bool:
+    """Return whether a name read from a file can be that of a file in a folder.
+
+    A name with a slash could lead out of the folder; one that cannot be encoded (half a surrogate
+    pair, which JSON allows) is refused by the operating system's calls.
+    """
+    if not isinstance(name, str) or name in (".", "..") or "/" in name:
+        return False
+    try:
+        check_path(name)
+    except ValueError:
+        return False
+    return True
 
 
 PathText = Annotated[str, AfterValidator(check_path)]

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from homeostat.config.base import is_file_name
 from homeostat.errors import DataError
 
 KNOWN_KINDS = (
@@ -354,7 +355,7 @@ def _listed_files(folder: Path, state: dict[str, Any], key: str) -> list[Path]:
     files = []
     for entry in entries:
         name = entry.get("filename") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
+        if not is_file_name(name):
             raise DataError(f"{folder / 'state.json'}: {key} holds what is no file name.")
         files.append(folder / name)
     return files

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from homeostat.config.base import is_file_name
 from homeostat.errors import ModelError
 
 SINGLE = "model.safetensors"
@@ -125,7 +126,7 @@ def _indexed_files(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"model.path: {folder / INDEX} has no weight_map.")
     for name in weight_map.values():
-        if not isinstance(name, str) or Path(name).name != name or Path(name).suffix != _SUFFIX:
+        if not is_file_name(name) or Path(name).suffix != _SUFFIX:
             raise ModelError(
                 f"model.path: {folder / INDEX} names {name!r}, which is no safetensors file "
                 "of its folder."
