@@ -81,6 +81,11 @@ class RunConfig(Settings):
         return self.data.max_length + (self.rollout.max_new_tokens if self.is_rl else 0)
 
     @property
+    def rows_per_step(self) -> int:
+        """Rows of the data that a step takes: those of an update or, in RL, prompts."""
+        return self.rollout.prompts_per_step if self.is_rl else self.trainer.batch_rows
+
+    @property
     def max_request_tokens(self) -> int:
         """Longest that a request to the engine may become: its prompt and its completion."""
         new_tokens = self.eval.sampling.max_new_tokens or 0

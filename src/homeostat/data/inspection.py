@@ -14,10 +14,11 @@ import numpy as np
 
 from homeostat.config.data import DataConfig
 from homeostat.config.run import RunConfig
+from homeostat.data.inputs import choose_rows, prepare_prompt_part, prepare_row_part
 from homeostat.data.loader import PlanLoader
 from homeostat.data.packing import fill
-from homeostat.data.prepare import Progress, prepare_rows, split_rows
-from homeostat.data.prompts import PromptSet, prepare_prompts
+from homeostat.data.prepare import Progress
+from homeostat.data.prompts import PromptSet
 from homeostat.data.sources import readable
 from homeostat.data.store import BadRow, PrepareReport, RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -111,20 +112,9 @@ def inspect_rows(
 ) -> Inspection:
     """Tokenise the training rows and look at `row_ids`, or at the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
-    lenient = config.data.model_copy(
-        update={"bad_rows": "drop", "overlong": _kept_overlong(config)}
-    )
-    store = prepare_rows(
-        config.data.train,
-        tokenizer,
-        lenient,
-        cache_dir=cache_dir,
-        num_processes=config.data.num_processes,
-        progress=progress,
-    )
-    train_ids = np.arange(len(store))
-    if config.data.validation_share > 0:
-        train_ids, _ = split_rows(store.made_from_B, config.data.validation_share, config.seed)
+    lenient = _lenient(config, overlong=_kept_overlong(config))
+    store = prepare_row_part(lenient, tokenizer, "train", cache_dir=cache_dir, progress=progress)
+    train_ids = choose_rows(config, store, None).train.ids
     chosen = row_ids or list(range(min(num_rows, len(store))))
     return Inspection(
         is_rl=False,
@@ -146,11 +136,9 @@ def inspect_prompts(
 ) -> Inspection:
     """Tokenise the training prompts and look at `row_ids`, or at the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
-    lenient = config.data.model_copy(update={"bad_rows": "drop", "overlong": "drop"})
-    prompts = prepare_prompts(config.data.train, tokenizer, lenient, progress=progress)
-    train_ids = np.arange(len(prompts))
-    if config.data.validation_share > 0:
-        train_ids, _ = split_rows(prompts.made_from_B, config.data.validation_share, config.seed)
+    lenient = _lenient(config, overlong="drop")
+    prompts = prepare_prompt_part(lenient, tokenizer, "train", progress=progress)
+    train_ids = choose_rows(config, prompts, None).train.ids
     chosen = row_ids or list(range(min(num_rows, len(prompts))))
     return Inspection(
         is_rl=True,
@@ -169,6 +157,12 @@ def inspect_prompts(
 
 def _stops(tokenizer: ChatTokenizer) -> tuple[str, ...]:
     return tuple(sorted(tokenizer.decode([token]) for token in tokenizer.stop_ids))
+
+
+def _lenient(config: RunConfig, *, overlong: str) -> RunConfig:
+    """Return the recipe with bad rows dropped, so that the sound ones can be looked at."""
+    data = config.data.model_copy(update={"bad_rows": "drop", "overlong": overlong})
+    return config.model_copy(update={"data": data})
 
 
 def _kept_overlong(config: RunConfig) -> str:

@@ -158,7 +158,7 @@ class SlowData(Injector):
 
     def started(self, parts: Any, session: Session) -> None:
         rows = parts.train_rows
-        object.__setattr__(rows, "store", SlowStore(rows.store, self.dose.strength))
+        object.__setattr__(rows, "rows", SlowStore(rows.rows, self.dose.strength))
 
 
 FAULTS: tuple[type[Injector], ...] = (
