@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from homeostat.errors import ModelError
+from homeostat.models.origin import ConfigOrigin
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -54,6 +55,10 @@ def require_plain(path: Path, *, setting: str) -> None:
 
 def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
+
+
+def config_origin(folder: Path) -> ConfigOrigin:
+    return ConfigOrigin(file=f"model.path: {folder / 'config.json'}")
 
 
 def read_generation_config(folder: Path) -> dict[str, Any] | None:
