@@ -142,6 +142,9 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
     elif said is Verdict.NO_ILLNESS:
         page.add("NO ILLNESS FOUND.", style="good")
         page.add(_asked(diagnosis))
+    elif said is Verdict.UNFINISHED:
+        page.add("UNFINISHED: no illness so far, but the run did not reach its end.", style="warn")
+        page.add(_asked(diagnosis))
     elif not signs.understood:
         page.add("NOT KNOWN: there is no metric here that a rule could judge.", style="warn")
         page.add("I do not know this: no rule matched. " + _asked(diagnosis))
