@@ -74,6 +74,7 @@ def test_json_has_the_promised_fields_and_their_settings_names() -> None:
         "healthy",
         "verdict",
         "framework",
+        "files",
         "vital_signs",
         "findings",
         "not_evaluated",

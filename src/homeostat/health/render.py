@@ -40,6 +40,7 @@ def as_json(
         "healthy": said is Verdict.NO_ILLNESS,
         "verdict": said.value,
         "framework": view.framework.name,
+        "files": list(view.facts.get("sources", ())),
         "vital_signs": _vitals_json(vital_signs(view), view),
         "findings": [finding_json(finding, view.framework) for finding in shown],
         "not_evaluated": [{"code": x.code, "name": x.name, "why": x.why} for x in missing],

@@ -101,6 +101,11 @@ def as_text(
     shown = diagnosis.findings if findings is None else findings
     page = Page(width=width, color=color)
     page.add(_subject(view), style="dim")
+    joined = view.facts.get("joined", ())
+    if len(joined) > 1:
+        more = f" and {len(joined) - _MAX_NAMES} more" if len(joined) > _MAX_NAMES else ""
+        names = ", ".join(joined[:_MAX_NAMES])
+        page.add(f"{len(joined)} files, taken as one run: {names}{more}.", style="dim")
     _verdict(page, diagnosis, view)
     for place, finding in enumerate(shown, start=1):
         page.gap()

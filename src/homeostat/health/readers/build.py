@@ -47,6 +47,8 @@ class Found:
     runs: list[tuple[str, Mapping[str, Series], Mapping[str, Any]]] = field(default_factory=list)
     summary: dict[str, float] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
+    # Names of the files of a folder that were taken as one run.
+    joined: list[str] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
 
 
@@ -72,6 +74,7 @@ def view_of(
     settings = raw if table is HOMEOSTAT else ours(raw, table)
     facts: dict[str, Any] = {
         "sources": tuple(found.sources),
+        "joined": tuple(found.joined),
         "nan_prints_as_zero": False,
         "reading": _understood(found, table),
     }
