@@ -9,6 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import dequantize, quantize
+from tests.support.rounding import assert_right_to_rounding
 from tiny_models import random_model
 
 from homeostat.config.model import ModelConfig
@@ -124,7 +125,8 @@ def test_logits_equal_those_of_the_hf_twin(case, quantised, tmp_path):
         ours = loaded.module.hidden(tokens, torch.arange(19), layout)
         ours = ours @ loaded.module.output_weight().t()
         theirs = model(tokens[None]).logits[0]
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        exact = model.double()(tokens[None]).logits[0]
+    assert_right_to_rounding(ours, theirs, exact=exact)
 
 
 def test_the_config_is_that_of_the_hf_twin(tmp_path):
