@@ -20,7 +20,7 @@ from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_page
 
 if TYPE_CHECKING:
-    from homeostat.health.readers import Source
+    from homeostat.health.readers import RunPlace, Source
     from homeostat.health.rule import Rule
     from homeostat.health.view import RunView
 
@@ -63,8 +63,8 @@ def doctor(
 ) -> None:
     """Say what is wrong with a run, since which step, why, and which setting to change.
 
-    A folder that holds several runs is reported run by run, the newest first. Standard input is
-    read to its end, to Ctrl-C, or to 4 GB; what came until then is judged.
+    A folder of several runs, in folders or loose logs, is reported run by run, the newest first.
+    Standard input is read to its end, to Ctrl-C, or to 4 GB; what came until then is judged.
 
     Exit code 0: nothing of level error; 1: the run is ill, or ended in an error that no rule
     knows; 2: the input cannot be read.
@@ -73,8 +73,8 @@ def doctor(
 
     rules = chosen(RULES, select=select, ignore=ignore)
     judged = [
-        _judged(name, config, rules=rules, level=level, format=format, verbose=verbose)
-        for name in _named(path)
+        _judged(place, config, rules=rules, level=level, format=format, verbose=verbose)
+        for place in ([None] if path == STDIN else _places(path))
     ]
     if format is Format.JSON:
         answers = [json.loads(one.answer) for one in judged]
@@ -100,7 +100,7 @@ class _Judged:
 
 
 def _judged(
-    path: str,
+    place: RunPlace | None,
     config: Path | None,
     *,
     rules: list[Rule],
@@ -112,7 +112,7 @@ def _judged(
     from homeostat.health.render import as_json, unknown_error
     from homeostat.health.render_text import as_text
 
-    view = _read(path, config)
+    view = _read(place, config)
     diagnosis = diagnose(view, rules)
     shown = [_without_secrets(one) for one in diagnosis.findings if one.level.rank >= level.rank]
     if format is Format.JSON:
@@ -125,17 +125,21 @@ def _judged(
         )
         answer = mask_text(text.rstrip("\n"))
     is_ill = any(one.level is Level.ERROR for one in diagnosis.findings)
-    return _Judged(path, answer, 1 if is_ill or unknown_error(diagnosis, view) else 0)
+    return _Judged(
+        place.name if place is not None else STDIN,
+        answer,
+        1 if is_ill or unknown_error(diagnosis, view) else 0,
+    )
 
 
-def _named(path: str) -> list[str]:
+def _places(path: str) -> list[RunPlace]:
     """The path, or the runs in it where it is a folder of several."""
-    from homeostat.health.readers import runs_in
+    from homeostat.health.readers import RunPlace, runs_in
     from homeostat.health.readers.run_dir import is_our_run
 
     folder = Path(path)
-    if path == STDIN or not folder.is_dir() or is_our_run(folder):
-        return [path]
+    if not folder.is_dir() or is_our_run(folder):
+        return [RunPlace(folder)]
     found = runs_in(folder)
     if len(found) > MAX_RUNS:
         typer.echo(
@@ -143,7 +147,7 @@ def _named(path: str) -> list[str]:
             "to have it judged.",
             err=True,
         )
-    return [str(run) for run in found[:MAX_RUNS]] or [path]
+    return found[:MAX_RUNS] or [RunPlace(folder)]
 
 
 def _without_secrets(finding: Finding) -> Finding:
@@ -151,24 +155,29 @@ def _without_secrets(finding: Finding) -> Finding:
     return replace(finding, evidence=tuple(mask_text(line) for line in finding.evidence))
 
 
-def _read(path: str, config: Path | None) -> RunView:
+def _read(place: RunPlace | None, config: Path | None) -> RunView:
+    """The run as it was read; what could not be read is said on standard error."""
+    view = _opened(place, config)
+    for note in view.facts["reading"].notes:
+        typer.echo(safe_page(note), err=True)
+    return view
+
+
+def _opened(place: RunPlace | None, config: Path | None) -> RunView:
     from homeostat.health.readers import Source, open_run, read_stream
     from homeostat.health.readers.settings import read_config
     from homeostat.health.readers.source import MAX_STREAM_BYTES
 
-    if path != STDIN:
-        return open_run(Path(path), config=config)
+    if place is not None:
+        return open_run(place, config=config)
     settings = read_config(config) if config is not None else None
     sources: list[Source] = []
     before = signal.signal(signal.SIGINT, lambda *_: _interrupt(sources))
     try:
         sources.append(Source(sys.stdin.buffer, name=STDIN, limit=MAX_STREAM_BYTES))
-        view = read_stream(sources[0], config=settings)
+        return read_stream(sources[0], config=settings)
     finally:
         signal.signal(signal.SIGINT, before)
-    for note in view.facts["reading"].notes:
-        typer.echo(note, err=True)
-    return view
 
 
 def _interrupt(sources: list[Source]) -> None:

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,8 +27,18 @@ from homeostat.data.sources import BadRowError
 from homeostat.data.special_ids import choose_pad_id, find_prefix_ids
 from homeostat.data.stops import TurnEnd, configured_stops, find_turn_end, name_stops
 from homeostat.data.templates import check_options, check_template, render
-from homeostat.data.tokenizer_class import require_plain_files, tokenizer_class
-from homeostat.data.tokenizer_gguf import require_gguf, take_gguf_special_tokens
+from homeostat.data.tokenizer_class import (
+    find_broken_json,
+    require_plain_files,
+    require_tokenizer_file,
+    template_place,
+    tokenizer_class,
+)
+from homeostat.data.tokenizer_gguf import (
+    read_gguf_special_tokens,
+    require_gguf,
+    take_gguf_special_tokens,
+)
 from homeostat.data.vendor_errors import RefuseVendorErrors
 from homeostat.errors import ModelError
 from homeostat.ops.gguf_frame import require_whole
@@ -236,7 +247,7 @@ def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
             f"{setting}: {place} has a tokenizer in Python only, which cannot say where in the "
             "text a token stands, so labels would be guesses. Use a folder with tokenizer.json."
         )
-    template = _chat_template(original, model, setting)
+    template = _chat_template(original, model, f"{setting}: {template_place(Path(place))}")
     with RefuseVendorErrors(f"{setting}: the tokenizer of {place} cannot be used"):
         backend = _exact_backend(original)
         special, notes = _special_tokens(original, backend, model, setting)
@@ -251,7 +262,11 @@ def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
 def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
     path = Path(place)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with RefuseVendorErrors(f"{setting}: no tokenizer could be loaded from {place!r}"):
+    special: dict[str, int] = {}
+    with RefuseVendorErrors(
+        f"{setting}: no tokenizer could be loaded from {place!r}",
+        find_fault=partial(find_broken_json, path),
+    ):
         if not path.exists():
             raise ModelError(f"{setting}: {place!r} does not exist. Name a folder or a .gguf file.")
         if path.is_file():
@@ -259,34 +274,18 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
                 raise ModelError(f"{setting}: {place} is neither a folder nor a .gguf file.")
             require_gguf(setting)
             require_whole(path, setting=setting)
+            special = read_gguf_special_tokens(path, setting=setting)
             options["gguf_file"] = path.name
             path = path.parent
         else:
             require_plain_files(path, setting=setting)
-            _require_tokenizer_file(path, setting)
+            require_tokenizer_file(path, setting=setting)
 
         original = tokenizer_class(path, is_gguf="gguf_file" in options).from_pretrained(
             str(path), **options
         )
-        if "gguf_file" in options:
-            take_gguf_special_tokens(original, path / options["gguf_file"])
+        take_gguf_special_tokens(original, special)
         return original
-
-
-def _require_tokenizer_file(folder: Path, setting: str) -> None:
-    """Without any tokenizer file transformers would report a misleading reason."""
-    names = (
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "vocab.json",
-        "vocab.txt",
-    )
-    if not any((folder / name).is_file() for name in names):
-        raise ModelError(
-            f"{setting}: {folder} has no tokenizer.json. Name the folder of a whole HF "
-            "checkpoint, or set model.tokenizer to the folder of its tokenizer."
-        )
 
 
 def _chat_template(
@@ -353,7 +352,7 @@ def _special_tokens(
             raise ModelError(
                 f"{setting}: neither the tokenizer nor generation_config.json names an "
                 "end-of-sequence token, so no row could teach the model to stop. Set eos_token "
-                "in tokenizer_config.json."
+                "in tokenizer_config.json (of a .gguf file: tokenizer.ggml.eos_token_id)."
             )
         eos_id = min(stop_ids)
     pad_id, notes = choose_pad_id(original, model, eos_id)

@@ -1,4 +1,5 @@
-"""Which class of transformers loads a tokenizer: what AutoTokenizer would choose.
+"""The files of a tokenizer, and which class of transformers loads them: what AutoTokenizer would
+choose.
 
 Where that is known to be the plain class AutoTokenizer is not asked: it imports all models, torch's
 compiler and more, which takes seconds of every start.
@@ -17,6 +18,16 @@ _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _TRUSTED_FAMILIES = ("llama",)
 # How the files end that transformers may read along with a tokenizer.
 _READ = (".json", ".jinja", ".txt", ".model")
+# The files of a tokenizer that hold a JSON object, in the order in which they are asked about.
+_JSON_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "chat_template.json",
+    "config.json",
+)
 
 
 def require_plain_files(folder: Path, *, setting: str) -> None:
@@ -24,6 +35,44 @@ def require_plain_files(folder: Path, *, setting: str) -> None:
     for file in sorted(folder.iterdir()):
         if file.suffix in _READ and file.exists() and not (file.is_file() or file.is_dir()):
             raise ModelError(f"{setting}: {file} is not a plain file.")
+
+
+def require_tokenizer_file(folder: Path, *, setting: str) -> None:
+    """Without any tokenizer file transformers would report a misleading reason."""
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+    )
+    if not any((folder / name).is_file() for name in names):
+        raise ModelError(
+            f"{setting}: {folder} has no tokenizer.json. Name the folder of a whole HF "
+            "checkpoint, or set model.tokenizer to the folder of its tokenizer."
+        )
+
+
+def find_broken_json(path: Path) -> str:
+    """Say which JSON file of a tokenizer's folder cannot be read, and why; empty if all can."""
+    for name in _JSON_FILES:
+        file = path / name
+        if file.is_file():
+            try:
+                found = json.loads(file.read_bytes())
+            except (OSError, ValueError, RecursionError) as error:
+                return f"{file} is not valid JSON: {error}"
+            if not isinstance(found, dict):
+                return f"{file} must hold a JSON object"
+    return ""
+
+
+def template_place(path: Path) -> str:
+    """The file that holds the chat template of a tokenizer, for errors about it."""
+    if path.is_file():
+        return f"{path} (tokenizer.chat_template)"
+    names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+    return str(next((path / name for name in names if (path / name).is_file()), path))
 
 
 def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:

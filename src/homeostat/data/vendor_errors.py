@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -18,10 +19,14 @@ class RefuseVendorErrors:
     tokenizers raises the bare class Exception, which no narrow except clause can name. Where its
     Rust code panics (two pieces of the vocabulary with one number, for instance), pyo3 raises a
     BaseException of a module that cannot be imported, so it is known by its name.
+
+    A vendor's message seldom says which file it was about: `find_fault` is asked for that, once
+    something failed.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, *, find_fault: Callable[[], str] = str) -> None:
         self.prefix = prefix
+        self.find_fault = find_fault
 
     def __enter__(self) -> None:
         return None
@@ -32,4 +37,5 @@ class RefuseVendorErrors:
         is_panic = kind.__name__ == "PanicException"
         if is_panic or kind is Exception or issubclass(kind, _LOAD_ERRORS):
             shown = " ".join(str(error).split())[:300] or kind.__name__
+            shown = self.find_fault() or shown
             raise ModelError(f"{self.prefix}: {shown}") from None

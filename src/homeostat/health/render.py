@@ -18,7 +18,7 @@ from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_al
 from homeostat.health.log import LogLine
 from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
-from homeostat.health.vitals import Vitals, fatal_traceback, vital_signs
+from homeostat.health.vitals import End, Vitals, fatal_traceback, vital_signs
 from homeostat.health.words import shortened
 
 UNKNOWN_ERROR = "ERR000"
@@ -40,6 +40,7 @@ def as_json(
         "healthy": said is Verdict.NO_ILLNESS,
         "verdict": said.value,
         "framework": view.framework.name,
+        "files": list(view.facts.get("sources", ())),
         "vital_signs": _vitals_json(vital_signs(view), view),
         "findings": [finding_json(finding, view.framework) for finding in shown],
         "not_evaluated": [{"code": x.code, "name": x.name, "why": x.why} for x in missing],
@@ -48,11 +49,13 @@ def as_json(
 
 class Verdict(StrEnum):
     """The answer in a word. "no_illness" is only said where the vital signs are good and enough of
-    the log was understood to judge them."""
+    the log was understood to judge them; "unfinished" where that holds up to a place in mid-run at
+    which the log ends."""
 
     ILL = "ill"
     LOOK = "look"
     NOT_KNOWN = "not_known"
+    UNFINISHED = "unfinished"
     NO_ILLNESS = "no_illness"
 
 
@@ -64,8 +67,9 @@ def verdict(diagnosis: Diagnosis, view: RunView) -> Verdict:
     if not diagnosis.is_healthy:
         return Verdict.LOOK
     signs = vital_signs(view)
-    is_good = signs.are_good and not signs.is_little_known
-    return Verdict.NO_ILLNESS if is_good else Verdict.NOT_KNOWN
+    if not signs.are_good or signs.is_little_known:
+        return Verdict.NOT_KNOWN
+    return Verdict.UNFINISHED if signs.ending.how is End.OPEN else Verdict.NO_ILLNESS
 
 
 def _vitals_json(signs: Vitals, view: RunView) -> dict[str, Any]:

@@ -101,6 +101,11 @@ def as_text(
     shown = diagnosis.findings if findings is None else findings
     page = Page(width=width, color=color)
     page.add(_subject(view), style="dim")
+    joined = view.facts.get("joined", ())
+    if len(joined) > 1:
+        more = f" and {len(joined) - _MAX_NAMES} more" if len(joined) > _MAX_NAMES else ""
+        names = ", ".join(joined[:_MAX_NAMES])
+        page.add(f"{len(joined)} files, taken as one run: {names}{more}.", style="dim")
     _verdict(page, diagnosis, view)
     for place, finding in enumerate(shown, start=1):
         page.gap()
@@ -141,6 +146,9 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
         page.add(f"{words}: {', '.join(counts)}. Most likely illness first.", style=worst.value)
     elif said is Verdict.NO_ILLNESS:
         page.add("NO ILLNESS FOUND.", style="good")
+        page.add(_asked(diagnosis))
+    elif said is Verdict.UNFINISHED:
+        page.add("UNFINISHED: no illness so far, but the run did not reach its end.", style="warn")
         page.add(_asked(diagnosis))
     elif not signs.understood:
         page.add("NOT KNOWN: there is no metric here that a rule could judge.", style="warn")

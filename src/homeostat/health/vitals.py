@@ -5,7 +5,7 @@ They are read off any run, of whichever framework, before anything else is judge
 only said where they are good. The rules of rules/vital report them as findings.
 
     ending       finished, exception, killed, stopped, open (the log ends before the last step and
-                 does not say how), unknown
+                 does not say why: it goes on, or was killed without a word), unknown
     vital        the loss; the gradient norm; in RL the reward; in preference training the margin
     frozen       exactly the same number, record after record: no optimizer does that
 """
@@ -22,6 +22,7 @@ from homeostat.health.log import LogLine
 from homeostat.health.names import FOREIGN, unprefixed
 from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.words import rough_time
 from homeostat.observe.names import describe
 from homeostat.types import FloatArray64
 
@@ -34,6 +35,11 @@ MAX_CLUSTER = 400
 # Records that must be exactly alike before a metric counts as frozen or zero.
 MIN_FROZEN = 10
 MIN_ZERO = 3
+# Seconds without a line after which a run without an end counts as dead: longer than any step,
+# evaluation or checkpoint that is not ill itself.
+MAX_QUIET_S = 3600.0
+# Frameworks whose setting for the number of steps counts those of one epoch.
+_STEPS_OF_EPOCH = ("torchtune",)
 # Known metrics that tell nothing of a run's health.
 _TRIVIAL = ("epoch", "num_tokens", "step", "time", "time/", "memory/", "throughput/")
 _LOSSES = ("train/loss", "train/policy_loss")
@@ -60,13 +66,15 @@ class End(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Ending:
     """`line` says it, where a line of the log does; `traceback` where it was an exception.
-    `is_early`: it ended by itself, well before the planned number of steps."""
+    `is_early`: it ended by itself, well before the planned number of steps. `is_stale`: nobody has
+    written to the log for so long that the run cannot be going on."""
 
     how: End
     words: str
     line: LogLine | None = None
     traceback: Traceback | None = None
     is_early: bool = False
+    is_stale: bool = False
 
     @property
     def is_death(self) -> bool:
@@ -158,6 +166,10 @@ def ending_of(view: RunView) -> Ending:
     killed = _kill_line(view)
     if killed is not None:
         return Ending(End.KILLED, f"it was killed (line {killed.number})", killed)
+    if last is not None:
+        # A run of ours records its end, whatever that is.
+        reach = _reach(view)
+        return _without_end(view, reach.words if reach is not None else "its start")
     return _by_steps(view)
 
 
@@ -169,20 +181,66 @@ def _by_exception(found: Traceback) -> Ending:
 
 
 def _by_steps(view: RunView) -> Ending:
-    step, total = view.last_step, view.total_steps
+    reach = _reach(view)
     says = view.log.last(*_FINISHED) if view.log else None
-    is_short = bool(total) and step is not None and step + _interval(view) <= (total or 0)
     if "summary" in view.facts or says is not None:
         # The last records of a run are not always printed; a tenth of it is more than those.
-        if is_short and (step or 0) < 0.9 * (total or 0):
+        if reach is not None and reach.is_short and reach.share < 0.9:
             return Ending(End.FINISHED, "it ended by itself, before its time", says, is_early=True)
         return Ending(End.FINISHED, "it finished", says)
-    if step is None or not total:
+    if reach is None:
         return Ending(End.UNKNOWN, "the log does not say how it ended")
-    if not is_short:
-        return Ending(End.FINISHED, f"it reached its last step, {total:,}")
-    words = f"the log ends at step {step:,} of {total:,} and does not say how the run went on"
-    return Ending(End.OPEN, words)
+    if not reach.is_short:
+        return Ending(End.FINISHED, f"it reached its end, {reach.words}")
+    return _without_end(view, reach.words)
+
+
+def _without_end(view: RunView, where: str) -> Ending:
+    """The log ends before the run does, and no line says why."""
+    words = f"it did not reach its end: the log ends at {where} and does not say why"
+    quiet_s = view.facts.get("quiet_s")
+    if quiet_s is None:
+        return Ending(End.OPEN, f"{words}; the run may still be going on")
+    ago = rough_time(quiet_s)
+    if quiet_s < MAX_QUIET_S:
+        words += f"; the newest line came {ago} ago, so the run may still be going on"
+        return Ending(End.OPEN, words)
+    words += f", and nothing was written for {ago}: it was killed without a word, or hangs"
+    return Ending(End.OPEN, words, is_stale=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """How far a run came of what was planned. `is_short`: by a record's interval or more."""
+
+    words: str
+    share: float
+    is_short: bool
+
+
+def _reach(view: RunView) -> _Reach | None:
+    """By steps, or by epochs where their number alone is known; None where no plan is known."""
+    step, total = view.last_step, view.total_steps or _planned_steps(view)
+    if step is not None and total:
+        words = f"step {step:,} of {total:,}"
+        return _Reach(words, step / total, step + _interval(view) <= total)
+    epoch, epochs = view.series("epoch"), view.number("trainer.epochs")
+    if epoch is None or len(epoch) < 3 or not epochs or not 0 < epochs < 1e6:
+        return None
+    # Some frameworks count whole epochs, from 0 or from 1: these do not say how far it is.
+    if not np.isfinite(epoch.values).all() or not (epoch.values % 1.0).any():
+        return None
+    gap = float(np.median(np.diff(epoch.values)))
+    words = f"epoch {epoch.latest:.3g} of {epochs:.3g}"
+    return _Reach(words, epoch.latest / epochs, epoch.latest + 1.5 * gap <= epochs)
+
+
+def _planned_steps(view: RunView) -> int | None:
+    """The number of steps that the settings ask for; -1 and the like mean that epochs count."""
+    planned = view.number("trainer.max_steps")
+    if planned is None or not 0 < planned < 1e12 or view.framework.name in _STEPS_OF_EPOCH:
+        return None
+    return int(planned)
 
 
 def _interval(view: RunView) -> int:

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 _MARK = " ..."
+_UNITS = (("day", 86_400.0), ("hour", 3_600.0), ("minute", 60.0))
+
+
+def rough_time(seconds: float) -> str:
+    """A span of time in a sentence, in the largest unit of which it has two: '40 seconds'."""
+    for unit, length in _UNITS:
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)} {unit}s"
+    return f"{seconds:.0f} seconds"
 
 
 def shortened(text: str, most: int) -> str:

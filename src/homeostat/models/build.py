@@ -25,6 +25,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.memory import require_memory
+from homeostat.models.origin import ConfigOrigin
 from homeostat.models.side_by_side import lay_side_by_side
 from homeostat.models.transformers_model import (
     TransformersModel,
@@ -127,6 +128,11 @@ def read_configs(source: GgufFile | Path) -> tuple[dict[str, Any], dict[str, Any
     return hf.read_config(source), hf.read_generation_config(source)
 
 
+def config_origin(source: GgufFile | Path) -> ConfigOrigin:
+    """The file that errors about the model's config name."""
+    return source.origin if isinstance(source, GgufFile) else hf.config_origin(source)
+
+
 def _native(
     model: ModelConfig,
     source: GgufFile | Path,
@@ -137,8 +143,9 @@ def _native(
     device: torch.device,
     seed: int,
 ) -> tuple[Decoder, str]:
-    shape = decoder_config(config)
-    require_memory(shape.num_params, dtype=dtype, device=device)
+    origin = config_origin(source)
+    shape = decoder_config(config, origin=origin)
+    require_memory(shape.num_params, dtype=dtype, device=device, what=origin.sizes)
     flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=device)
     module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
     if device.type == "cuda":
@@ -220,7 +227,8 @@ def _transformers(
     # config.combinations refuses what only the native decoder can do.
     assert isinstance(source, Path), source
     assert model.meta_init, model
-    require_memory(num_params(meta_transformers(source)), dtype=dtype, device=device)
+    sizes = config_origin(source).sizes
+    require_memory(num_params(meta_transformers(source)), dtype=dtype, device=device, what=sizes)
     causal_lm = load_transformers(
         source, attention=model.attention, dtype=dtype, init=model.init, seed=seed
     )

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from homeostat.config.base import is_file_name
 from homeostat.errors import ModelError
+from homeostat.models.origin import ConfigOrigin
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -55,6 +56,10 @@ def require_plain(path: Path, *, setting: str) -> None:
 
 def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
+
+
+def config_origin(folder: Path) -> ConfigOrigin:
+    return ConfigOrigin(file=f"model.path: {folder / 'config.json'}")
 
 
 def read_generation_config(folder: Path) -> dict[str, Any] | None:

@@ -13,12 +13,9 @@ import torch
 from homeostat.errors import ModelError
 from homeostat.observe.devices import host_memory
 
-SIZES = "model.path: the sizes in config.json make"
 
-
-def require_memory(
-    num_params: int, *, dtype: torch.dtype, device: torch.device, what: str = SIZES
-) -> None:
+def require_memory(num_params: int, *, dtype: torch.dtype, device: torch.device, what: str) -> None:
+    """Raise ModelError where the weights alone need more; `what` begins the sentence: "x makes"."""
     need, have = num_params * dtype.itemsize, memory_bytes(device)
     if need > have:
         raise ModelError(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models import hf, weights
-from homeostat.models.build import num_params, open_source, read_configs
+from homeostat.models.build import config_origin, num_params, open_source, read_configs
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
@@ -53,16 +53,17 @@ def preview_model(
     """Raises ModelError as loading the model would, in a moment and without its memory."""
     source = open_source(model)
     config, _ = read_configs(source)
+    origin = config_origin(source)
     module: nn.Module
     if model.implementation == "transformers":
         assert isinstance(source, Path)
         module = TransformersModel(meta_transformers(source))
     else:
         with torch.device("meta"):
-            module = Decoder(decoder_config(config), kernel="sdpa")
+            module = Decoder(decoder_config(config, origin=origin), kernel="sdpa")
         if model.init == "pretrained":
             weights.fill(module, _shapes(source), source=f"model.path: {model.path}")
-    require_memory(num_params(module), dtype=dtype, device=device)
+    require_memory(num_params(module), dtype=dtype, device=device, what=origin.sizes)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return _preview(module, config, dtype)

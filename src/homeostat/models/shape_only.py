@@ -17,7 +17,7 @@ from torch import Tensor
 
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.trainer import Checkpointing
-from homeostat.models.build import open_source, read_configs
+from homeostat.models.build import config_origin, open_source, read_configs
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora
@@ -79,11 +79,11 @@ def shape_decoder(
     kernel: str,
     gradient_checkpointing: Checkpointing,
 ) -> ShapeDecoder:
-    config, _ = read_configs(open_source(model))
+    source = open_source(model)
+    config, _ = read_configs(source)
+    shape = decoder_config(config, origin=config_origin(source))
     with torch.device("meta"):
-        module = ShapeDecoder(
-            decoder_config(config), kernel=kernel, gradient_checkpointing=gradient_checkpointing
-        )
+        module = ShapeDecoder(shape, kernel=kernel, gradient_checkpointing=gradient_checkpointing)
     module = module.to(dtype)
     if lora is not None:
         apply_lora(module, lora, seed=0)

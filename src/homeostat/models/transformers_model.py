@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from homeostat.errors import ModelError
-from homeostat.models.families import refuse_absurd_sizes
-from homeostat.models.hf import read_config, weight_files
+from homeostat.models.families import require_usual_sizes
+from homeostat.models.hf import config_origin, read_config, weight_files
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import DropoutKeys
 
@@ -157,7 +157,7 @@ def meta_transformers(folder: Path) -> nn.Module:
     """The causal LM without memory: its modules and shapes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    refuse_absurd_sizes(read_config(folder))
+    require_usual_sizes(read_config(folder), origin=config_origin(folder))
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):

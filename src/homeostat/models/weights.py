@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from homeostat.errors import ModelError
 
 _NAMES_SHOWN = 5
-_ADVICE = "The weights do not belong to this config.json: check model.path."
+_ADVICE = (
+    "The weights do not belong to this config (config.json; of a .gguf file its metadata): check "
+    "model.path."
+)
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Old checkpoints store rotary frequencies, which follow from the config.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
