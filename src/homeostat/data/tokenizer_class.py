@@ -1,7 +1,7 @@
-"""Which class of transformers loads a tokenizer: what AutoTokenizer would choose.
+"""Choose the transformers class that loads a tokenizer, as AutoTokenizer would.
 
-Where that is known to be the plain class AutoTokenizer is not asked: it imports all models, torch's
-compiler and more, which takes seconds of every start.
+If that is known to be the plain class, AutoTokenizer is not used: it imports all models, torch's
+compiler and more, which takes seconds at every start.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from homeostat.errors import ModelError
 
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Families whose tokenizer's class is taken at its word.
+# Families whose configured tokenizer class is used as it is.
 _TRUSTED_FAMILIES = ("llama",)
-# How the files end that transformers may read along with a tokenizer.
+# Suffixes of the files that transformers may read with a tokenizer.
 _READ = (".json", ".jinja", ".txt", ".model")
 
 
@@ -27,6 +27,7 @@ def require_plain_files(folder: Path, *, setting: str) -> None:
 
 
 def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:
+    """Return the class that loads the tokenizer in this folder."""
     if not is_gguf and _is_plain(folder):
         from transformers import PreTrainedTokenizerFast
 
@@ -37,7 +38,7 @@ def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:
 
 
 def _is_plain(folder: Path) -> bool:
-    """It names the plain class in so many words, and has no code of its own."""
+    """Return whether the config explicitly names the plain class and has no code of its own."""
     tokenizer, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
     return (
         tokenizer.get("tokenizer_class") in _PLAIN_CLASSES
@@ -47,7 +48,7 @@ def _is_plain(folder: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Empty where it is missing or broken: transformers says what is wrong with it."""
+    """Read a JSON file; empty if it is missing or broken, which transformers will report."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError):

@@ -15,7 +15,7 @@ GGUF_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
 def take_gguf_special_tokens(original: PreTrainedTokenizerFast, file: Path) -> None:
-    """The file's own word on special tokens: some releases of transformers fill in others."""
+    """Use the special tokens of the file: some releases of transformers fill in others."""
     from gguf import GGUFReader
 
     reader = GGUFReader(file)

@@ -13,11 +13,11 @@ _LOAD_ERRORS = (*TEMPLATE_ERRORS, OSError, ImportError, StrictDataclassError)
 
 
 class RefuseVendorErrors:
-    """Turns a vendor's error inside the block into ours.
+    """Turn a vendor's error inside the block into ours.
 
-    tokenizers raises the bare class Exception, which no narrow except clause can name. Where its
-    Rust code panics (two pieces of the vocabulary with one number, for instance), pyo3 raises a
-    BaseException of a module that cannot be imported, so it is known by its name.
+    tokenizers raises the bare class Exception, which no narrow except clause can name. If its Rust
+    code panics (for example over two pieces of the vocabulary with one id), pyo3 raises a
+    BaseException of a module that cannot be imported, so it is recognised by its name.
     """
 
     def __init__(self, prefix: str) -> None:
