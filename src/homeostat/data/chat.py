@@ -377,7 +377,7 @@ def _cut_turn(number: int, start: int, text: str, offsets_T2: IntArray) -> tuple
 
 
 def straddles(border: str, text: str, offset: IntArray) -> BadRowError:
-    """Return whether a token spans a border."""
+    """Return the error for a token that spans the border of a turn."""
     shown = text[int(offset[0]) : int(offset[1])]
     return BadRowError(
         "a token straddles the border of a trained span",
