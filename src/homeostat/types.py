@@ -48,7 +48,7 @@ class StopReason(StrEnum):
 
 
 class Author(StrEnum):
-    """Who wrote the tokens of a segment. Only the engine's tokens are trained."""
+    """The author of a segment's tokens. Only the engine's tokens are trained."""
 
     ENGINE = "engine"
     TOOL = "tool"

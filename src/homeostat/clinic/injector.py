@@ -74,7 +74,7 @@ class Injector(Hooks):
 
     @classmethod
     def dosed(cls, seed: int) -> Dose:
-        """Return the fault with a dose drawn from the seed."""
+        """Draw a dose from the seed."""
         rng = random.Random(f"{cls.name}/{seed}")
         low, high = map(math.log, cls.strength)
         return Dose(seed, rng.randint(*cls.onset), math.exp(rng.uniform(low, high)))

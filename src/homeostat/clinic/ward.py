@@ -26,7 +26,7 @@ PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended. `exit_code` is None if its deadline ended it."""
+    """The end of a run. `exit_code` is None if its deadline ended it."""
 
     job: Job
     exit_code: int | None

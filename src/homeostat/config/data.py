@@ -105,7 +105,7 @@ AnySource = Annotated[SftSource | RlSource, Field(discriminator="type")]
 
 
 class DataConfig(Settings):
-    """Where training and held-out rows come from, and how they are prepared."""
+    """The sources of training and held-out rows, and how rows are prepared."""
 
     train: tuple[AnySource, ...] = key(min_length=1, help="Sources of training rows.")
     validation: tuple[AnySource, ...] = key(

@@ -28,7 +28,7 @@ class Allowance(Settings):
 
 
 class HealthConfig(Settings):
-    """Which findings are reported while a run trains, and which remedies may be applied."""
+    """The findings that are reported while a run trains, and the remedies that may be applied."""
 
     heal: Literal["off", "safe", "all"] = key(
         "safe",

@@ -8,7 +8,7 @@ from homeostat.config.base import PathText, Settings, key
 
 
 class ModelConfig(Settings):
-    """Which model is trained, and how it is built."""
+    """The model that is trained, and how it is built."""
 
     path: PathText = key(
         help="Folder of an HF checkpoint (config.json, safetensors, tokenizer), or a .gguf file."

@@ -59,7 +59,7 @@ class ProfilerConfig(Settings):
 
 
 class CompletionsConfig(Settings):
-    """Which sampled completions are saved for people to read (RL)."""
+    """The sampled completions that are saved for people to read (RL)."""
 
     interval_steps: int = key(1, ge=1, resume="free", help="Number of steps between files.")
     max_per_step: int | None = key(
@@ -83,7 +83,7 @@ class VerifyLogprobsConfig(Settings):
 
 
 class ObserveConfig(Settings):
-    """What a run logs, and where."""
+    """The outputs of a run: logs, metrics, traces and the report."""
 
     log_interval: int = key(1, ge=1, resume="free", help="Number of steps between metric records.")
     log_level: Literal["debug", "info", "warning", "error"] = key(
@@ -114,7 +114,7 @@ class ObserveConfig(Settings):
 
 
 class EvalSamplingConfig(Settings):
-    """How held-out prompts are answered, and what counts as solved (RL)."""
+    """Sampling of held-out prompts, and the criterion of a solved one (RL)."""
 
     samples_per_prompt: int = key(
         1,
@@ -170,7 +170,7 @@ class EvalSamplingConfig(Settings):
 
 
 class EvalConfig(Settings):
-    """When held-out rows are evaluated, and what follows from the result."""
+    """The schedule of evaluations on held-out rows, and early stopping."""
 
     interval_steps: int = key(
         50,
@@ -197,7 +197,7 @@ class EvalConfig(Settings):
 
 
 class CheckpointConfig(Settings):
-    """When checkpoints are saved, which are kept, and how a run is resumed."""
+    """The schedule of checkpoints, which of them are kept, and how a run is resumed."""
 
     interval_steps: int = key(
         200,

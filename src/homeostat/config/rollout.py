@@ -16,7 +16,7 @@ from homeostat.config.vllm import VllmEngineConfig
 
 
 class RolloutConfig(Settings):
-    """How many prompts a step samples, and with which sampling parameters."""
+    """The number of samples in a step, and the sampling parameters."""
 
     prompts_per_step: int = key(32, ge=1, help="Number of prompts in a step.")
     samples_per_prompt: int = key(

@@ -63,7 +63,7 @@ AnyTransport = Annotated[
 
 
 class SyncConfig(Settings):
-    """When and how new weights are published to the engine."""
+    """The schedule and the transport of weight publications to the engine."""
 
     interval: int = key(
         1,

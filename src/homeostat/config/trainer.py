@@ -153,7 +153,7 @@ DEFAULT_TOKENS = 8192
 
 
 class TrainerConfig(Settings):
-    """How the weights are updated: sizes, optimizer, schedule, precision and failure handling."""
+    """Settings of the updates: sizes, optimizer, schedule, precision and failure handling."""
 
     backend: AnyBackend = key(
         LocalBackend(),

@@ -33,7 +33,7 @@ MIN_TRAINED_SHARE = 0.01
 class Token:
     """A token, the text it shows, and its loss weight.
 
-    If several tokens spell one character, the last one shows it.
+    If a character consists of several tokens, the last one shows it.
     """
 
     id: int

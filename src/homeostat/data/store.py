@@ -47,7 +47,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """How many rows of the sources were kept, dropped or truncated, and why."""
+    """The numbers of rows that were kept, dropped or truncated, and the reasons."""
 
     seen: int
     kept: int

@@ -38,7 +38,7 @@ def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:
 
 
 def _is_plain(folder: Path) -> bool:
-    """Return whether the config explicitly names the plain class and has no code of its own."""
+    """Return whether the config explicitly names the plain class and brings no custom code."""
     tokenizer, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
     return (
         tokenizer.get("tokenizer_class") in _PLAIN_CLASSES

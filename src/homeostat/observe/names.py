@@ -22,7 +22,7 @@ from enum import StrEnum
 
 
 class Reduce(StrEnum):
-    """How the values of several steps are combined into one record."""
+    """The reduction that combines the values of several steps into one record."""
 
     MEAN = "mean"
     RATE = "rate"

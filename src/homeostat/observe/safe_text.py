@@ -5,7 +5,7 @@ sequences that clear the screen, rename the window or write to the clipboard (OS
 controls that show text in another order than it has. Such characters are shown as escapes (\\x1b,
 \\u202e), so that a person sees that they are there:
 
-    C0 and C1 controls but for line feed and tab; DEL
+    C0 and C1 controls except line feed and tab; DEL
     bidi controls and marks, line and paragraph separators
     other invisible format characters (joiners stay: many scripts and emoji need them)
     halves of surrogate pairs, which no terminal and no file can take

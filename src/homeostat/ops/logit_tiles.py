@@ -21,7 +21,7 @@ VOCAB_CHUNK = 8192
 
 
 class Entropy(Enum):
-    """How much of the entropy is computed: nothing, its value, or also its gradient."""
+    """The part of the entropy that is computed: nothing, its value, or also its gradient."""
 
     NONE = auto()
     VALUE = auto()

@@ -57,7 +57,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Which queries attend to which keys, for all layers of a forward pass.
+    """The assignment of queries to keys, for all layers of a forward pass.
 
     The last `counts_B` of `lengths_B` tokens of each document are queries, concatenated. The key of
     head h at position t of document b is row `row_T[starts_B[b] + t] + h * head_stride` of the

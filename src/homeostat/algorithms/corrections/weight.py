@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WeightRule:
-    """How ratios become weights: their level, bounds, and what happens outside the bounds."""
+    """The rule that turns ratios into weights:
+
+    their level, bounds, and what happens outside them.
+    """
 
     band: Band
     masks: bool
