@@ -54,8 +54,8 @@ RUN_FOLDER = {
     "config.yaml": "The recipe as it was given.",
     "config.json": "The resolved config, with presets, overrides and defaults filled in.",
     "metrics.jsonl": "One record per `observe.log_interval` steps: see [metrics](metrics.md).",
-    "findings.jsonl": "Findings of the health rules (`health`): a line when one opens or gets worse, a "
-    "line when it closes, each with evidence, causes and fixes.",
+    "findings.jsonl": "Findings of the health rules (`health`): a line when one opens or gets "
+    "worse, a line when it closes, each with evidence, causes and fixes.",
     "events.jsonl": "What happened, in order: see [events](events.md).",
     "row_losses.jsonl": "The ids and losses of the rows of each step (`observe.row_losses`).",
     "console.log": "Everything that was shown or logged, whichever view was chosen.",
@@ -64,24 +64,26 @@ RUN_FOLDER = {
     "traceback.txt": "The traceback of a run that failed.",
     "checkpoints/step_N/": "Weights and optimizer state (`.safetensors`), `state.json` (step, data "
     "order), `manifest.json` (size and SHA-256 of every file).",
-    "checkpoints/step_N/*.<rank>of<size>.safetensors": "The same with several ranks: the rows of each tensor that a rank holds.",
-    "checkpoints/step_N/published.safetensors": "The weights that the engine had, if they were older than the trainer's "
-    "(`sync.interval`).",
+    "checkpoints/step_N/*.<rank>of<size>.safetensors": "The same with several ranks: the rows of "
+    "each tensor that a rank holds.",
+    "checkpoints/step_N/published.safetensors": "The weights that the engine had, if they were "
+    "older than the trainer's (`sync.interval`).",
     "checkpoints/step_N/hf/": "HF-format weights, or a peft adapter (`checkpoint.export`).",
     "checkpoints/latest": "Name of the newest checkpoint.",
-    "checkpoints/best": "Name of the checkpoint with the lowest `eval/loss`, in RL with the highest "
-    "`eval/reward`.",
-    "checkpoints/set_aside_*/": "Checkpoints after the step to which `checkpoint.load_step` went back.",
+    "checkpoints/best": "Name of the checkpoint with the lowest `eval/loss`, in RL with the "
+    "highest `eval/reward`.",
+    "checkpoints/set_aside_*/": "Checkpoints after the step to which `checkpoint.load_step` went "
+    "back.",
     "data/": "The tokenised rows, memory-mapped (`data.cache_dir` names another place). SFT only.",
     "journal/": "Scored rollouts, one file per step and sampling round, written before they are "
     "trained on. Only those that a resumed run would need, unless `rollout.keep_journal` is "
     "set.",
-    "completions/step_N.parquet": "Prompts, completions, rewards and advantages of a step, for people to read "
-    "(`observe.completions`, `homeostat inspect`).",
+    "completions/step_N.parquet": "Prompts, completions, rewards and advantages of a step, for "
+    "people to read (`observe.completions`, `homeostat inspect`).",
     "rewards.log": "The output of reward functions; beyond 64 MiB its middle is left out.",
     "engine.log": "The output of an engine in its own process.",
-    "engine_model/": "The model in HF format on which vLLM is started, if `model.path` is not such a "
-    "folder.",
+    "engine_model/": "The model in HF format on which vLLM is started, if `model.path` is not "
+    "such a folder.",
     "workers.log": "The output of the trainer's ranks, each line with its rank, and of torchrun.",
     "homeostat-*/": "Weights that are being sent to the engine (`sync.transport.type: disk`).",
     "collective-*/": "Rendezvous of trainer and engine (`sync.transport.type: collective`).",
