@@ -1,4 +1,4 @@
-"""`homeostat doctor`: what is wrong with a run of any framework, why, and what to change there."""
+"""`homeostat doctor`: report what is wrong with a run of any framework, why, and what to change."""
 
 from __future__ import annotations
 
@@ -41,18 +41,25 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="FILE", help="The run's settings (YAML, JSON, TOML), if elsewhere."
+            "--config",
+            metavar="FILE",
+            help="The run's settings (YAML, JSON, TOML), if they are in another place.",
         ),
     ] = None,
     format: OutputFormat = Format.TEXT,
     select: Annotated[
         str,
         typer.Option(
-            "--select", metavar="CODES", help="Ask only these: codes, their beginnings, names."
+            "--select",
+            metavar="CODES",
+            help="Evaluate only these rules: codes, prefixes of codes, names or families.",
         ),
     ] = "",
     ignore: Annotated[
-        str, typer.Option("--ignore", metavar="CODES", help="Do not ask these: as --select.")
+        str,
+        typer.Option(
+            "--ignore", metavar="CODES", help="Do not evaluate these rules; same form as --select."
+        ),
     ] = "",
     level: Annotated[
         Level, typer.Option("--level", help="Show findings of this level and above.")
@@ -61,13 +68,13 @@ def doctor(
         bool, typer.Option("--verbose", "-v", help="List the rules that could not be evaluated.")
     ] = False,
 ) -> None:
-    """Say what is wrong with a run, since which step, why, and which setting to change.
+    """Report what is wrong with a run, since which step, why, and which setting to change.
 
-    A folder of several runs, in folders or loose logs, is reported run by run, the newest first.
-    Standard input is read to its end, to Ctrl-C, or to 4 GB; what came until then is judged.
+    A folder with several runs, in folders or loose logs, is reported run by run, the newest first.
+    Standard input is read to its end, to Ctrl-C, or up to 4 GB; what was read by then is judged.
 
-    Exit code 0: nothing of level error; 1: the run is ill, or ended in an error that no rule
-    knows; 2: the input cannot be read.
+    Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
+    recognises; 2: the input cannot be read.
     """
     from homeostat.health.registry import RULES
 
@@ -76,23 +83,24 @@ def doctor(
         _judged(place, config, rules=rules, level=level, format=format, verbose=verbose)
         for place in ([None] if path == STDIN else _places(path))
     ]
-    if format is Format.JSON:
-        answers = [json.loads(one.answer) for one in judged]
-        several = {
-            "runs": [
-                {"path": one.path, **answer} for one, answer in zip(judged, answers, strict=True)
-            ]
-        }
-        _write(json.dumps(several if len(judged) > 1 else answers[0], indent=2))
-    else:
+    _write_answers(judged, format)
+    raise typer.Exit(max(one.exit_code for one in judged))
+
+
+def _write_answers(judged: list[_Judged], format: Format) -> None:
+    if format is Format.TEXT:
         for one in judged:
             _write((f"=== {one.path} ===\n\n" if len(judged) > 1 else "") + one.answer)
-    raise typer.Exit(max(one.exit_code for one in judged))
+        return
+    answers = [{"path": one.path, **json.loads(one.answer)} for one in judged]
+    if len(answers) == 1:
+        del answers[0]["path"]
+    _write(json.dumps({"runs": answers} if len(answers) > 1 else answers[0], indent=2))
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A run's answer as it is shown, and the exit code that it asks for."""
+    """The answer for a run as it is shown, and its exit code."""
 
     path: str
     answer: str
@@ -133,7 +141,7 @@ def _judged(
 
 
 def _places(path: str) -> list[RunPlace]:
-    """The path, or the runs in it where it is a folder of several."""
+    """Return the path, or the runs in it if it is a folder of several."""
     from homeostat.health.readers import RunPlace, runs_in
     from homeostat.health.readers.run_dir import is_our_run
 
@@ -151,7 +159,10 @@ def _places(path: str) -> list[RunPlace]:
 
 
 def _without_secrets(finding: Finding) -> Finding:
-    """Evidence quotes lines of a log, which is pasted into bug reports. Before it is folded."""
+    """Remove secrets from a finding before it is wrapped.
+
+    Its evidence quotes lines of a log, and people paste it into bug reports.
+    """
     return replace(finding, evidence=tuple(mask_text(line) for line in finding.evidence))
 
 
@@ -188,7 +199,7 @@ def _interrupt(sources: list[Source]) -> None:
 
 
 def chosen(rules: tuple[Rule, ...], *, select: str, ignore: str) -> list[Rule]:
-    """The rules to ask. A word stands for a code, the beginning of codes, a name or a family."""
+    """Return the rules to evaluate. A word is a code, a prefix of codes, a name or a family."""
     wanted = _matching(rules, select, option="--select") if select else list(rules)
     left_out = _matching(rules, ignore, option="--ignore") if ignore else []
     return [rule for rule in wanted if rule not in left_out]
@@ -212,14 +223,14 @@ def _matching(rules: tuple[Rule, ...], words: str, *, option: str) -> list[Rule]
 
 
 def _has_color() -> bool:
-    """As https://no-color.org and most tools have it."""
+    """Return whether to use colour, as https://no-color.org and most tools define it."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
 
 
 def _write(text: str) -> None:
-    """To standard output, whatever it can encode and show: a log may hold any character."""
+    """Write to standard output, replacing what it cannot encode: a log may hold any character."""
     encoding = sys.stdout.encoding or "utf-8"
     text = safe_page(text)
     typer.echo(text.encode(encoding, errors="backslashreplace").decode(encoding))

@@ -1,7 +1,7 @@
-"""What `homeostat inspect` knows about a recipe's rows or prompts, as plain values.
+"""The facts that `homeostat inspect` shows about a recipe's rows or prompts, as plain values.
 
-Rows that training would refuse are dropped here and told as warnings, so that the sound ones can
-still be looked at.
+Rows that training would refuse are dropped here and reported as warnings, so that the valid ones
+can still be inspected.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ MIN_TRAINED_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token, the text it shows, and its loss weight. Of a character that is spelt by several
-    tokens, the last one shows it."""
+    """A token, the text it shows, and its loss weight.
+
+    If a character consists of several tokens, the last one shows it.
+    """
 
     id: int
     text: str
@@ -43,7 +45,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class InspectedRow:
-    """A row, or a prompt: it has nothing trained, and columns for the rewards."""
+    """A row, or a prompt, which has nothing trained and columns for the rewards."""
 
     row_id: int
     origin: str
@@ -55,7 +57,7 @@ class InspectedRow:
 
 @dataclass(frozen=True, slots=True)
 class LengthBin:
-    """How many rows have from `low` to `high` tokens."""
+    """The number of rows that have from `low` to `high` tokens."""
 
     low: int
     high: int
@@ -64,7 +66,7 @@ class LengthBin:
 
 @dataclass(frozen=True, slots=True)
 class InspectedUpdate:
-    """One update: its rows and tokens, the tokens of each micro-batch, and how full those are."""
+    """One update: its rows and tokens, and the tokens and fill of each micro-batch."""
 
     step: int
     rows: int
@@ -84,7 +86,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """`train_rows` counts prompts where `is_rl`; there are no updates to show then."""
+    """All results. `train_rows` counts prompts if `is_rl`; there are no updates to show then."""
 
     is_rl: bool
     vocab_size: int
@@ -110,7 +112,7 @@ def inspect_rows(
     row_ids: list[int],
     progress: Progress | None = None,
 ) -> Inspection:
-    """Tokenise the training rows and look at `row_ids`, or at the first `num_rows`."""
+    """Tokenise the training rows and inspect `row_ids`, or the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
     lenient = _lenient(config, overlong=_kept_overlong(config))
     store = prepare_row_part(lenient, tokenizer, "train", cache_dir=cache_dir, progress=progress)
@@ -134,7 +136,7 @@ def inspect_rows(
 def inspect_prompts(
     config: RunConfig, *, num_rows: int, row_ids: list[int], progress: Progress | None = None
 ) -> Inspection:
-    """Tokenise the training prompts and look at `row_ids`, or at the first `num_rows`."""
+    """Tokenise the training prompts and inspect `row_ids`, or the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
     lenient = _lenient(config, overlong="drop")
     prompts = prepare_prompt_part(lenient, tokenizer, "train", progress=progress)
@@ -203,7 +205,7 @@ def _look_at(store: RowStore, row_id: int, tokenizer: ChatTokenizer) -> Inspecte
 
 
 def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:
-    """Each token with the text that it adds after the one before it."""
+    """Return each token with the text that it adds after the one before it."""
     found: list[Token] = []
     before: list[int] = []
     pending: list[int] = []
@@ -211,7 +213,7 @@ def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:
     for place, (token, weight) in enumerate(zip(row.tokens_T, row.weights_T, strict=True)):
         pending.append(int(token))
         text = tokenizer.decode(before + pending)[len(tokenizer.decode(before)) :]
-        # A character outside ASCII takes up to four bytes, and so up to four tokens.
+        # A character outside ASCII has up to four bytes, and so up to four tokens.
         if text.endswith("\ufffd") and len(pending) < 4 and place < last:
             text = ""
         else:
@@ -222,7 +224,7 @@ def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:
 
 
 def length_bins(lengths: IntArray) -> tuple[LengthBin, ...]:
-    """Powers of two, from the shortest row to the longest."""
+    """Count rows by length in powers of two, from the shortest row to the longest."""
     powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(int)
     bins = []
     for power in range(int(powers.min()), int(powers.max()) + 1):
@@ -254,6 +256,7 @@ def _first_updates(
 
 
 def find_warnings(report: PrepareReport, data: DataConfig, *, is_rl: bool = False) -> list[Warned]:
+    """Return warnings about the prepared rows."""
     found: list[Warned] = []
     if report.num_bad:
         level = "error" if data.bad_rows == "refuse" else "warning"

@@ -1,8 +1,9 @@
-"""The files of a tokenizer, and which class of transformers loads them: what AutoTokenizer would
-choose.
+"""Check a tokenizer's files and choose the transformers class that loads them.
 
-Where that is known to be the plain class AutoTokenizer is not asked: it imports all models, torch's
-compiler and more, which takes seconds of every start.
+The class is the one that AutoTokenizer would choose.
+
+If that is known to be the plain class, AutoTokenizer is not used: it imports all models, torch's
+compiler and more, which takes seconds at every start.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 from homeostat.errors import ModelError
 
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Families whose tokenizer's class is taken at its word.
+# Families whose configured tokenizer class is used as it is.
 _TRUSTED_FAMILIES = ("llama",)
-# How the files end that transformers may read along with a tokenizer.
+# Suffixes of the files that transformers may read with a tokenizer.
 _READ = (".json", ".jinja", ".txt", ".model")
 # The files of a tokenizer that hold a JSON object, in the order in which they are asked about.
 _JSON_FILES = (
@@ -76,6 +77,7 @@ def template_place(path: Path) -> str:
 
 
 def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:
+    """Return the class that loads the tokenizer in this folder."""
     if not is_gguf and _is_plain(folder):
         from transformers import PreTrainedTokenizerFast
 
@@ -86,7 +88,7 @@ def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:
 
 
 def _is_plain(folder: Path) -> bool:
-    """It names the plain class in so many words, and has no code of its own."""
+    """Return whether the config explicitly names the plain class and brings no custom code."""
     tokenizer, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
     return (
         tokenizer.get("tokenizer_class") in _PLAIN_CLASSES
@@ -96,7 +98,7 @@ def _is_plain(folder: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Empty where it is missing or broken: transformers says what is wrong with it."""
+    """Read a JSON file; empty if it is missing or broken, which transformers will report."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError):

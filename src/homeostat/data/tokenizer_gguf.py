@@ -15,8 +15,11 @@ GGUF_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": 
 
 
 def read_gguf_special_tokens(file: Path, *, setting: str) -> dict[str, int]:
-    """The file's own word on special tokens: some releases of transformers fill in others, and
-    end in an IndexError over a number that is no token's."""
+    """Read the special tokens of the file.
+
+    Some releases of transformers fill in others, and end in an IndexError over an id that is no
+    token's.
+    """
     from gguf import GGUFReader
 
     reader = GGUFReader(file)

@@ -14,14 +14,14 @@ _LOAD_ERRORS = (*TEMPLATE_ERRORS, OSError, ImportError, StrictDataclassError)
 
 
 class RefuseVendorErrors:
-    """Turns a vendor's error inside the block into ours.
+    """Turn a vendor's error inside the block into ours.
 
-    tokenizers raises the bare class Exception, which no narrow except clause can name. Where its
-    Rust code panics (two pieces of the vocabulary with one number, for instance), pyo3 raises a
-    BaseException of a module that cannot be imported, so it is known by its name.
+    tokenizers raises the bare class Exception, which no narrow except clause can name. If its Rust
+    code panics (for example over two pieces of the vocabulary with one id), pyo3 raises a
+    BaseException of a module that cannot be imported, so it is recognised by its name.
 
-    A vendor's message seldom says which file it was about: `find_fault` is asked for that, once
-    something failed.
+    A vendor's message seldom names the file at fault. `find_fault` is called for that after an
+    error.
     """
 
     def __init__(self, prefix: str, *, find_fault: Callable[[], str] = str) -> None:

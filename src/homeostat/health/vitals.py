@@ -1,8 +1,9 @@
-"""Vital signs: how a run ended, which of its vital metrics are not finite, zero, frozen or missing,
-whether it does what it is for, and how much of the log was understood at all.
+"""The vital signs of a run, which are read before anything else is judged.
 
-They are read off any run, of whichever framework, before anything else is judged: "no illness" is
-only said where they are good. The rules of rules/vital report them as findings.
+They are how it ended, which of its vital metrics are not finite, zero, frozen or missing, whether
+it makes progress, and how much of the log was understood. They are read from any run of any
+framework: "no illness" is only reported if they are good. The rules of rules/vital report them as
+findings.
 
     ending       finished, exception, killed, stopped, open (the log ends before the last step and
                  does not say why: it goes on, or was killed without a word), unknown
@@ -26,13 +27,13 @@ from homeostat.health.words import rough_time
 from homeostat.observe.names import describe
 from homeostat.types import FloatArray64
 
-# Records that other ranks or a second try may still print after the exception that ended it all.
+# Number of records that other ranks or a retry may still print after the fatal exception.
 MAX_STEPS_AFTER = 2
-# Lines from the end in which the last exception, or a kill, is what ended the run; lines before the
-# last exception in which others belong to the same end.
+# Number of lines from the end in which the last exception, or a kill, counts as what ended the
+# run; number of lines before the last exception in which others belong to the same end.
 LAST_LINES = 50
 MAX_CLUSTER = 400
-# Records that must be exactly alike before a metric counts as frozen or zero.
+# Number of records that must be exactly equal before a metric counts as frozen or zero.
 MIN_FROZEN = 10
 MIN_ZERO = 3
 # Seconds without a line after which a run without an end counts as dead: longer than any step,
@@ -40,7 +41,7 @@ MIN_ZERO = 3
 MAX_QUIET_S = 3600.0
 # Frameworks whose setting for the number of steps counts those of one epoch.
 _STEPS_OF_EPOCH = ("torchtune",)
-# Known metrics that tell nothing of a run's health.
+# Known metrics that say nothing about a run's health.
 _TRIVIAL = ("epoch", "num_tokens", "step", "time", "time/", "memory/", "throughput/")
 _LOSSES = ("train/loss", "train/policy_loss")
 _KILLED = (
@@ -53,7 +54,7 @@ _FINISHED = ("training completed", "training finished", "training is complete", 
 
 
 class End(StrEnum):
-    """How a run ended, as far as it is known."""
+    """The end of a run, as far as it is known."""
 
     FINISHED = "finished"
     EXCEPTION = "exception"
@@ -65,9 +66,11 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """`line` says it, where a line of the log does; `traceback` where it was an exception.
-    `is_early`: it ended by itself, well before the planned number of steps. `is_stale`: nobody has
-    written to the log for so long that the run cannot be going on."""
+    """The end of a run with its evidence: `line` of the log, or `traceback` of an exception.
+
+    `is_early` means that it ended by itself, well before the planned number of steps; `is_stale`
+    that nothing was written to the log for so long that the run cannot be going on.
+    """
 
     how: End
     words: str
@@ -83,7 +86,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What is read first. Names are those of the metrics as rules read them."""
+    """All vital signs. Names are those of the metrics as rules read them."""
 
     ending: Ending
     not_finite: tuple[str, ...]
@@ -96,18 +99,18 @@ class Vitals:
 
     @property
     def are_good(self) -> bool:
-        """The run lives as far as is known, and what it lives by is sound."""
+        """Return whether the run is alive as far as is known, and its vital metrics are sound."""
         return not (self.ending.is_death or self.not_finite or self.zero or self.frozen)
 
     @property
     def is_little_known(self) -> bool:
-        """So little was understood that the absence of findings says nothing."""
+        """Return whether so little was understood that the absence of findings means nothing."""
         num, others = len(self.understood), len(self.not_understood)
         return num < 2 or (others > 0 and num < 3) or others > 3 * num
 
 
 def vital_signs(view: RunView) -> Vitals:
-    """All of a run's vital signs. Pure, and cheap enough to be asked anew."""
+    """Return all vital signs of a run. Pure, and cheap enough to call again."""
     known = [name for name in view.metrics if _is_known(name)]
     return Vitals(
         ending=ending_of(view),
@@ -127,7 +130,7 @@ def vital_signs(view: RunView) -> Vitals:
 
 
 def vital_names(kind: Kind) -> tuple[str, ...]:
-    """What a run of this kind lives by, most telling first."""
+    """Return the vital metrics of a run of this kind, most informative first."""
     return {
         Kind.RL: ("reward", "train/loss", "grad_norm"),
         Kind.PREFERENCE: ("train/loss", "preference/margin", "grad_norm"),
@@ -143,14 +146,14 @@ def _is_known(name: str) -> bool:
 
 
 def _is_told_twice(name: str, view: RunView) -> bool:
-    """Whether a tracker logged it once more, with a prefix: train/grad_norm beside grad_norm."""
+    """Return whether a tracker logged it again with a prefix: train/grad_norm and grad_norm."""
     plain = unprefixed(name.removeprefix("raw/"))
     others = {plain, f"train/{plain}"} - {name}
     return plain != name and any(other in view.metrics for other in others)
 
 
 def ending_of(view: RunView) -> Ending:
-    """How the run ended: by its own events, by an exception, a kill, or its last step."""
+    """Return how the run ended: by its own events, by an exception, a kill, or its last step."""
     own = view.events_of("run_started", "run_resumed", "run_stopped", "run_finished", "run_failed")
     last = own[-1] if own else None
     if last is not None and last.kind == "run_finished":
@@ -244,13 +247,13 @@ def _planned_steps(view: RunView) -> int | None:
 
 
 def _interval(view: RunView) -> int:
-    """Steps between the records of what is logged most often."""
+    """Return the number of steps between records of what is logged most often."""
     gaps = [int(np.median(np.diff(s.steps))) for s in view.metrics.values() if len(s) > 2]
     return max(1, min(gaps, default=1))
 
 
 def fatal_traceback(view: RunView) -> Traceback | None:
-    """The exception that ended the run: the first of the last ones, after which no step came."""
+    """Return the exception that ended the run: the first of the last ones without a later step."""
     if not view.tracebacks or _goes_on(view):
         return None
     last = view.tracebacks[-1].end.number
@@ -268,13 +271,13 @@ def fatal_traceback(view: RunView) -> Traceback | None:
 
 
 def _goes_on(view: RunView) -> bool:
-    """Something after the last traceback says that training finished."""
+    """Return whether something after the last traceback says that training finished."""
     says = view.log.last(*_FINISHED)
     return says is not None and says.number > view.tracebacks[-1].end.number
 
 
 def num_steps_after(view: RunView, line: LogLine) -> int:
-    """Records that were logged after the step at which a line stands."""
+    """Return the number of records that were logged after the step of a line."""
     before = line.step if line.step is not None else -1
     return max((int((series.steps > before).sum()) for series in view.metrics.values()), default=0)
 
@@ -289,10 +292,12 @@ def _kill_line(view: RunView) -> LogLine | None:
 
 
 def not_finite(view: RunView) -> Iterable[str]:
-    """Vital metrics that are NaN or infinite now: in the newest record and in two of four.
+    """Return vital metrics that are NaN or infinite now: in the newest record and in two of four.
 
-    A reward function that does not apply to a batch is logged as NaN by some trainers; only an
-    infinite one is counted. So is a deviation, which one sample does not have."""
+    A reward function that does not apply to a batch is logged as NaN by some trainers, so only an
+    infinite reward counts. The same is true of a standard deviation, which a single sample does not
+    have.
+    """
     for name in (*_LOSSES, "grad_norm", "reward", "kl", "entropy", "eval/loss"):
         series = view.series(name)
         if series is not None and _is_bad_now(~np.isfinite(series.values)):
@@ -307,9 +312,10 @@ def _is_bad_now(bad: np.ndarray) -> bool:
 
 
 def zero(view: RunView) -> Iterable[str]:
-    """Vital metrics that are exactly 0 from the first record on.
+    """Return vital metrics that are exactly 0 from the first record on.
 
-    The loss of GRPO prints as 0 by construction, so in RL only the gradient is looked at."""
+    The loss of GRPO prints as 0 by construction, so in RL only the gradient is checked.
+    """
     names = ["grad_norm"]
     if view.kind is not Kind.RL:
         names += [*_LOSSES, "train/token_accuracy"]
@@ -323,8 +329,10 @@ def zero(view: RunView) -> Iterable[str]:
 
 
 def zero_since(view: RunView) -> int | None:
-    """The step from which on the loss of fine-tuning is exactly 0 after ordinary values: trainers
-    print a loss that is not finite so. None where it is not."""
+    """Return the step from which the loss of fine-tuning is exactly 0 after ordinary values.
+
+    Some trainers print a loss that is not finite as 0. None if there is no such step.
+    """
     loss = view.series("train/loss")
     if view.kind is Kind.RL or loss is None or view.decimals.get("train/loss", 9) < 4:
         return None
@@ -340,15 +348,17 @@ def _is_rate_zero(view: RunView, step: int) -> bool:
 
 
 def frozen(view: RunView) -> Iterable[str]:
-    """Losses that are the same number, not 0, in the newest records, although the rate is not 0.
+    """Return losses that are the same non-zero number in the newest records although the rate is
+    not 0.
 
-    Gradient norms are left out: some trainers print them after clipping."""
+    Gradient norms are left out: some trainers print them after clipping.
+    """
     for name, least in (("train/loss", MIN_FROZEN), ("eval/loss", 4)):
         series = view.series(name)
         if series is None or len(series) < least or view.decimals.get(name, 9) < 3:
             continue
         newest = series.values[-least:]
-        # A round number may come by chance where few digits are printed: it must stay longer.
+        # If few digits are printed, a value may repeat by chance, so it must stay longer.
         newest = newest if _digits(newest) >= 4 else series.values[-2 * least :]
         if len(newest) < least or newest[-1] == 0.0 or not np.isfinite(newest).all():
             continue
@@ -359,12 +369,12 @@ def frozen(view: RunView) -> Iterable[str]:
 
 
 def _digits(values: FloatArray64) -> int:
-    """Significant digits of the newest value as it was printed."""
+    """Return the significant digits of the newest value as it was printed."""
     return len(f"{values[-1]:.9g}".replace(".", "").replace("-", "").strip("0"))
 
 
 def _course(view: RunView) -> str:
-    """Whether it does what it is for: how the first of its vital metrics moved."""
+    """Describe whether the run makes progress: how the first of its vital metrics moved."""
     for name in vital_names(view.kind):
         series = _series(view, name)
         finite = series.finite() if series is not None else None

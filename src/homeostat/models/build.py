@@ -1,8 +1,8 @@
-"""From settings to a model that is ready to train: the one way in.
+"""Build a model that is ready to train from the settings: the only entry point.
 
     model.path -> config -> module (built without memory, or with) -> weights -> adapter
 
-Both implementations answer `hidden(tokens_N, positions_N, layout, dropout_keys_N=)` and
+Both implementations provide `hidden(tokens_N, positions_N, layout, dropout_keys_N=)` and
 `output_weight()`, and have `causal_lm`, the module whose parameter names are the HF names.
 """
 
@@ -37,8 +37,10 @@ from homeostat.ops.attention import resolve_kernel
 
 @dataclass(frozen=True, slots=True)
 class ModelSheet:
-    """What is known of a model without having it. `packs`: one forward may hold several rows at
-    full speed."""
+    """Facts about a model that are known without building it.
+
+    `packs` means that one forward pass can hold several rows at full speed.
+    """
 
     source_config: Mapping[str, Any]
     generation_config: Mapping[str, Any] | None
@@ -66,7 +68,7 @@ def load_model(
     seed: int,
     gradient_checkpointing: Checkpointing,
 ) -> LoadedModel:
-    """Builds what `model` and `lora` describe, and refuses what cannot be trained."""
+    """Build the model that `model` and `lora` describe. Refuse one that cannot be trained."""
     started = time.perf_counter()
     source = open_source(model)
     config, generation_config = read_configs(source)
@@ -94,6 +96,7 @@ def model_sheet(
     generation_config: Mapping[str, Any] | None,
     facts: Mapping[str, str | int | float | bool],
 ) -> ModelSheet:
+    """Collect the facts about a built model."""
     return ModelSheet(
         source_config=config,
         generation_config=generation_config,
@@ -106,11 +109,12 @@ def model_sheet(
 
 
 def num_params(module: nn.Module) -> int:
+    """Return the number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def open_source(model: ModelConfig) -> GgufFile | Path:
-    """The file or folder that model.path names."""
+    """Open the file or folder that model.path names."""
     path = Path(model.path)
     if not path.exists():
         raise ModelError(f"model.path: {path} does not exist.")
@@ -118,7 +122,7 @@ def open_source(model: ModelConfig) -> GgufFile | Path:
 
 
 def read_configs(source: GgufFile | Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """config.json, and generation_config.json where there is one."""
+    """Return config.json, and generation_config.json if there is one."""
     if isinstance(source, GgufFile):
         return source.config(), None
     if not source.is_dir():
@@ -162,7 +166,7 @@ def decoder_flags(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Any]:
-    """How a decoder of this shape is to compute."""
+    """Return how a decoder of this shape is to compute."""
     kernel = resolve_kernel(
         model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
     )
@@ -185,7 +189,7 @@ def give_weights(
     seed: int,
     part: weights.Part = weights.all_of_it,
 ) -> None:
-    """The weights that model.path holds, or random ones, for all but an adapter."""
+    """Load the weights of model.path, or draw random ones, for everything except an adapter."""
     if model.init == "random":
         weights.draw(module, std=module.config.initializer_range, seed=seed, part=part)
         return
@@ -204,12 +208,12 @@ def _empty_decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Decoder:
-    """The decoder before its weights: with `meta_init` nothing is allocated but the final copy."""
+    """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
     if meta_init:
         with torch.device("meta"):
             module = Decoder(shape, **flags)
         return module.to(dtype).to_empty(device=device)
-    # torch's own initialisation draws from the global generators, which belong to the run.
+    # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from), torch.device(device):
         return Decoder(shape, **flags).to(dtype)
@@ -224,7 +228,7 @@ def _transformers(
     device: torch.device,
     seed: int,
 ) -> tuple[TransformersModel, str]:
-    # config.combinations refuses what only the native decoder can do.
+    # config.combinations has already refused settings that only the native decoder supports.
     assert isinstance(source, Path), source
     assert model.meta_init, model
     sizes = config_origin(source).sizes

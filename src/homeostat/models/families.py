@@ -1,9 +1,9 @@
-"""What the native decoder needs to know, read from a checkpoint's config.json.
+"""Read the native decoder's settings from a checkpoint's config.json.
 
     config.json (dict) -> family function by `model_type` -> DecoderConfig
 
-Invariant: a config that the native decoder would run differently from transformers is refused,
-with the reason and the way out. Both spellings of the rotary settings are understood: `rope_theta`
+Invariant: a config that the native decoder would compute differently from transformers is refused,
+with the reason and the remedy. Both spellings of the rotary settings are understood: `rope_theta`
 with `rope_scaling`, and `rope_parameters`.
 """
 
@@ -21,19 +21,19 @@ Json = Mapping[str, Any]
 
 CONFIG_JSON = ConfigOrigin()
 
-# Beyond the largest models there are, by a good deal.
+# Well beyond the largest existing models.
 MAX_LAYERS = 2048
 MAX_SIZE = 2**24
 MAX_PARAMS = 10**14
 _SIZE_KEY = re.compile(r"layer|size$|head|dim$|embd|inner|expert|position|rank")
 
-# Rotary settings that older configs keep beside `rope_scaling`.
+# Rotary settings that older configs store next to `rope_scaling`.
 _ROPE_OUTSIDE = ("rope_theta", "partial_rotary_factor")
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shape of a native decoder; the flags say in what the families differ."""
+    """The shape of a native decoder; the flags are the differences between families."""
 
     vocab_size: int
     hidden_size: int
@@ -53,7 +53,7 @@ class DecoderConfig:
 
     @property
     def num_params(self) -> int:
-        """What the decoder will hold, from the sizes alone."""
+        """Return the number of parameters, computed from the sizes alone."""
         q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * self.hidden_size * (q_width + kv_width)
         biases = self.qkv_bias * (q_width + 2 * kv_width) + self.o_bias * self.hidden_size
@@ -67,7 +67,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Typed reads of a config.json, so that a wrong value is named and not a crash later."""
+    """Typed reads of a config.json, so that a wrong value is named and does not crash later."""
 
     values: Json
 
@@ -94,8 +94,7 @@ class _Fields:
 
 
 def decoder_config(config: Json, *, origin: ConfigOrigin = CONFIG_JSON) -> DecoderConfig:
-    """The native decoder's config, or a ModelError that names `origin` and says why there is
-    none."""
+    """Return the native decoder's config, or raise a ModelError that names `origin`."""
     try:
         return _decoder_config(config)
     except BadConfigError as fault:
@@ -130,14 +129,14 @@ def _decoder_config(config: Json) -> DecoderConfig:
 
 
 def _refuse_absurd_sizes(config: Json, *, inside: str = "") -> None:
-    """Sizes beyond any model: a slip, which would exhaust the machine before anything is read."""
+    """Refuse sizes beyond any model: a typo, which would exhaust the machine's memory."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             _refuse_absurd_sizes(value, inside=f"{inside}{name}.")
         elif _SIZE_KEY.search(str(name)) and isinstance(value, int):
             limit = MAX_LAYERS if "layer" in str(name) else MAX_SIZE
             if value > limit:
-                # A number past the largest float cannot be shown as one.
+                # A number above the largest float cannot be formatted as one.
                 shown = f"{value:.3g}" if value < 1e300 else f"a number of {len(str(value))} digits"
                 raise BadConfigError(
                     f"{inside}{name} is {shown}, more than any model has ({limit})."
@@ -151,7 +150,7 @@ def _llama(config: Json) -> DecoderConfig:
 
 
 def _mistral(config: Json) -> DecoderConfig:
-    # Without a word about it transformers takes a window of 4096.
+    # If the config does not mention it, transformers uses a window of 4096.
     if config.get("sliding_window", 4096) is not None:
         raise _windowed()
     return _common(config)
@@ -253,7 +252,7 @@ def _windowed() -> UnsupportedConfigError:
 
 
 def _rope(config: Json) -> RopeConfig:
-    # transformers lets the old key win where both are there.
+    # If both are present, the old key wins in transformers.
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping):
         raise BadConfigError(f"rope_parameters is {scaling!r}, and must be an object.")
@@ -305,7 +304,7 @@ def _llama3_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
 
 def _yarn_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
     if theta <= 1:
-        # The ramp is laid out by the logarithm of the base.
+        # The ramp uses the logarithm of the base.
         raise BadConfigError(f"rope_theta is {theta}, and must be above 1 with rope_type yarn.")
     original = _original_length(fields, config)
     longest = config.get("max_position_embeddings")

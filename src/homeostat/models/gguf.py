@@ -1,10 +1,10 @@
-"""GGUF files (llama.cpp's format): config and tensors under Hugging Face names.
+"""Read GGUF files (llama.cpp's format): config and tensors under Hugging Face names.
 
     file.gguf -> metadata -> config.json as a dict (so that an export is an HF folder)
               -> tensors, de-quantised to fp32, renamed, q and k of Llama un-permuted
 
-llama.cpp rotates neighbouring pairs of a Llama head and stores q and k with their rows permuted
-to match; HF rotates halves. Qwen files are stored as HF has them.
+llama.cpp rotates neighbouring pairs of a Llama head and stores q and k with their rows permuted to
+match; HF rotates halves. Qwen files are stored as in HF.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class GgufFile:
 
     @property
     def origin(self) -> ConfigOrigin:
-        """How errors about `config` name this file and its metadata."""
+        """Say how errors about `config` name this file and its metadata."""
         keys = {key: self._field(key) for key in _METADATA}
         if self._value(keys["head_dim"]) is None:
             keys["head_dim"] = f"{keys['hidden_size']} / {keys['num_attention_heads']}"
@@ -103,7 +103,7 @@ class GgufFile:
         )
 
     def config(self) -> dict[str, Any]:
-        """What config.json would say."""
+        """Return what config.json would contain."""
         tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:
             raise ModelError(f"model.path: {self.path} lacks the matrix token_embd.weight.")
@@ -136,7 +136,7 @@ class GgufFile:
         return config
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under its HF name, fp32, one at a time."""
+        """Yield every weight under its HF name, in fp32, one at a time."""
         from gguf.quants import dequantize
 
         for tensor in self._reader.tensors:
@@ -147,13 +147,13 @@ class GgufFile:
                     f"model.path: {self.path}: cannot de-quantise {tensor.name} "
                     f"({tensor.tensor_type.name}: {error})."
                 ) from None
-            # A copy: unquantised values are a read-only view of the file.
+            # Copy, because unquantised values are a read-only view of the file.
             values = torch.from_numpy(np.array(values, dtype=np.float32))
             values = values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
             yield self._hf_name(tensor.name), self._unpermute(tensor.name, values)
 
     def shapes(self) -> Iterator[tuple[str, Tensor]]:
-        """As `tensors`, but tensors of the meta device: their shapes alone."""
+        """Yield tensors of the meta device, with only their shapes; otherwise like `tensors`."""
         for tensor in self._reader.tensors:
             size = tuple(int(size) for size in reversed(tensor.shape))
             yield self._hf_name(tensor.name), torch.empty(size, device="meta")

@@ -1,4 +1,4 @@
-"""The file that a model's config was read from, so that an error names what the user can mend.
+"""The file that a model's config was read from, so that an error names what the user can fix.
 
 config.json -> its own path and keys
 model.gguf  -> the path of the file, and the metadata keys that the config was derived from

@@ -1,8 +1,8 @@
-"""A model that computes shapes and nothing else, for finding out what a run would hold.
+"""A model that computes only shapes, to find out how much memory a run would need.
 
-It is the decoder itself on the meta device, but for attention: kernels differ in what they keep
-between forward and backward, and few of them know tensors without data. What they keep is written
-down here.
+It is the decoder itself on the meta device, except for attention: kernels differ in what they keep
+between forward and backward, and few of them support meta tensors. What they keep is written down
+here.
 
 Suffixes: `_N` packed tokens, `_H` heads, `_d` head dim.
 """
@@ -25,7 +25,10 @@ from homeostat.ops.attention import AttentionContext, PackedLayout, needs_all_he
 
 
 class ShapeDecoder(Decoder):
-    """`kernel` says whose memory attention takes: that of sdpa, or of varlen, as rows does."""
+    """A decoder on the meta device. `kernel` decides how much memory attention takes.
+
+    It is that of sdpa, or of varlen, as with rows.
+    """
 
     def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
         return ShapeAttention(self.kernel)
@@ -33,7 +36,7 @@ class ShapeDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class ShapeAttention:
-    """Attention as flash kernels do it: nothing quadratic is ever held."""
+    """Attention with the memory of flash kernels, which hold nothing quadratic."""
 
     kernel: str
 
@@ -44,12 +47,12 @@ class ShapeAttention:
             repeats = q_NHd.shape[1] // k_NHd.shape[1]
             k_NHd, v_NHd = (x.repeat_interleave(repeats, dim=1) for x in (k_NHd, v_NHd))
         out_NHd = _Flash.apply(q_NHd, k_NHd, v_NHd, self.kernel)
-        # sdpa goes document by document, and what comes out is joined.
+        # sdpa computes document by document, and the results are concatenated.
         return torch.cat([out_NHd]) if self.kernel == "sdpa" else out_NHd
 
 
 class _Flash(torch.autograd.Function):
-    """Keeps queries, keys, values, the result and one number per token and head."""
+    """Keep queries, keys, values, the result and one number per token and head."""
 
     @staticmethod
     def forward(ctx: Any, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, kernel: str) -> Tensor:
@@ -64,7 +67,8 @@ class _Flash(torch.autograd.Function):
         q_NHd, k_NHd, v_NHd, *_ = ctx.saved_tensors
         found = tuple(torch.empty_like(x) for x in (q_NHd, k_NHd, v_NHd))
         if ctx.kernel in ("varlen", "rows"):
-            # The kernel sums the queries' gradient in fp32, and keys' and values' for all heads.
+            # The kernel sums the gradient of queries in fp32, and that of keys and values for all
+            # heads.
             _ = [torch.empty_like(q_NHd, dtype=torch.float32)]
             if q_NHd.shape[1] != k_NHd.shape[1]:
                 _ += [torch.empty_like(q_NHd) for _ in range(2)]
