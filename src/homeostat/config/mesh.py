@@ -76,7 +76,7 @@ class Mesh:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks: processes, each with a device of its own."""
+        """Number of ranks: processes, each with its own device."""
         return math.prod(self.sizes)
 
     @property

@@ -1,4 +1,4 @@
-"""Which rank works on which micro-batch, and whose answer belongs to which.
+"""Deal micro-batches to ranks, and put the answers of ranks back in order.
 
 Micro-batches are dealt to data groups in rounds, one to each group; all ranks of a data group get
 the same ones, because they share the work on them (config/mesh.py). Every rank has the same number
@@ -29,7 +29,7 @@ def deal(batches: Sequence[T], mesh: Mesh) -> list[list[T | None]]:
 
 
 def one_per_group(answers: Sequence[T], mesh: Mesh) -> list[T]:
-    """Of one answer per rank, those of the first rank of each data group.
+    """Return, of one answer per rank, those of the first rank of each data group.
 
     The ranks of a group agree on their answer before they give it.
     """
@@ -37,7 +37,7 @@ def one_per_group(answers: Sequence[T], mesh: Mesh) -> list[T]:
 
 
 def in_order(dealt: Sequence[Sequence[T]], mesh: Mesh, *, count: int) -> list[T]:
-    """Undo `deal`: from the answers of each rank, one per round, those of the `count` batches."""
+    """Undo `deal`: return the answers to `count` batches from those of each rank, one per round."""
     per_group = one_per_group(dealt, mesh)
     groups = len(per_group)
     return [per_group[index % groups][index // groups] for index in range(count)]

@@ -53,7 +53,7 @@ class Channel(Protocol):
 
 
 class Listener(Protocol):
-    """Where processes check in while a group starts."""
+    """The point at which processes check in while a group starts."""
 
     address: str
     key: bytes

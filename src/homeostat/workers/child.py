@@ -3,15 +3,15 @@
 Two processes, whoever launched them:
 
     guardian   runs no foreign code. Copies the worker's output to the log, line by line with its
-               prefix; passes on the controller's signals; tells how the worker ended, and ends
+               prefix; passes on the controller's signals; reports how the worker ended, and ends
                what it started. When the controller is gone, even by kill -9, it kills the
                worker.
-    worker     the leader of a process group of its own: makes the object, then answers one call
-               after another.
+    worker     leads a separate process group: builds the object, then answers one call after
+               another.
 
 Each has a channel to the controller, at an address that the environment names. The worker may hang
-in C code with the GIL held, and is ended none the less. SIGINT is left to the controller: ctrl-C
-reaches a whole terminal, and only the controller knows what is to be saved first.
+in C code with the GIL held; the guardian can still end it. SIGINT is left to the controller: ctrl-C
+reaches every process of a terminal, and only the controller knows what must be saved first.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ TIDY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a launched process is told by the environment. torchrun alone knows the rank.
+    """The facts that a launched process gets from the environment. Only torchrun knows the rank.
 
-    `address` and `key` are the listener's, where the process checks in; `host` is where the group's
-    own collectives meet.
+    `address` and `key` are those of the listener at which the process checks in; `host` is where
+    the group's own collectives meet.
     """
 
     address: str

@@ -1,4 +1,4 @@
-"""The place of a worker in its group, which a factory is told as its first argument.
+"""The place of a worker in its group: the first argument of every factory.
 
 A factory is a function `factory(context, **kwargs) -> object`, named by its import path
 ("package.module:function"). The object that it returns is the worker: the controller calls its

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """The answer to one call, which is there or on its way."""
+    """The answer to one call, which has arrived or is awaited."""
 
     def __init__(
         self, group: str, rank: int, method: str, *, last_words: Callable[[], str]

@@ -55,7 +55,7 @@ class Failure:
 
 
 def attempt(action: Callable[[], Any]) -> Any | Failure:
-    """Return what the action does. A hosted object may raise anything; its worker goes on."""
+    """Return the result of the action, or what it raised: the worker survives any exception."""
     try:
         return action()
     except Exception as error:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def open_in_process(cluster: AnyCluster, spec: GroupSpec) -> InProcessGroup:
-    """Build the worker here. It writes where this process does, not to a log of its own."""
+    """Build the worker here. Its output is that of this process, not a separate log."""
     assert spec.size == 1, f"{spec.name}: one process has one worker, not {spec.size}"
     assert not spec.env, f"{spec.name}: a worker in this process has this environment"
     (kwargs,) = spec.kwargs_of_ranks()

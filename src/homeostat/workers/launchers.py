@@ -4,8 +4,7 @@
     torchrun   one torchrun, which starts one process per rank
 
 Under both, torch.distributed finds its rendezvous, at the ticket's host, in the environment. A
-launched process leads a
-session of its own: ctrl-C in the terminal does not reach it.
+launched process leads a separate session: ctrl-C in the terminal does not reach it.
 """
 
 from __future__ import annotations

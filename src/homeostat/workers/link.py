@@ -4,8 +4,8 @@
                                       guardian -> [watcher thread] -> on_end(link)
 
 `ask` never waits for a worker that is busy, and answers are read whatever is being sent, so that
-full channels in both directions cannot block each other. How a rank ended is told by its guardian
-alone, and only once.
+full channels in both directions cannot block each other. Only its guardian reports how a rank
+ended, and only once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RankLink:
         self._refusal: WorkerError | None = None
 
     def start(self, *, on_end: Callable[[RankLink], None], hold_back: Callable[[], None]) -> None:
-        """`hold_back` runs before a failure is told: see ProcessGroup."""
+        """Start the threads. `hold_back` runs before a failure is reported: see ProcessGroup."""
         for target, args in (
             (self._send_all, ()),
             (self._read_all, (hold_back,)),
@@ -84,7 +84,7 @@ class RankLink:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether some call has no answer yet."""
+        """Return whether some call has no answer yet."""
         with self._lock:
             return bool(self._pending)
 

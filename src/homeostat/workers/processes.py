@@ -142,7 +142,7 @@ class ProcessGroup:
         with self._lock:
             self._is_closed = True
         self._end()
-        # Whoever waits is to hear how its worker ended, which is about to be told.
+        # Whoever waits should learn how its worker ended, which is about to be reported.
         last = time.monotonic() + HOLD_BACK_SECONDS
         while any(link.is_awaited for link in self._links) and time.monotonic() < last:
             time.sleep(0.01)

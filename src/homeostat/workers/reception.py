@@ -1,7 +1,7 @@
-"""Where the processes of a group check in: two channels for each rank, its worker's and guardian's.
+"""Let the processes of a group check in: two channels for each rank, its worker's and guardian's.
 
-Processes that are launched on this host are looked after while they start, and can be killed by
-their pid.
+Processes that are launched on this host are watched while they start, and can be killed by their
+pid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a group of workers is to run, whatever starts it."""
+"""The specification of a group of workers, whatever starts it."""
 
 from __future__ import annotations
 

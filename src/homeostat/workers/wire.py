@@ -1,4 +1,4 @@
-"""How values become messages of a channel.
+"""Turn values into messages of a channel, and back.
 
 Calls and answers are pickled: arguments are arrays, tensors and dataclasses of any package. To
 unpack a pickle runs what whoever packed it wrote, so only messages of a channel whose other end has

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from homeostat.algorithms import sft
+from homeostat.data.inputs import RowSet
 from homeostat.data.loader import eval_batches
+from homeostat.data.store import RowStore
 from homeostat.observe.devices import host_rss
 from homeostat.run.learning.probes import plan_probes
 from homeostat.run.sizing.token_budget import current_sizes
@@ -17,7 +19,7 @@ from homeostat.train.oom import MemoryGuard
 from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
 
 if TYPE_CHECKING:
-    from homeostat.run.wiring.sft_setup import Parts, RowSet
+    from homeostat.run.wiring.sft_setup import Parts
 
 
 def step_metrics(
@@ -51,9 +53,9 @@ def step_metrics(
     return metrics | plan_probes(plan, report) | parts.gpus.sample()
 
 
-def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
+def evaluate(parts: Parts, rows: RowSet[RowStore], *, memory: MemoryGuard) -> float:
     """The loss on the held-out rows, normalised as in training, over all of them."""
-    spec = sft.loss_spec(parts.config.algorithm, [rows.store[int(row)] for row in rows.ids])
+    spec = sft.loss_spec(parts.config.algorithm, [rows.rows[int(row)] for row in rows.ids])
 
     def total(batches: list[TrainBatch]) -> float:
         found = torch.zeros((), dtype=torch.float64)
@@ -69,7 +71,7 @@ def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
     while loss is None:
         sizes = current_sizes(parts.config.trainer, parts.state)
         groups = parts.trainer.num_data_groups
-        batches = list(eval_batches(rows.store, rows.ids, trainer=sizes, num_data_groups=groups))
+        batches = list(eval_batches(rows.rows, rows.ids, trainer=sizes, num_data_groups=groups))
         loss = memory.attempt(lambda batches=batches: total(batches), step=step)
         if loss is None:
             memory.shrink(batches, step=step)
