@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -120,4 +120,6 @@ def parameter_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
 def local_part(parameter: Tensor) -> Tensor:
     """The rows that this rank holds: the memory itself, outside of autograd."""
     assert isinstance(parameter, DTensor), type(parameter)
-    return cast(DTensor, parameter.detach()).to_local().detach()
+    detached = parameter.detach()
+    assert isinstance(detached, DTensor), type(detached)
+    return detached.to_local().detach()
