@@ -11,7 +11,7 @@ from tests.health.markdown import KINDS, Case, read_cases
 from homeostat.health.diagnose import judge
 from homeostat.health.finding import Finding, Level, NotEvaluated
 from homeostat.health.names import FOREIGN
-from homeostat.health.registry import BY_CODE, RULES, TROUBLES
+from homeostat.health.registry import BY_CODE, RULES, SIGNATURES
 from homeostat.health.rule import HEADINGS, Rule
 from homeostat.health.vocabulary import FAMILY_OF
 from homeostat.observe.names import describe
@@ -19,7 +19,7 @@ from homeostat.observe.names import describe
 FOLDER = Path(__file__).parent
 FILES = sorted(FOLDER.glob("*.md"))
 CASES = [case for file in FILES for case in read_cases(file)]
-BY_WORDS = {trouble.code for trouble in TROUBLES}
+BY_WORDS = {one.code for one in SIGNATURES}
 WITH_FILES = [rule for rule in RULES if rule.code not in BY_WORDS]
 
 

@@ -115,7 +115,7 @@ def _in_order(line: str, pieces: list[str]) -> bool:
 
 
 def _words_of(text: str) -> list[bytes]:
-    """Digits are left out: they make a log's words many and tell no trouble from another."""
+    """Digits are left out: they make a log's words many and tell no illness from another."""
     return text.encode("utf-8", "surrogatepass").translate(None, b"0123456789").split()
 
 
