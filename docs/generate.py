@@ -508,6 +508,8 @@ def _option(info: OptionInfo, kind: Any) -> str:
 
 
 def _option_help(info: OptionInfo, default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return f"{info.help} Required."
     return f"{info.help} Default: {default}." if default is not None else str(info.help)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tomllib
 from fnmatch import fnmatch
@@ -125,6 +126,13 @@ def test_fixes_and_lists_are_used_by_name() -> None:
     assert "memory.toml: fixes.rest: shared.toml has a fix of this name" in named_twice
     taken = message("[lists]\nwaiting = ['a list']" + WHOLE)
     assert "memory.toml: lists.waiting: lists.py has a list of this name" in taken
+
+
+def test_the_stanza_that_contributors_are_shown_is_right() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.M | re.S)
+    (row,) = parse({"memory.toml": shown.encode()})
+    assert set(row["explains"]) <= BY_CODE.keys()
 
 
 def test_the_compiled_file_is_current() -> None:

@@ -152,7 +152,8 @@ class _File:
             if key in row:
                 row[key] = self.expanded(row[key], lists, code)
         for pattern in (one for key in PATTERNS for one in row.get(key, ())):
-            self.pattern(pattern, code)
+            if not pattern.startswith("@") and (problem := pattern_problem(pattern)):
+                self.complain(code, problem)
         if "when" in row:
             row["when"] = self.when(row["when"], lists, code)
         causes = [self.table(one, KEYS_OF_CAUSE, place=code) for one in row.pop("cause", ())]
@@ -231,15 +232,6 @@ class _File:
                 self.complain(code, f"there is no list {name!r}.", _meant(name, {**lists, **LISTS}))
         return found
 
-    def pattern(self, pattern: str, code: str) -> None:
-        """Check that a pattern says enough, and that it is not a regular expression."""
-        if pattern.startswith("@"):
-            return
-        if len(max(re.split(r"\*| && ", pattern), key=len)) < MIN_PIECE:
-            self.complain(code, f"the pattern {pattern!r} is found everywhere.", _SAY_MORE)
-        if _EXPRESSION.search(pattern):
-            self.complain(code, f"{pattern!r} is a regular expression.", _PLAIN)
-
     def table(self, given: Any, keys: Mapping[str, Key], *, place: str) -> Row:
         """The known keys of a table whose values are what they should be, prose in one line."""
         if not isinstance(given, dict):
@@ -275,6 +267,17 @@ _KINDS = {
     "table": "a table",
     "tables": "tables: [[signature]], [[signature.cause]] or [[signature.fix]]",
 }
+
+
+def pattern_problem(pattern: str) -> str:
+    """What is wrong with a pattern: too little in it, several lines, or a regular expression."""
+    if "\n" in pattern:
+        return f"the pattern {pattern!r} has several lines; it is looked for in one."
+    if len(max(re.split(r"\*| && ", pattern), key=len)) < MIN_PIECE:
+        return f"the pattern {pattern!r} is found everywhere. {_SAY_MORE}"
+    if _EXPRESSION.search(pattern):
+        return f"{pattern!r} is a regular expression. {_PLAIN}"
+    return ""
 
 
 def _fits(value: Any, key: Key) -> bool:
