@@ -39,7 +39,7 @@ class LaidOut:
 
 
 def find_checkout() -> Path:
-    """The source checkout that this homeostat is imported from."""
+    """Return the source checkout that this homeostat is imported from."""
     package = Path(homeostat.__file__).resolve().parent
     root = package.parents[1]
     if all((root / part).exists() for part in (HEALTH, CASES, PAGES)):
@@ -103,7 +103,7 @@ def generate(root: Path) -> None:
 
 
 def _free_error_code(file: Path) -> str:
-    """The next free code after those of a family's file; after all codes for a new file."""
+    """Return the next free code after those of a family's file; after all codes for a new file."""
     texts = {one: one.read_text(encoding="utf-8") for one in file.parent.glob("*.toml")}
     taken = {code for text in texts.values() for code in _CODE_LINE.findall(text)}
     own = _CODE_LINE.findall(texts.get(file, ""))
@@ -111,14 +111,15 @@ def _free_error_code(file: Path) -> str:
 
 
 def _free_rule_code(folder: Path) -> str:
-    """The next free code with the letters that the family's rules have."""
+    """Return the next free code with the letters that the family's rules have."""
     own = {file.name[:6].upper() for file in folder.glob("[a-z][a-z][a-z][0-9][0-9][0-9]_*.py")}
     return _next_free(own, own)
 
 
 def _next_free(own: Iterable[str], taken: Iterable[str]) -> str:
-    """The first code behind the highest of `own` that was never used. Gaps stay: what a gap once
-    meant still stands in old reports."""
+    """Return the first code behind the highest of `own` that was never used.
+
+    Gaps stay: what a gap once meant still stands in old reports."""
     highest = max(own)
     used = {*taken, *RETIRED}
     numbers = range(int(highest[3:]) + 1, 1000)
@@ -126,7 +127,7 @@ def _next_free(own: Iterable[str], taken: Iterable[str]) -> str:
 
 
 def _named(root: Path, name: str, family: Family) -> dict[Path, str]:
-    """The vocabulary with a new name; nothing if it has the name already."""
+    """Add a name to the vocabulary; nothing if it has the name already."""
     if name in FAMILY_OF:
         return {}
     file = root / HEALTH / "vocabulary.py"

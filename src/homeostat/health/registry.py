@@ -1,4 +1,4 @@
-"""All rules, in the order of their codes: whatever stands in the folders rules/ and signatures/.
+"""The registry of all rules: it finds whatever stands in the folders rules/ and signatures/.
 
     rules/<family>/<code>_<name>.py    a rule that judges: its RULE
     signatures/<family>.toml           errors that are recognised by their words, a stanza each
@@ -19,13 +19,12 @@ from homeostat.health.signatures.load import load
 from homeostat.health.signatures.signature import Signature, rule_of
 
 _FOLDER = Path(__file__).parent / "rules"
-_FILE = re.compile(r"([a-z]{3}\d{3})_\w+\.py")
+_CODE = re.compile(r"[a-z]{3}\d{3}_")
 
 
 def rule_files() -> list[Path]:
-    """The files that hold a rule; others in their folders are what several rules share."""
-    folders = sorted(one for one in _FOLDER.iterdir() if one.is_dir())
-    return [f for folder in folders for f in sorted(folder.iterdir()) if _FILE.fullmatch(f.name)]
+    """List the files that hold a rule; others in their folders are what several rules share."""
+    return [file for file in sorted(_FOLDER.glob("*/*.py")) if _CODE.match(file.name)]
 
 
 def _rules() -> Iterator[Rule]:

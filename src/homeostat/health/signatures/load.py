@@ -28,12 +28,12 @@ Row = dict[str, Any]
 
 
 def load(folder: Path = FOLDER) -> tuple[Signature, ...]:
-    """All signatures, in the order of files and stanzas."""
+    """Return all signatures, in the order of files and stanzas."""
     return tuple(map(build, rows(folder)))
 
 
 def rows(folder: Path = FOLDER) -> list[Row]:
-    """The stanzas as plain data: from compiled.json if it is current, else from the TOML files."""
+    """Return the stanzas as plain data, from compiled.json if it is current, else from the TOML."""
     texts = toml_texts(folder)
     compiled = _compiled(folder / COMPILED)
     if compiled.get("checksums") == checksums(texts):
@@ -45,12 +45,12 @@ def rows(folder: Path = FOLDER) -> list[Row]:
 
 
 def toml_texts(folder: Path = FOLDER) -> dict[str, bytes]:
-    """File name -> content, for every TOML file of the folder."""
+    """Read every TOML file of a folder: file name -> content."""
     return {file.name: file.read_bytes() for file in sorted(folder.glob("*.toml"))}
 
 
 def checksums(texts: Mapping[str, bytes]) -> dict[str, int]:
-    """File name -> checksum of everything that compiled.json is made from."""
+    """Return a checksum for each file that compiled.json is made from, by its name."""
     return {name: zlib.crc32(text) for name, text in _with_parser(texts).items()}
 
 
@@ -59,7 +59,7 @@ def _with_parser(texts: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _compiled(file: Path) -> dict[str, Any]:
-    """Empty where there is no such file, or one that a merge has left broken."""
+    """Read compiled.json; empty if there is no such file, or one that a merge has left broken."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -103,14 +103,14 @@ def _fix(row: Row) -> Fix:
 
 
 def _argument(value: Any) -> Any:
-    """A predicate's argument, with the lists of lists.py in place of their names."""
+    """Put the lists of lists.py in place of their names in a predicate's argument."""
     if isinstance(value, dict):
         return {name: _argument(one) for name, one in value.items()}
     return _expanded(value) if isinstance(value, list) else value
 
 
 def _expanded(items: Iterable[str]) -> tuple[str, ...]:
-    """The items, with the lists of lists.py in place of their names."""
+    """Put the lists of lists.py in place of their names."""
     found: list[str] = []
     for item in items:
         if item.startswith("@"):

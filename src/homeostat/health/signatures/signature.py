@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -92,12 +93,12 @@ def rule_of(signature: Signature) -> Rule:
         check=check,
         needs=("log",),
         explains=signature.explains,
-        doc=_page(signature),
+        page=partial(_page, signature),
     )
 
 
 def _step_of(line: LogLine, view: RunView) -> int | None:
-    """The newest step before the line, or the run's first step if the line stands before it."""
+    """Return the newest step before the line, or the run's first step if there is none."""
     if line.step is not None:
         return line.step
     firsts = [int(series.steps[0]) for series in view.metrics.values() if len(series)]
@@ -144,7 +145,7 @@ def lists_settings(line: LogLine) -> bool:
 
 
 def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None] | None:
-    """The line with the signature's words, and the one with its context.
+    """Find the line with the signature's words, and the one with its context.
 
     A line that is an error by its own words goes before one that is only a warning.
     """
@@ -174,7 +175,7 @@ def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None
 
 
 def _page(signature: Signature) -> str:
-    """The rule's page, in Markdown."""
+    """Write the rule's page in Markdown."""
     texts = "\n".join(f"- `{text}`" for text in signature.texts)
     fixes = "\n".join(f"- {fix.why}" for fix in signature.fixes)
     causes = "\n".join(f"- {cause.name}: {cause.why}" for cause in signature.causes)

@@ -79,7 +79,7 @@ PATTERNS = ("texts", "context", "unless")
 
 
 def parse(texts: Mapping[str, bytes]) -> list[Row]:
-    """The stanzas of all files, with references to their own lists and fixes resolved."""
+    """Return the stanzas of all files, with references to their own lists and fixes resolved."""
     files = [_File(name) for name in texts]
     tables = {file.name: file.toml(texts[file.name]) for file in files}
     shared = tables.get(SHARED, {}).get("fixes", {})
@@ -102,7 +102,7 @@ def write_compiled(folder: Path = FOLDER) -> None:
 
 
 def compiled_text(texts: Mapping[str, bytes]) -> str:
-    """The content of compiled.json: a line for each signature, so that a change is a short diff."""
+    """Return what compiled.json holds: a line per signature, so that a change is a short diff."""
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in parse(texts))
     sums = json.dumps(checksums(texts), indent=0)
     return f'{{"checksums": {sums},\n"signatures": [\n{lines}\n]}}\n'
@@ -127,7 +127,7 @@ class _File:
         return self.table(found, KEYS_OF_FILE, place="")
 
     def rows(self, table: Row, shared: Mapping[str, Row]) -> list[Row]:
-        """The file's stanzas. `shared`: the fixes of shared.toml."""
+        """Return the file's stanzas. `shared` are the fixes of shared.toml."""
         lists = table.get("lists", {})
         for name in lists.keys() & LISTS.keys():
             self.complain(f"lists.{name}", "lists.py has a list of this name.", "Rename it.")
@@ -142,7 +142,7 @@ class _File:
         return [self.row(one, lists, fixes) for one in table.get("signature", ())]
 
     def row(self, stanza: Row, lists: Mapping[str, list[str]], fixes: Mapping[str, Row]) -> Row:
-        """One stanza as plain data."""
+        """Return one stanza as plain data."""
         code = str(stanza.get("code", "(a stanza without code)"))
         row = self.table(stanza, KEYS_OF_SIGNATURE, place=code)
         if not _CODE.fullmatch(code):
@@ -171,7 +171,7 @@ class _File:
         row.setdefault("family", stem)
 
     def used(self, fix: Row, fixes: Mapping[str, Row], code: str) -> Row:
-        """A fix of a stanza, or the named one that it uses."""
+        """Return a fix of a stanza, or the named one that it uses."""
         if "use" not in fix:
             return self.fix(fix, code)
         name = self.table(fix, KEYS_OF_USE, place=code).get("use", "")
@@ -180,7 +180,7 @@ class _File:
         return fixes.get(name, {})
 
     def fix(self, fix: Row, place: str, *, is_reported: bool = True) -> Row:
-        """A fix, checked; `is_reported` is false for one that another file complains about."""
+        """Check a fix; `is_reported` is false for one that another file complains about."""
         reader = self if is_reported else _File(self.name)
         row = reader.table(fix, KEYS_OF_FIX, place=place)
         setting = row.get("setting", "")
@@ -205,7 +205,7 @@ class _File:
                 self.complain(place, f"theirs: {framework} has no setting {name!r}.", hint)
 
     def when(self, when: Row, lists: Mapping[str, list[str]], code: str) -> Row:
-        """The conditions, with the file's own lists in their arguments."""
+        """Check the conditions, and put the file's own lists into their arguments."""
         for name, argument in when.items():
             if name not in PREDICATES:
                 hint = _meant(name, PREDICATES) or "predicates.py has them."
@@ -220,7 +220,7 @@ class _File:
         return self.expanded(value, lists, code) if isinstance(value, list) else value
 
     def expanded(self, items: Iterable[str], lists: Mapping[str, list[str]], code: str) -> Any:
-        """The items, with the file's own lists in place of their names."""
+        """Put the file's own lists in place of their names."""
         found: list[str] = []
         for item in items:
             name = item.removeprefix("@")
@@ -233,7 +233,7 @@ class _File:
         return found
 
     def table(self, given: Any, keys: Mapping[str, Key], *, place: str) -> Row:
-        """The known keys of a table whose values are what they should be, prose in one line."""
+        """Keep the known keys of a table whose values are of the right kind, prose in one line."""
         if not isinstance(given, dict):
             self.complain(place, f"{given!r} should be a table.")
             return {}
@@ -270,7 +270,7 @@ _KINDS = {
 
 
 def pattern_problem(pattern: str) -> str:
-    """What is wrong with a pattern: too little in it, several lines, or a regular expression."""
+    """Say what is wrong with a pattern: too short, several lines, or a regular expression."""
     if "\n" in pattern:
         return f"the pattern {pattern!r} has several lines; it is looked for in one."
     if len(max(re.split(r"\*| && ", pattern), key=len)) < MIN_PIECE:
