@@ -126,6 +126,7 @@ def test_fixes_and_lists_are_used_by_name() -> None:
     assert "memory.toml: fixes.rest: shared.toml has a fix of this name" in named_twice
     taken = message("[lists]\nwaiting = ['a list']" + WHOLE)
     assert "memory.toml: lists.waiting: lists.py has a list of this name" in taken
+    assert "memory.toml: lists.words: it is no list" in message("[lists]\nwords = 'a'" + WHOLE)
 
 
 def test_the_stanza_that_contributors_are_shown_is_right() -> None:
@@ -183,9 +184,7 @@ def test_a_broken_compiled_file_is_not_used(folder: Path, content: str) -> None:
 def test_every_predicate_and_list_has_a_user() -> None:
     assert {name for one in SIGNATURES for name in one.when} == PREDICATES.keys()
     said = b"".join(toml_texts().values()).decode()
-    unused = {name for name in LISTS if f'"@{name}"' not in said}
-    # Implied by ends_run, and read by rules.
-    assert unused <= {"aftermath"}
+    assert [name for name in LISTS if f'"@{name}"' not in said] == []
 
 
 def test_every_rule_is_found_by_its_file() -> None:

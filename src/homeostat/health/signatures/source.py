@@ -128,7 +128,9 @@ class _File:
 
     def rows(self, table: Row, shared: Mapping[str, Row]) -> list[Row]:
         """Return the file's stanzas. `shared` are the fixes of shared.toml."""
-        lists = table.get("lists", {})
+        lists = {name: one for name, one in table.get("lists", {}).items() if _is_texts(one)}
+        for name in table.get("lists", {}).keys() - lists.keys():
+            self.complain(f"lists.{name}", f"it is no list. It holds {_KINDS['texts']}.")
         for name in lists.keys() & LISTS.keys():
             self.complain(f"lists.{name}", "lists.py has a list of this name.", "Rename it.")
         own = table.get("fixes", {})
