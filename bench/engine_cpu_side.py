@@ -67,7 +67,7 @@ def homeostat(task: Task) -> Iterator[Generate]:
     from homeostat.rollout.engine import Request, Sampling, generate
     from homeostat.rollout.native.host import build_engine
     from homeostat.rollout.remote import RemoteEngine
-    from homeostat.rollout.split import SplitEngine
+    from homeostat.rollout.router import Router
     from homeostat.workers.context import WorkerContext
     from homeostat.workers.processes import start_processes
 
@@ -85,7 +85,7 @@ def homeostat(task: Task) -> Iterator[Generate]:
     def start(log_file: Path) -> Any:
         server = {"factory": "homeostat.rollout.native.host:build_engine", "kwargs": kwargs}
         return start_processes(
-            "homeostat.rollout.remote:serve_engine", server, name="helper", log_file=log_file
+            "homeostat.rollout.server:serve_engine", server, name="helper", log_file=log_file
         )
 
     with TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def homeostat(task: Task) -> Iterator[Generate]:
                 for n in range(1, task.processes)
             ]
             # Each has read the same weights, and none are sent.
-            engine = SplitEngine(engine, helpers, give_weights=lambda *_: None, on_loss=_fail)
+            engine = Router([engine, *helpers], on_loss=_fail)
 
         def run(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
             sampling = Sampling(max_new_tokens=new_tokens, temperature=0.0)

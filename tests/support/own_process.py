@@ -13,7 +13,8 @@ import pytest
 
 from homeostat.errors import WorkerError
 from homeostat.rollout.native.host import build_engine
-from homeostat.rollout.remote import EngineServer, RemoteEngine
+from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.server import EngineServer
 from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import Pending, WorkerGroup

@@ -69,7 +69,7 @@ class Holder:
             self.receiver = AlteringReceiver(self.receiver.group)  # type: ignore[attr-defined]
         self.state, self.version = {}, 0
 
-    def begin_update(self, how: str) -> list[Completion]:
+    def begin_update(self, how: str, *, policy_id: str) -> list[Completion]:
         self.entries = []
         return []
 
@@ -177,7 +177,7 @@ class Sink:
     def received_checksum(self) -> str:
         return self.child.call("received_checksum")
 
-    def begin_update(self, how: str) -> list[Completion]:
+    def begin_update(self, how: str, *, policy_id: str) -> list[Completion]:
         self.quiesced.append(how)
         self.child.call("begin_update", how)
         return self.ends
@@ -185,7 +185,7 @@ class Sink:
     def apply(self, parcel: Parcel) -> None:
         self.child.call("apply", parcel)
 
-    def commit(self, version: int) -> None:
+    def commit(self, version: int, *, policy_id: str) -> None:
         self.child.call("commit", version)
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:

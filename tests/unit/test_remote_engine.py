@@ -65,7 +65,7 @@ def in_process(folder: Path, **config: Any) -> RemoteEngine:
     factory = "homeostat.rollout.native.host:build_engine"
     served = {"factory": factory, "kwargs": kwargs_of(folder, **config)}
     engine = RemoteEngine(
-        lambda: InProcessGroup("homeostat.rollout.remote:serve_engine", served, name="engine"),
+        lambda: InProcessGroup("homeostat.rollout.server:serve_engine", served, name="engine"),
         vocabulary=VOCABULARY,
         can_decode=True,
         timeout_s=60,

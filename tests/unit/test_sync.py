@@ -300,9 +300,9 @@ class Copied:
     def received_checksum(self) -> str:
         return entries_checksum(self.entries)
 
-    def begin_update(self, how: Quiesce) -> list[Any]:
+    def begin_update(self, how: Quiesce, *, policy_id: str) -> list[Any]:
         self.entries = []
-        return self.engine.begin_update(how)
+        return self.engine.begin_update(how, policy_id=policy_id)
 
     def apply(self, parcel: Parcel) -> None:
         with torch.no_grad():

@@ -75,7 +75,7 @@ def engine(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     }
     start = partial(
         start_processes,
-        "homeostat.rollout.remote:serve_engine",
+        "homeostat.rollout.server:serve_engine",
         {"factory": FACTORY, "kwargs": kwargs},
         name="engine",
         log_file=tmp_path_factory.mktemp("engine") / "engine.log",

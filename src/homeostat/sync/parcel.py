@@ -17,10 +17,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from homeostat.types import POLICY_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,12 @@ class Manifest:
     seconds: float
 
 
-def entries_checksum(entries: Iterable[TensorEntry]) -> str:
-    """Over names, dtypes, shapes and checksums, in order. Sender and engine must agree on it."""
-    digest = hashlib.blake2b(digest_size=16)
+def entries_checksum(entries: Iterable[TensorEntry], *, policy_id: str = POLICY_ID) -> str:
+    """Checksum of the policy's id and the tensors' names, dtypes, shapes and checksums, in order.
+
+    Sender and engine must agree on it.
+    """
+    digest = hashlib.blake2b(f"{policy_id!r}\n".encode(), digest_size=16)
     for entry in entries:
         line = (entry.name, str(entry.dtype), list(entry.shape), entry.checksum)
         digest.update(f"{line!r}\n".encode())
@@ -78,7 +83,7 @@ class Packer(Protocol):
     def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]: ...
 
     def close(self) -> None:
-        """Give back what it holds. Twice is once."""
+        """Give back what it holds. Idempotent."""
         ...
 
 
@@ -93,14 +98,15 @@ class Receiver(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what it holds. Twice is once."""
+        """Give back what it holds. Idempotent."""
         ...
 
 
 class Transport(Protocol):
     """A picklable description, of which both halves are made. It serves one packer."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
     def packer(self) -> Packer: ...
 

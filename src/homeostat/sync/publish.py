@@ -24,7 +24,7 @@ from homeostat.sync.parcel import (
     entries_checksum,
 )
 from homeostat.sync.verify import Probe, require_received, require_served
-from homeostat.types import Completion, FloatArray, TokenRow
+from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
 
 
 class WeightSource(Protocol):
@@ -47,20 +47,21 @@ class WeightSink(Protocol):
     @property
     def received_checksum(self) -> str | None: ...
 
-    def begin_update(self, how: Any) -> list[Completion]: ...
+    def begin_update(self, how: Any, *, policy_id: str) -> list[Completion]: ...
 
     def apply(self, parcel: Parcel) -> None: ...
 
-    def commit(self, version: int) -> None: ...
+    def commit(self, version: int, *, policy_id: str) -> None: ...
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]: ...
 
 
 class Publisher:
-    """Sends by one transport. Without a `probe` nothing is verified but what arrives."""
+    """Sends the weights of one policy by one transport. Without a `probe` nothing is verified but
+    what arrives."""
 
     def __init__(
-        self, transport: Transport, *, probe: Probe | None, policy_id: str = "policy"
+        self, transport: Transport, *, probe: Probe | None, policy_id: str = POLICY_ID
     ) -> None:
         self.transport = transport
         self.probe = probe
@@ -83,11 +84,11 @@ class Publisher:
                 f"version {version} cannot be published: the engine serves {base} already, and "
                 "versions never go back."
             )
-        on_ended(engine.begin_update(quiesce))
+        on_ended(engine.begin_update(quiesce, policy_id=self.policy_id))
         started = time.perf_counter()
         try:
             entries = self._send(source, engine)
-            engine.commit(version)
+            engine.commit(version, policy_id=self.policy_id)
         except (HomeostatError, RuntimeError, OSError) as error:
             raise SyncError(
                 f"version {version} was not published by {self.transport.name}: {error} The "
@@ -99,7 +100,7 @@ class Publisher:
             version=version,
             base_version=base,
             transport=self.transport.name,
-            checksum=entries_checksum(entries),
+            checksum=entries_checksum(entries, policy_id=self.policy_id),
             num_tensors=len(entries),
             num_bytes=sum(entry.num_bytes for entry in entries),
             seconds=time.perf_counter() - started,

@@ -17,7 +17,7 @@ import pytest
 from tests.support.own_process import Lease
 
 from homeostat.errors import WorkerError
-from homeostat.rollout.remote import EngineServer, serve_engine
+from homeostat.rollout.server import EngineServer, serve_engine
 from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import WorkerGroup

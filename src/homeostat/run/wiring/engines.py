@@ -14,6 +14,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.server import SERVER
 from homeostat.rollout.vllm.host import FACTORY as VLLM
 from homeostat.rollout.vllm.options import require_installed
 from homeostat.rollout.vllm.served import Served
@@ -24,7 +25,6 @@ from homeostat.train.local import LocalTrainer
 from homeostat.train.trainer import Trainer
 from homeostat.workers.processes import start_processes
 
-SERVER = "homeostat.rollout.remote:serve_engine"
 NATIVE = "homeostat.rollout.native.host:build_engine"
 # A model of 1 M weights samples a tenth faster in two processes, and loses that by being sent.
 MIN_PARAMS_TO_SPLIT = 20_000_000
