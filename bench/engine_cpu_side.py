@@ -63,7 +63,7 @@ def homeostat(task: Task) -> Iterator[Generate]:
     import torch
 
     from homeostat.config.model import ModelConfig
-    from homeostat.config.rollout import NativeEngineConfig
+    from homeostat.config.native import NativeEngineConfig
     from homeostat.rollout.engine import Request, Sampling, generate
     from homeostat.rollout.native.host import build_engine
     from homeostat.rollout.remote import RemoteEngine

@@ -22,7 +22,7 @@ from tests.parity.tiny_models import FAMILIES, random_model, save
 from tests.support.own_process import OwnProcess
 
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineDiedError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder

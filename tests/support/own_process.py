@@ -13,8 +13,9 @@ import pytest
 
 from homeostat.errors import WorkerError
 from homeostat.rollout.native.host import build_engine
+from homeostat.rollout.registry import ENGINES
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.rollout.server import EngineServer
+from homeostat.rollout.server import SERVER, EngineServer
 from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import Pending, WorkerGroup
@@ -119,7 +120,7 @@ def shared_engine_process() -> Iterator[None]:
     seconds. Not for tests of the start, or ones that kill the process."""
 
     def start(server: str, served: dict[str, Any], **place: Any) -> Any:
-        assert (server, served["factory"]) == (engines.SERVER, engines.NATIVE)
+        assert (server, served["factory"]) == (SERVER, ENGINES["native"].factory)
         return SHARED.lease(served["kwargs"])
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,7 @@ from tests.support.own_process import OwnProcess
 from torch import Tensor
 
 from homeostat.config.model import LoraConfig, ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError, SyncError
 from homeostat.models.build import load_model
 from homeostat.models.lora import lora_modules, merged_state

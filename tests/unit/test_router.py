@@ -16,7 +16,7 @@ import torch
 from tests.contract.engines import CHUNK_BYTES, CPU, MAX_TOKENS, VOCABULARY, Model, load, native
 
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineDiedError
 from homeostat.models.decoder import Decoder
 from homeostat.models.lora import merged_state

@@ -20,7 +20,7 @@ from tests.parity.tiny_models import FAMILIES, random_model, save
 from torch import Tensor
 
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.sync import AnyTransport, SharedMemoryConfig, SyncConfig
 from homeostat.errors import SyncError
 from homeostat.models.build import load_model

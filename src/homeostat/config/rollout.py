@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homeostat.config.base import PathText, Settings, key
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 
 
@@ -42,80 +43,6 @@ class RolloutConfig(Settings):
     @property
     def samples_per_step(self) -> int:
         return self.prompts_per_step * self.samples_per_prompt
-
-
-class NativeEngineConfig(Settings):
-    """The engine in the trainer's process: it shares its weights, so publishing costs no copy. Or,
-    by `own_process`, in a process of its own, to which weights are sent (sync)."""
-
-    type: Literal["native"] = "native"
-    own_process: bool = key(
-        False,
-        resume="warn",
-        help="Run in a process of its own, with its own copy of the weights. They are sent by "
-        "sync.transport every sync.interval updates.",
-    )
-    processes: int | None = key(
-        None,
-        ge=1,
-        le=64,
-        resume="warn",
-        help="Processes that sample at one time on a CPU: the trainer's own, and helpers with a "
-        "copy of its weights. Default: 1 where decoding is compiled, whose threads use all cores; "
-        "else as many as trainer.lanes, and 1 for small models, whose steps are shorter than "
-        "sending weights takes.",
-    )
-    max_concurrency: int = key(
-        256, ge=1, resume="warn", help="Completions that are sampled at one time."
-    )
-    memory_share: float = key(
-        0.5,
-        gt=0,
-        le=0.95,
-        resume="free",
-        help="Share of the free memory that cached keys and values may take.",
-    )
-    prefill_tokens: int = key(
-        8192, ge=1, resume="warn", help="Prompt tokens computed in one forward pass, at most."
-    )
-    decode: Literal["auto", "graphs", "fused", "compiled", "compact", "plain"] = key(
-        "auto",
-        resume="warn",
-        help="How tokens are decoded. graphs: several steps at a time by fused kernels in CUDA "
-        "graphs. fused: the same kernels without graphs. compiled: several steps at a time on a "
-        "CPU, by C code that the machine's compiler builds once. compact: by torch over copies of "
-        "the weights that are laid out for it, on a CPU. plain: through the model's own forward, "
-        "the reference. auto takes graphs on a GPU, and on a CPU compiled, or compact without a "
-        "compiler; plain where none of them can run.",
-    )
-    stall_s: float = key(
-        1800.0,
-        gt=0,
-        resume="free",
-        help="Seconds without any finished completion after which the engine counts as stuck.",
-    )
-    sleep: bool = key(
-        True,
-        resume="free",
-        help="Free the cache while the trainer works. false keeps it: more memory, no pause.",
-    )
-    start_timeout_s: float = key(
-        300.0,
-        gt=0,
-        resume="free",
-        help="Seconds until a process of its own has loaded the model and answers.",
-    )
-    max_restarts: int = key(
-        3,
-        ge=0,
-        resume="free",
-        help="Times that a process of its own is started again when it died. It is sent its "
-        "weights, and the round that it was at is sampled from its start.",
-    )
-
-    @property
-    def shares_weights(self) -> bool:
-        return not self.own_process
 
 
 AnyEngine = Annotated[NativeEngineConfig | VllmEngineConfig, Field(discriminator="type")]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from homeostat.config.base import Settings, key
+from homeostat.config.base import key
+from homeostat.config.engine import EngineConfig
 
 # Engine arguments that are set here, and by which key of ours.
 OWNED = {
@@ -56,13 +57,10 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-class VllmEngineConfig(Settings):
+class VllmEngineConfig(EngineConfig):
     """vLLM in a process of its own, with its own copy of the weights."""
 
     type: Literal["vllm"]
-    max_concurrency: int = key(
-        256, ge=1, resume="warn", help="Completions that are sampled at one time."
-    )
     memory_share: float = key(
         0.5,
         gt=0,
@@ -100,12 +98,6 @@ class VllmEngineConfig(Settings):
         help="Times that its process is started again when it died. It is sent its weights, and "
         "the round that it was at is sampled from its start.",
     )
-    stall_s: float = key(
-        1800.0,
-        gt=0,
-        resume="free",
-        help="Seconds without any finished completion after which the engine counts as stuck.",
-    )
     sleep: bool = key(
         True,
         resume="free",
@@ -119,6 +111,8 @@ class VllmEngineConfig(Settings):
         help="Further arguments of vLLM's EngineArgs, by their own names.",
     )
 
+    score_temperatures: ClassVar[Literal["any", "one"]] = "one"
+
     @property
-    def shares_weights(self) -> bool:
-        return False
+    def own_dtype(self) -> str | None:
+        return None if self.dtype == "auto" else self.dtype

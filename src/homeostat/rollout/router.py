@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from homeostat.errors import EngineDiedError, EngineError, PolicyNotFiniteError
 from homeostat.rollout.engine import Capabilities, Engine, EngineStats, Quiesce, Request
@@ -82,7 +82,7 @@ class Router:
 
     @property
     def received_checksum(self) -> str | None:
-        """The checksum that all engines have; a list of them, which equals none, where they differ."""
+        """The checksum that all engines have. Where they differ, all of them, which fits none."""
         found = dict.fromkeys(engine.received_checksum for engine in self.engines)
         return next(iter(found)) if len(found) == 1 else " and ".join(map(str, found))
 
@@ -304,9 +304,7 @@ class SomeReceivers:
     first: int
     size: int
 
-    @property
-    def name(self) -> str:
-        return self.transport.name
+    name: ClassVar[str] = "part of a transport"
 
     def packer(self) -> Packer:
         return self.transport.packer()

@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -105,8 +105,7 @@ class Receiver(Protocol):
 class Transport(Protocol):
     """A picklable description, of which both halves are made. It serves one packer."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
 
     def packer(self) -> Packer: ...
 

@@ -17,7 +17,7 @@ import pytest
 from tests.support.own_process import Lease
 
 from homeostat.errors import WorkerError
-from homeostat.rollout.server import EngineServer, serve_engine
+from homeostat.rollout.server import SERVER, EngineServer, serve_engine
 from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import WorkerGroup
@@ -83,7 +83,7 @@ class VllmHost:
         self._folder = TemporaryDirectory(prefix="vllm-host-")
 
     def start(self, factory: str, kwargs: dict[str, Any], **named: Any) -> Seat:
-        assert factory == engines.SERVER, factory
+        assert factory == SERVER, factory
         if self._group is not None and self._group.health() is not None:
             self._group.close()
             self._group = None

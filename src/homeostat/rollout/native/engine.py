@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
+from homeostat.ops.linear import Numerics
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
-from homeostat.rollout.native.fast import decoding_way, make_bursts
+from homeostat.rollout.native.fast import decode_path, make_bursts
 from homeostat.rollout.native.room import CacheRoom
 from homeostat.rollout.native.runner import Runner
 from homeostat.rollout.native.sampler import draw
@@ -39,6 +40,19 @@ from homeostat.types import POLICY_ID, FloatArray, TokenRow
 
 if TYPE_CHECKING:
     from homeostat.rollout.native.bursts import Bursts
+
+
+def native_capabilities(
+    *, shares_weights: bool, numerics: Numerics, max_tokens: int
+) -> Capabilities:
+    """Return what the engine can do; known before it is made."""
+    return Capabilities(
+        name="native",
+        shares_weights=shares_weights,
+        batch_invariant=numerics == "invariant",
+        quiesce=frozenset(Quiesce),
+        max_tokens=max_tokens,
+    )
 
 
 class NativeEngine(SteppingEngine[Sequence]):
@@ -63,15 +77,10 @@ class NativeEngine(SteppingEngine[Sequence]):
         in_rows: bool | None = None,
         threads: int | None = None,
     ) -> None:
-        capabilities = Capabilities(
-            name="native",
-            shares_weights=True,
-            batch_invariant=model.numerics == "invariant",
-            quiesce=frozenset(Quiesce),
-            max_tokens=max_tokens,
-        )
         super().__init__(
-            capabilities,
+            native_capabilities(
+                shares_weights=True, numerics=model.numerics, max_tokens=max_tokens
+            ),
             vocabulary=model.config.vocab_size,
             decode=decode,
             policy_id=policy_id,
@@ -81,15 +90,15 @@ class NativeEngine(SteppingEngine[Sequence]):
         self.config = config
         self.device = device
         self.chunk_bytes = chunk_bytes
-        way = decoding_way(model.config, config, numerics=model.numerics, device=device)
+        path = decode_path(model.config, config, numerics=model.numerics, device=device)
         self.bursts = make_bursts(
-            model, config, way, device=device, max_tokens=max_tokens, threads=threads
+            model, config, path, device=device, max_tokens=max_tokens, threads=threads
         )
         rows_pay = device.type == "cpu" and self.bursts is None
         self.in_rows = rows_pay if in_rows is None else in_rows
         self._serving = Serving(model)
         prompts = self.bursts.prompts if self.bursts is not None else None
-        self.runner = Runner(model, in_rows=self.in_rows, way=way, prompts=prompts)
+        self.runner = Runner(model, in_rows=self.in_rows, path=path, prompts=prompts)
         self.scheduler = Scheduler(
             max_running=config.max_concurrency,
             prefill_tokens=config.prefill_tokens,

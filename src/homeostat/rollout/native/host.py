@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import SyncError
 from homeostat.models.build import load_model

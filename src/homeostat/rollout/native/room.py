@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.native.blocks import BlockPool

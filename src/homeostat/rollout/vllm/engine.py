@@ -38,7 +38,7 @@ from homeostat.types import POLICY_ID, FloatArray, TokenRow
 _BROKEN = "an update broke off: its weights are part old and part new"
 
 
-def capabilities(config: VllmEngineConfig, *, max_tokens: int) -> Capabilities:
+def vllm_capabilities(config: VllmEngineConfig, *, max_tokens: int) -> Capabilities:
     """Return what the engine can do; known without vLLM."""
     return Capabilities(
         name="vllm",
@@ -47,7 +47,7 @@ def capabilities(config: VllmEngineConfig, *, max_tokens: int) -> Capabilities:
         quiesce=frozenset(Quiesce),
         max_tokens=max_tokens,
         resumes_exactly=False,
-        score_temperatures="one",
+        score_temperatures=config.score_temperatures,
         cut_logp=False,
         num_receivers=config.tensor_parallel_size,
     )
@@ -73,7 +73,7 @@ class VllmEngine(SteppingEngine[Flight]):
         self.core = Core(folder, config, dtype=dtype, max_tokens=max_tokens)
         require_served(self.core, served, folder)
         super().__init__(
-            capabilities(config, max_tokens=max_tokens),
+            vllm_capabilities(config, max_tokens=max_tokens),
             vocabulary=self.core.vocabulary,
             decode=decode,
             policy_id=policy_id,

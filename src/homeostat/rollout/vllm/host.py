@@ -18,8 +18,6 @@ from homeostat.types import POLICY_ID
 if TYPE_CHECKING:
     from homeostat.workers.context import WorkerContext
 
-FACTORY = "homeostat.rollout.vllm.host:build_engine"
-
 
 def build_engine(
     context: WorkerContext,

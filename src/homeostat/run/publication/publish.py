@@ -275,13 +275,12 @@ class SentWeights:
             self._is_sending = False
 
     def _connected(self) -> Publisher:
-        engine = self.config.engine
         transport = open_transport(
             self.config.sync.transport or SharedMemoryConfig(),
             folder=self.session.run_dir.path,
             device=self.trainer.runtime.device,
             timeout_s=self.config.sync.timeout_s,
-            num_receivers=getattr(engine, "tensor_parallel_size", 1),
+            num_receivers=self.engine.capabilities.num_receivers,
         )
         self._publisher = Publisher(transport, probe=self.probe)
         self.engine.connect(transport)
@@ -351,8 +350,8 @@ def _read(file: Path) -> dict[str, Tensor]:
 def probe_of(config: RunConfig, trainer: Trainer) -> Probe:
     """Rows that trainer and engine are compared on."""
     dtype = trainer.runtime.dtype
-    theirs = getattr(config.engine, "dtype", "auto")
-    if theirs != "auto":
+    theirs = config.engine.own_dtype
+    if theirs is not None:
         both = (dtype, getattr(torch, theirs))
         dtype = max(both, key=lambda one: torch.finfo(one).eps)
     return Probe(
