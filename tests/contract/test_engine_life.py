@@ -192,6 +192,29 @@ def test_no_cache_of_old_weights_is_passed_on(build: Backend, how: Quiesce) -> N
         )
 
 
+@pytest.mark.parametrize("how", ["update", "sleep"])
+def test_a_kept_cache_ends_with_its_weights_and_with_sleep(build: Backend, how: str) -> None:
+    model = load("qwen3")
+    engine = build(model)
+    (prompt_T,) = prompts((40,))
+    first = Request("a", prompt_T, Sampling(9, 0.0), 0, session_key="s", keep_cache=True)
+    (answer,) = run(engine, [first])
+    next_turn = replace(first, id="b", tokens_T=np.concatenate([prompt_T, answer.tokens_T]))
+    computed = engine.stats().prompt_tokens
+    if how == "update":
+        engine.begin_update(Quiesce.DRAIN)
+        change(model)
+        publish(engine, model)
+        engine.commit(engine.policy_version + 1)
+    else:
+        engine.sleep()
+        assert engine.stats().cache_bytes == 0
+    (found,) = run(engine, [next_turn])
+    assert engine.stats().prompt_tokens - computed == 49
+    wanted = trainer_logp(model, next_turn.tokens_T, found.tokens_T, 1.0)
+    assert_close(found.engine_logp_T, wanted)
+
+
 def test_versions_never_go_back(build: Backend) -> None:
     engine = build(shared_model(), policy_version=5)
     old = engine.policy_version
@@ -299,6 +322,7 @@ def test_sleep_loses_nothing(build: Backend, nap: str) -> None:
         ({"sampling": Sampling(4, top_p=0.0)}, "top_p"),
         ({"sampling": Sampling(4, top_k=0)}, "top_k"),
         ({"sampling": Sampling(4, stop_strings=("",))}, "rollout.stop"),
+        ({"keep_cache": True}, "session_key"),
     ],
 )
 def test_what_cannot_be_served_is_refused(build: Backend, changes: dict, words: str) -> None:

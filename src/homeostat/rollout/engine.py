@@ -46,6 +46,9 @@ class Request:
     `id` is unique among the requests in the engine and, with `seed`, keys the noise. Requests with
     one `session_key` and equal tokens share the computation of their prompt. `begun` is what an
     aborted request had sampled already: it goes on from there. `deadline_s` counts from submission.
+    With `keep_cache` what was computed for it may outlive it, so that the next request of the
+    session whose tokens begin as its own need not compute them again; new weights, sleep and other
+    requests that need the room end that.
     """
 
     id: str
@@ -56,6 +59,7 @@ class Request:
     deadline_s: float | None = None
     begun: tuple[Segment, ...] = ()
     policy_id: str = POLICY_ID
+    keep_cache: bool = False
 
 
 class Quiesce(StrEnum):

@@ -147,7 +147,11 @@ class NativeEngine(SteppingEngine[Sequence]):
         self.room.require(flight)
 
     def _start(self, flight: Sequence) -> None:
-        self._longest = max(self._longest, flight.max_length)
+        longest = flight.max_length
+        if flight.request.keep_cache and self.room.holds(self.max_tokens):
+            # The next turn is longer: in a wider row it finds what this one leaves.
+            longest = self.max_tokens
+        self._longest = max(self._longest, longest)
         self.scheduler.add(flight)
 
     def _drop(self, flight: Sequence) -> None:
