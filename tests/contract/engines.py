@@ -45,7 +45,7 @@ VOCABULARY = 97
 # Heads of 32: vLLM has no smaller ones on a CPU.
 SIZES = {"hidden_size": 128, "vocab_size": VOCABULARY}
 HEADS = {"qwen3": {"head_dim": 32}}
-# Less than a layer, so that the parts of one layer come in several parcels.
+# Less than a layer, so that the parts of one layer come in several buckets.
 BUCKET_BYTES = 1 << 14
 
 
@@ -97,8 +97,8 @@ def publish(engine: Engine, model: Model) -> None:
     transport = SharedMemoryTransport("homeostat-contract", BUCKET_BYTES)
     packer = transport.packer()
     try:
-        for parcel in packer.pack(merged_state(model.ours)):
-            engine.apply(parcel)
+        for bucket in packer.pack(merged_state(model.ours)):
+            engine.apply(bucket)
     finally:
         packer.close()
 

@@ -23,7 +23,7 @@ from homeostat.rollout.engine import Quiesce, Request, Sampling
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.native.scoring import score_rows
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.sync.parcel import entries_checksum
+from homeostat.sync.bucket import entries_checksum
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import TokenRow
 from homeostat.workers.in_process import InProcessGroup
@@ -92,9 +92,9 @@ def send(engine: RemoteEngine, weights: list[tuple[str, Tensor]]) -> str:
     packer = TRANSPORT.packer()
     entries = []
     try:
-        for parcel in packer.pack(weights):
-            engine.apply(parcel)
-            entries += parcel.entries
+        for bucket in packer.pack(weights):
+            engine.apply(bucket)
+            entries += bucket.entries
     finally:
         packer.close()
     return entries_checksum(entries)

@@ -25,7 +25,7 @@ from homeostat.rollout.mirror import MirrorEngine
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.router import Router, common_capabilities
 from homeostat.rollout.server import SERVER
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.publish import Publisher
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import Completion, FloatArray, TokenRow
@@ -54,7 +54,7 @@ class Weights:
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def parcels(self, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, packer: Packer) -> Iterator[Bucket]:
         return packer.pack(merged_state(self.model.ours))
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
@@ -81,8 +81,8 @@ class Workshop:
     def send(self, helper: RemoteEngine, version: int, how: Quiesce) -> None:
         helper.begin_update(how)
         packer = self.transport.packer()
-        for parcel in packer.pack(merged_state(self.model.ours)):
-            helper.apply(parcel)
+        for bucket in packer.pack(merged_state(self.model.ours)):
+            helper.apply(bucket)
         packer.close()
         helper.commit(version)
 

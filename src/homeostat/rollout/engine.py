@@ -9,7 +9,7 @@ was in the batch, unless the engine is `batch_invariant`.
 
 Weights change between `begin_update` and `commit`, with the engine quiesced. An engine that shares
 the trainer's weights needs no more than that; any other is given a transport by `connect` before,
-and takes the new weights in by `apply`, parcel by parcel.
+and takes the new weights in by `apply`, bucket by bucket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from homeostat.errors import EngineError
 from homeostat.types import POLICY_ID, Completion, FloatArray, IntArray, Segment, TokenRow
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Parcel, Transport
+    from homeostat.sync.bucket import Bucket, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Engine(Protocol):
         completions that ended because of it."""
         ...
 
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         """Take in some of the new weights. Raises SyncError where they are not what was sent."""
         ...
 

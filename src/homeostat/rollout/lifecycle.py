@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Request
-from homeostat.sync.parcel import TensorEntry, entries_checksum
+from homeostat.sync.bucket import TensorEntry, entries_checksum
 from homeostat.types import POLICY_ID, Completion
 
 F = TypeVar("F")

@@ -19,7 +19,7 @@ from homeostat.rollout.remote import RemoteEngine
 from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Parcel, Transport
+    from homeostat.sync.bucket import Bucket, Transport
 
 # Sends the trainer's weights to the engine, as this version; requests in flight are quiesced so.
 SendWeights = Callable[[RemoteEngine, int, Quiesce], None]
@@ -70,7 +70,7 @@ class MirrorEngine:
         self._how = how
         return self.remote.abort() if how is Quiesce.ABORT else []
 
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         raise EngineError("the engine mirrors the trainer's weights: it is sent them at commit().")
 
     def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:

@@ -29,7 +29,7 @@ from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
 from homeostat.workers.group import Pending, WorkerGroup
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Parcel, Transport
+    from homeostat.sync.bucket import Bucket, Transport
 
 T = TypeVar("T")
 
@@ -146,9 +146,9 @@ class RemoteEngine:
         self.life.is_asleep = False
         return self._handed_out(ended)
 
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         self.life.require_receiving()
-        self._update("apply", parcel)
+        self._update("apply", bucket)
 
     def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
         self.life.require_commit(version, policy_id)

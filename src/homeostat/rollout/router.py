@@ -28,7 +28,7 @@ from homeostat.rollout.lifecycle import LifeCycle
 from homeostat.types import POLICY_ID, Completion, FloatArray, StopReason, TokenRow
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Packer, Parcel, Receiver, Transport
+    from homeostat.sync.bucket import Bucket, Packer, Receiver, Transport
 
 T = TypeVar("T")
 
@@ -168,9 +168,9 @@ class Router:
         self.life.is_asleep = False
         return ended
 
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         self.life.require_receiving()
-        self._all(lambda engine: engine.apply(parcel))
+        self._all(lambda engine: engine.apply(bucket))
 
     def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
         self.life.require_commit(version, policy_id)

@@ -26,7 +26,7 @@ from homeostat.rollout.lifecycle import LifeCycle
 from homeostat.types import POLICY_ID, Completion, FloatArray, StopReason, TokenRow
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Parcel, Transport
+    from homeostat.sync.bucket import Bucket, Transport
 
 F = TypeVar("F", bound=Flight)
 
@@ -124,7 +124,7 @@ class SteppingEngine(ABC, Generic[F]):
         self.life.begin_update()
         return ended
 
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         raise EngineError(self._refusal())
 
     def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:

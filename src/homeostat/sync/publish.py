@@ -1,6 +1,6 @@
 """Publication of a policy's weights: from the trainer's memory into the engine's, with proof.
 
-    begin_update -> parcels -> apply ... -> commit -> verify -> Manifest
+    begin_update -> buckets -> apply ... -> commit -> verify -> Manifest
 
 Between `begin_update` and `commit` the engine holds parts of two versions: what fails there leaves
 it uncommitted, and it must be closed. An engine that shares the trainer's tensors is sent nothing;
@@ -15,10 +15,10 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from homeostat.errors import HomeostatError, SyncError
-from homeostat.sync.parcel import (
+from homeostat.sync.bucket import (
+    Bucket,
     Manifest,
     Packer,
-    Parcel,
     TensorEntry,
     Transport,
     entries_checksum,
@@ -30,7 +30,7 @@ from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
 class WeightSource(Protocol):
     """What a trainer is to a publication."""
 
-    def parcels(self, packer: Packer) -> Iterator[Parcel]: ...
+    def weight_buckets(self, packer: Packer) -> Iterator[Bucket]: ...
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]: ...
 
@@ -49,7 +49,7 @@ class WeightSink(Protocol):
 
     def begin_update(self, how: Any, *, policy_id: str) -> list[Completion]: ...
 
-    def apply(self, parcel: Parcel) -> None: ...
+    def apply(self, bucket: Bucket) -> None: ...
 
     def commit(self, version: int, *, policy_id: str) -> None: ...
 
@@ -116,13 +116,13 @@ class Publisher:
         if engine.capabilities.shares_weights:
             receiver = self.transport.receiver(0, 1)
 
-            def take(parcel: Parcel) -> None:
-                list(receiver.unpack(parcel))
+            def take(bucket: Bucket) -> None:
+                list(receiver.unpack(bucket))
 
         entries: list[TensorEntry] = []
-        for parcel in source.parcels(self._packer):
-            take(parcel)
-            entries += parcel.entries
+        for bucket in source.weight_buckets(self._packer):
+            take(bucket)
+            entries += bucket.entries
         return entries
 
     def _verify(self, source: WeightSource, engine: WeightSink, manifest: Manifest) -> None:

@@ -1,7 +1,7 @@
 """The native engine in a process of its own: it has its own copy of the weights.
 
     factory (in the worker) -> model from model.path -> OwnWeightsEngine
-    begin_update -> apply(parcel) ... -> commit: every parameter was received, or nothing is served
+    begin_update -> apply(bucket) ... -> commit: every parameter was received, or nothing is served
 
 The model is built as the trainer's is (dtype, kernel, numerics), without an adapter: weights arrive
 under their HF names with the adapter merged in.
@@ -27,7 +27,7 @@ from homeostat.types import POLICY_ID
 from homeostat.workers.context import WorkerContext
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Parcel, Receiver, TensorEntry, Transport
+    from homeostat.sync.bucket import Bucket, Receiver, TensorEntry, Transport
 
 _NAMES_SHOWN = 3
 
@@ -86,14 +86,14 @@ class OwnWeightsEngine(NativeEngine):
         self.life.is_connected = True
 
     @torch.no_grad()
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         self.life.require_receiving()
         assert self._receiver is not None, "the life-cycle asks for connect()"
-        for entry in parcel.entries:
+        for entry in bucket.entries:
             self._require_fit(entry)
-        for name, tensor in self._receiver.unpack(parcel):
+        for name, tensor in self._receiver.unpack(bucket):
             self._parameters[name].copy_(tensor)
-        self.life.received += parcel.entries
+        self.life.received += bucket.entries
 
     def _before_commit(self, version: int) -> None:
         """Raises SyncError where an update that was begun did not bring every parameter once."""

@@ -32,7 +32,7 @@ from homeostat.rollout.flight import Flight
 from homeostat.rollout.stepping import SteppingEngine
 from homeostat.rollout.vllm.core import MIN_TEMPERATURE, Core, Emitted
 from homeostat.rollout.vllm.served import Served, require_served
-from homeostat.sync.parcel import Parcel, Transport
+from homeostat.sync.bucket import Bucket, Transport
 from homeostat.types import POLICY_ID, FloatArray, TokenRow
 
 _BROKEN = "an update broke off: its weights are part old and part new"
@@ -104,16 +104,16 @@ class VllmEngine(SteppingEngine[Flight]):
         self.core.call("homeostat_connect", transport)
         self.life.is_connected = True
 
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         self.life.require_receiving()
         is_whole = False
         try:
-            self.core.call("homeostat_apply", parcel)
+            self.core.call("homeostat_apply", bucket)
             is_whole = True
         finally:
             if not is_whole:
                 self._break_off()
-        self.life.received += parcel.entries
+        self.life.received += bucket.entries
 
     def health(self) -> str | None:
         if self.life.health() is None:

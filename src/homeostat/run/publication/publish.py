@@ -36,7 +36,7 @@ from homeostat.rollout.remote import RemoteEngine
 from homeostat.run.publication.host_weights import PolicyWeights, host_weights
 from homeostat.run.session.restarts import Restarts, death_in
 from homeostat.run.session.session import Session
-from homeostat.sync.parcel import Manifest, Packer, Parcel
+from homeostat.sync.bucket import Bucket, Manifest, Packer
 from homeostat.sync.publish import Publisher, WeightSource
 from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe, require_received
@@ -110,7 +110,7 @@ class StoredWeights:
 
     tensors: Mapping[str, Tensor]
 
-    def parcels(self, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, packer: Packer) -> Iterator[Bucket]:
         return packer.pack(self.tensors.items())
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
