@@ -64,11 +64,12 @@ def homeostat(task: Task) -> Iterator[Generate]:
 
     from homeostat.config.cluster import LOOPBACK, InProcessCluster
     from homeostat.config.model import ModelConfig
-    from homeostat.config.rollout import NativeEngineConfig
+    from homeostat.config.native import NativeEngineConfig
     from homeostat.rollout.engine import Request, Sampling, generate
     from homeostat.rollout.native.host import build_engine
     from homeostat.rollout.remote import RemoteEngine
-    from homeostat.rollout.split import SplitEngine
+    from homeostat.rollout.router import Router
+    from homeostat.rollout.server import SERVER
     from homeostat.workers.context import WorkerContext
     from homeostat.workers.opening import open_group
     from homeostat.workers.spec import GroupSpec
@@ -87,7 +88,7 @@ def homeostat(task: Task) -> Iterator[Generate]:
     def start(log_file: Path) -> Any:
         server = {"factory": "homeostat.rollout.native.host:build_engine", "kwargs": kwargs}
         spec = GroupSpec(
-            factory="homeostat.rollout.remote:serve_engine",
+            factory=SERVER,
             kwargs=server,
             kind="engine",
             name="helper",
@@ -109,7 +110,7 @@ def homeostat(task: Task) -> Iterator[Generate]:
                 for n in range(1, task.processes)
             ]
             # Each has read the same weights, and none are sent.
-            engine = SplitEngine(engine, helpers, give_weights=lambda *_: None, on_loss=_fail)
+            engine = Router([engine, *helpers], on_loss=_fail)
 
         def run(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
             sampling = Sampling(max_new_tokens=new_tokens, temperature=0.0)

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from shapes import DTYPES, END_ID, SHAPES, Shape, random_decoder
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.engine import Quiesce, Request, Sampling

@@ -26,7 +26,7 @@ import torch
 
 from homeostat.algorithms.mismatch import TokenPairs, mismatch_metrics
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models import hf
 from homeostat.models.build import LoadedModel, load_model

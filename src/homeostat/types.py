@@ -24,6 +24,9 @@ FloatArray = NDArray[np.float32]
 FloatArray64 = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
+# The id of the policy in a run that trains one.
+POLICY_ID = "policy"
+
 
 class Role(StrEnum):
     """The model that a Trainer call addresses."""
@@ -68,7 +71,7 @@ class Segment:
     tokens_T: IntArray
     engine_logp_T: FloatArray
     policy_version: int
-    policy_id: str = "policy"
+    policy_id: str = POLICY_ID
     author: Author = Author.ENGINE
     sampled_logp_T: FloatArray | None = None
 

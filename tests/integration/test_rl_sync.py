@@ -173,7 +173,7 @@ def killed_after_some(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     def dying(self: RemoteEngine, **named: Any) -> Any:
         found = plain(self, **named)
-        if not kills and 0 < len(self._flying) < len(self._round):
+        if not kills and 0 < len(self.life.in_flight) < len(self._round):
             kills.append(len(found))
             kill_engine()
         return found

@@ -12,7 +12,7 @@ import torch
 from tests.parity.tiny_models import FAMILIES, random_model, save
 
 from homeostat.config.load import build_config
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.build import load_model
 from homeostat.rollout.engine import Engine, Request, Sampling, generate

@@ -541,22 +541,22 @@ def check_export_is_what_a_local_trainer_writes(place: Place) -> None:
     assert update(place, sharded, step=2).applied
 
 
-def check_parcels_hold_all_weights(place: Place) -> None:
+def check_buckets_hold_all_weights(place: Place) -> None:
     sharded = place.trainer(place.config("qwen3", lora={"rank": 2}))
-    transport = DiskTransport(place.folder, f"parcels_of_{place.size}", 3000)
+    transport = DiskTransport(place.folder, f"buckets_of_{place.size}", 3000)
     packer = pickle.dumps(transport.packer())
     receiver = transport.receiver(0, 1)
     for step in (1, 2):
         update(place, sharded, step=step)
         # It travels anew each time, as it was before its first use.
-        sharded.start_parcels(POLICY, pickle.loads(packer) if place.rank == 0 else None)
-        got, num_parcels = {}, 0
-        while sharded.ranks.of_first((parcel := sharded.next_parcel()) is not None):
-            num_parcels += 1
-            if parcel is not None:
-                got |= {name: tensor.clone() for name, tensor in receiver.unpack(parcel)}
+        sharded.start_buckets(POLICY, pickle.loads(packer) if place.rank == 0 else None)
+        got, num_buckets = {}, 0
+        while sharded.ranks.of_first((bucket := sharded.next_bucket()) is not None):
+            num_buckets += 1
+            if bucket is not None:
+                got |= {name: tensor.clone() for name, tensor in receiver.unpack(bucket)}
         expected = dict(sharded.weights(POLICY))
-        assert num_parcels > 5
+        assert num_buckets > 5
         if place.rank == 0:
             assert list(got) == list(expected)
             assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())

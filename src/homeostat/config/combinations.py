@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
-from homeostat.config.rollout import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
@@ -326,7 +325,7 @@ def _on_gpu(config: RunConfig) -> Iterator[Problem]:
             "lanes share the cores of a CPU, and this run is on a GPU.",
             "Remove it.",
         )
-    if isinstance(config.engine, NativeEngineConfig) and (config.engine.processes or 1) > 1:
+    if config.engine.num_helpers > 0:
         yield Problem(
             "engine.processes",
             "helpers share the cores of a CPU, and this run is on a GPU.",

@@ -44,7 +44,7 @@ from homeostat.types import (
 )
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Packer, Parcel
+    from homeostat.sync.bucket import Bucket, Packer
 
 
 class LocalTrainer:
@@ -181,7 +181,7 @@ class LocalTrainer:
         require_policy(role)
         yield from merged_state(self.model)
 
-    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         return packer.pack(self.weights(role))
 
     def checksums(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ from homeostat.workers.opening import open_group
 from homeostat.workers.spec import GroupSpec
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Packer, Parcel
+    from homeostat.sync.bucket import Bucket, Packer
 
 FACTORY = "homeostat.train.fsdp.make:make_trainer"
 # How long the other ranks may take to answer once one has failed.
@@ -124,12 +124,12 @@ class ShardedTrainer:
     def refresh_reference(self) -> None:
         self._all("refresh_reference")
 
-    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """Rank 0 packs what all ranks gather."""
         packers = [packer, *[None] * (self.group.size - 1)]
-        self._gather(self.group.call_each("start_parcels", [(role, each) for each in packers]))
-        while (parcel := self._all("next_parcel")[0]) is not None:
-            yield parcel
+        self._gather(self.group.call_each("start_buckets", [(role, each) for each in packers]))
+        while (bucket := self._all("next_bucket")[0]) is not None:
+            yield bucket
 
     def checksums(self) -> Mapping[str, int]:
         return self._all("checksums")[0]

@@ -18,7 +18,7 @@ from tests.support.own_process import Lease
 
 from homeostat.config.cluster import AnyCluster
 from homeostat.errors import WorkerError
-from homeostat.rollout.remote import EngineServer, serve_engine
+from homeostat.rollout.server import SERVER, EngineServer, serve_engine
 from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import WorkerGroup
@@ -85,7 +85,7 @@ class VllmHost:
         self._folder = TemporaryDirectory(prefix="vllm-host-")
 
     def open(self, cluster: AnyCluster, spec: GroupSpec) -> Seat:
-        assert spec.factory == engines.SERVER, spec.factory
+        assert spec.factory == SERVER, spec.factory
         if self._group is not None and self._group.health() is not None:
             self._group.close()
             self._group = None

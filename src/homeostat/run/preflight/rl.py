@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from homeostat.config.rollout import CheckpointReference
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
-from homeostat.config.vllm import VllmEngineConfig
 from homeostat.data.inputs import Inputs, Part, count_steps, require_stop_ids
 from homeostat.data.prompts import PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.errors import ConfigError, DataError, Problem
+from homeostat.errors import DataError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
-from homeostat.observe.processor import this_processor
 from homeostat.rewards.trial import try_rewards
-from homeostat.rollout.native.fast import decoding_way, obstacle
-from homeostat.rollout.native.memory import free_bytes
-from homeostat.rollout.vllm.options import (
-    check_options,
-    require_computable,
-    require_installed,
-)
+from homeostat.rollout.backend import Prospect
+from homeostat.rollout.engine import Capabilities
+from homeostat.rollout.registry import ENGINES
 from homeostat.run.evaluation.solved import deciding_rewards
 from homeostat.run.preflight.item import Item
-from homeostat.run.wiring.engines import sampling_processes
 from homeostat.run.wiring.rl_setup import saved_journal
 from homeostat.train.build import named_reference, reference_model
 from homeostat.train.runtime import resolve_device, resolve_dtype
@@ -115,75 +107,34 @@ def reward_items(config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer
         yield Item("rewards", line.level, f"{line.label}: {line.text}", line.facts)
 
 
-_WAYS = {
-    "plain": "the model's own forward",
-    "compact": "torch over a compact copy of the weights",
-    "compiled": "compiled code over a copy of the weights",
-    "fused": "fused kernels",
-    "graphs": "fused kernels in CUDA graphs",
-}
-
-
 def engine_items(
     config: RunConfig, preview: ModelPreview, prompts: PromptSet, *, lanes: int
 ) -> Iterator[Item]:
     engine, device = config.engine, resolve_device(config)
     require_stop_ids(config, vocab_size=preview.vocab_size)
     running = min(engine.max_concurrency, config.rollout.samples_per_step)
+    prospect = Prospect(
+        engine=engine,
+        model=config.model,
+        preview=preview,
+        device=device,
+        dtype=resolve_dtype(config, device),
+        lanes=lanes,
+        max_tokens=config.max_request_tokens,
+        running=running,
+        longest=int(prompts.lengths.max()) + config.rollout.max_new_tokens,
+    )
+    backend = ENGINES[engine.type]
+    foreseen = backend.preflight(prospect)
     text = f"{engine.type} on {device.type}: up to {running} completions at one time"
-    facts: dict[str, Any] = {"type": engine.type, "running": running}
-    if isinstance(engine, VllmEngineConfig):
-        require_installed()
-        check_options(engine.options)
-        if device.type == "cpu":
-            dtype = str(resolve_dtype(config, device)).removeprefix("torch.")
-            dtype = dtype if engine.dtype == "auto" else engine.dtype
-            require_computable(dtype, processor=this_processor())
-    else:
-        assert preview.decoder is not None, "combinations asks for the native decoder"
-        place = {"numerics": config.model.numerics, "device": device}
-        way = decoding_way(preview.decoder, engine, **place)
-        processes = sampling_processes(
-            config, lanes=lanes, num_params=preview.num_params, has_threads=way == "compiled"
-        )
-        facts["processes"] = processes
-        text += f", in {processes} processes" if processes > 1 else ""
-        most = _cache_bytes(config, preview, prompts, running=running)
-        text += (
-            f", at most {fmt.byte_size(most)} of cached keys and values, decoded by {_WAYS[way]}"
-        )
-        if way == "compact" and engine.decode == "auto":
-            text += f" (not by compiled code: {obstacle('compiled', preview.decoder, **place)})"
-        facts |= {"cache_bytes_at_most": most, "decode": way}
-    yield Item("engine", "ok", text, facts)
-    yield _way_of_weights(config)
+    facts = {"type": engine.type, "running": running, **foreseen.facts}
+    yield Item("engine", "ok", text + foreseen.text, facts)
+    yield _weights_item(config, backend.capabilities(prospect))
 
 
-def _cache_bytes(
-    config: RunConfig, preview: ModelPreview, prompts: PromptSet, *, running: int
-) -> int:
-    """The most that the cache will take. Raises ConfigError where not even one request fits."""
-    per_token = preview.cache_bytes_per_token
-    assert per_token is not None, "combinations asks for the native decoder"
-    one = per_token * (int(prompts.lengths.max()) + config.rollout.max_new_tokens)
-    budget = int(config.engine.memory_share * free_bytes(resolve_device(config)))
-    if one > budget:
-        raise ConfigError(
-            [
-                Problem(
-                    "engine.memory_share",
-                    f"the cache of one completion takes up to {fmt.byte_size(one)}, and the engine "
-                    f"may have {fmt.byte_size(budget)}.",
-                    "Raise it, or lower rollout.max_new_tokens or data.max_length.",
-                )
-            ]
-        )
-    return min(one * running, budget)
-
-
-def _way_of_weights(config: RunConfig) -> Item:
-    """How the engine comes by new weights, and how old they may be."""
-    if config.engine.shares_weights:
+def _weights_item(config: RunConfig, engine: Capabilities) -> Item:
+    """Say how new weights reach the engine, and how old they may be."""
+    if engine.shares_weights:
         text = "the engine shares the trainer's weights: nothing is sent"
         return Item("weights", "ok", text, {"transport": "in_process", "interval_steps": 1})
     transport = (config.sync.transport or SharedMemoryConfig()).type

@@ -24,7 +24,7 @@ from homeostat.data.prompts import PromptSet
 from homeostat.errors import ConfigError
 from homeostat.models.preview import ModelPreview
 from homeostat.observe.devices import host_rss
-from homeostat.rollout.native.fast import decoding_way
+from homeostat.rollout.native.fast import decode_path
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
 from homeostat.train.runtime import Runtime
@@ -130,7 +130,7 @@ def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> 
     """Weights laid out for decoding on a CPU, beside the trainer's own."""
     assert preview.decoder is not None, "combinations asks for the native decoder"
     place = {"numerics": config.model.numerics, "device": runtime.device}
-    way = decoding_way(preview.decoder, config.engine, **place)
+    way = decode_path(preview.decoder, config.engine, **place)
     can_copy = config.lora is None and runtime.dtype == torch.float32
     return 4 * preview.num_params if way in ("compact", "compiled") and can_copy else 0
 
