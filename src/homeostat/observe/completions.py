@@ -101,10 +101,10 @@ def _rows(
 
 def _own(sample: Sample) -> Row:
     completion = sample.completion
-    versions = [segment.policy_version for segment in completion.segments]
+    versions = completion.policy_versions_T.tolist()
     return {
         "completion": _clean(sample.text),
-        "num_tokens": len(completion),
+        "num_tokens": completion.num_policy_tokens,
         "stop_reason": str(completion.stop_reason),
         # The oldest: it says how far behind the policy a completion is.
         "policy_version": min(versions, default=None),

@@ -77,7 +77,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
                 step, version=version, total_steps=total, tell=recorder.status
             )
         compared = replay_metrics(parts, rollouts)
-        compared |= verifier.verify(rollouts.groups, step=step)
+        compared |= verifier.verify(rollouts.groups, step=step, version=state.policy_version)
         hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
         with healer.rescuing(), parts.profiler.around(step, emit=recorder.event):

@@ -35,7 +35,7 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
     assert rewards is not None, "combinations asks for rewards"
     weights = {reward.label: reward.weight for reward in rewards.functions}
     samples = [sample for group in groups for sample in group.samples]
-    lengths = [len(sample.completion) for sample in samples]
+    lengths = [sample.completion.num_policy_tokens for sample in samples]
     return {
         **reward_metrics(samples, weights),
         "eval/completions/mean_length": float(np.mean(lengths)),
