@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from homeostat.observe.names import describe
 from homeostat.rewards.answers import BadAnswerError, CallAnswer, read_answer, read_load_failures
 from homeostat.rewards.calls import MAX_LOGGED_NAMES, Answer, check_logged_name
-from homeostat.rewards.trouble import TroubleKind
+from homeostat.rewards.problems import ProblemKind
 from homeostat.rollout.collect import StepRollouts
 
 PROBLEM = {"kind": "timeout", "message": "late", "samples": [1], "traceback": ""}
@@ -31,7 +31,7 @@ def test_a_good_answer_tells_failures_from_none() -> None:
     answer = read_answer(GOOD, num=3)
     assert answer.values == [1.0, None, None]
     assert answer.failed == {1}
-    assert [problem.kind for problem in answer.problems] == [TroubleKind.TIMEOUT, TroubleKind.NONE]
+    assert [problem.kind for problem in answer.problems] == [ProblemKind.TIMEOUT, ProblemKind.NONE]
     assert answer.extras == {"parsed": ["7", 3, None]}
 
 

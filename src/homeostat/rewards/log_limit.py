@@ -1,6 +1,6 @@
 """Bounds rewards.log, which users' code prints to without end.
 
-A file that has grown past MAX_BYTES keeps its beginning, which tells how the trouble began, and its
+A file that has grown past MAX_BYTES keeps its beginning, which tells how the problem began, and its
 end; a line between them says that the middle is gone. Writers hold the file open for appending, so
 it is cut in place: what they write next goes behind the new end. Stdlib only: guardians import it.
 """

@@ -68,7 +68,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
     session.stop.let_steps_finish()
     for step in range(state.step + 1, parts.total_steps + 1):
         started = time.perf_counter()
-        parts.troubles.step = step
+        parts.reward_problems.step = step
         healer.treat(step)
         hooks.before_step(step, parts)
         version, total = parts.policy_version, parts.total_steps
@@ -189,7 +189,7 @@ def _only_sample(parts: RlParts, session: Session) -> None:
     session.stop.let_steps_finish()
     for step in range(1, parts.total_steps + 1):
         started = time.perf_counter()
-        parts.troubles.step = step
+        parts.reward_problems.step = step
         rollouts = parts.collector.collect(
             step,
             version=parts.policy_version,

@@ -31,7 +31,7 @@ from homeostat.rollout.journal import Journal
 from homeostat.run.publication.completions import drop_completions_after
 from homeostat.run.publication.publish import Feed, open_feed
 from homeostat.run.session.restarts import Restarts
-from homeostat.run.session.reward_failures import TroubleLog
+from homeostat.run.session.reward_problems import ProblemLog
 from homeostat.run.session.session import Session
 from homeostat.run.session.waiting import progress_of
 from homeostat.run.sizing.token_budget import choose_tokens, tokens_line
@@ -82,7 +82,7 @@ class RlParts:
     engine: Engine | None
     feed: Feed
     collector: Collector
-    troubles: TroubleLog
+    reward_problems: ProblemLog
     profiler: StepProfiler
     gpus: GpuSampler
     state: RunState
@@ -131,8 +131,8 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         if found is not None:
             trainer.load(found.path)
         rl_state, moments = _rl_state(config, session)
-        troubles = TroubleLog(session)
-        rewards = _rewards(config, session, troubles)
+        problems = ProblemLog(session)
+        rewards = _rewards(config, session, problems)
         version = None if is_complete(state, total_steps) else state.step
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
@@ -162,7 +162,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             engine=engine,
             feed=feed,
             collector=collector,
-            troubles=troubles,
+            reward_problems=problems,
             profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
             gpus=gpus,
             state=state,
@@ -237,10 +237,10 @@ def _journal(session: Session) -> Journal:
     return journal
 
 
-def _rewards(config: RunConfig, session: Session, troubles: TroubleLog) -> RewardPool:
+def _rewards(config: RunConfig, session: Session, problems: ProblemLog) -> RewardPool:
     assert config.rewards is not None, "combinations asks for rewards"
     log_file = session.run_dir.path / "rewards.log"
-    return RewardPool(config.rewards, on_trouble=troubles.take, log_file=log_file)
+    return RewardPool(config.rewards, on_problem=problems.take, log_file=log_file)
 
 
 def _sampler(config: RunConfig, prompts: ChosenPrompts, session: Session) -> PromptSampler:
