@@ -168,10 +168,10 @@ def test_other_names_are_an_error_of_the_function(name: str) -> None:
 def test_a_journal_that_holds_a_name_of_another_kind_is_replayed_without_it() -> None:
     """Earlier versions wrote any name to the journal, and could not be resumed over it."""
     names = ["accuracy/easy", "solved @ 2 %", "bell\x07", "x" * 101]
-    logged = {f"rewards/mine/logged/{name}": [3.0, 2] for name in names}
+    logged = {f"rewards/mine/logged/{name}": [2.0, 1.0] for name in names}
     rollouts = StepRollouts()
-    rollouts.take_facts({"logged": logged})
-    rollouts.take_facts({"logged": logged})
+    rollouts.take_logged([logged, {}])
+    rollouts.take_logged([logged])
     kept = {f"rewards/mine/logged/{name}": [6.0, 4] for name in names[:2]}
     assert rollouts.logged == kept
 

@@ -35,7 +35,7 @@ def rl_metrics(
         **_missing_metrics(samples, labels),
         **{name: total / count for name, (total, count) in rollouts.logged.items()},
         **_time_metrics(rollouts, learned, seconds=seconds, num_tokens=_num_tokens(groups)),
-        "epoch": parts.collector.sampler.epoch,
+        "epoch": parts.collector.prompt_sampler.epoch,
         "num_tokens": parts.state.num_tokens,
         "train/skipped_steps": parts.state.num_skipped,
     }
