@@ -47,7 +47,7 @@ from homeostat.run.wiring.sft_setup import (
 )
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
-from homeostat.train.runtime import resolve_runtime
+from homeostat.train.runtime import Runtime, resolve_runtime
 from homeostat.train.trainer import Trainer
 from homeostat.types import IntArray
 
@@ -118,10 +118,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     """The parts, and an end to what they started."""
     found = session.resume.found
     state = restored_state(found) if found is not None else RunState()
-    runtime = resolve_runtime(config, kept=state.way)
-    state.way = runtime.way
-    state.chosen_tokens = choose_tokens(config, runtime, kept=state.chosen_tokens)
-    log.info("training on %s%s", runtime.describe(), tokens_line(state.chosen_tokens))
+    runtime = _runtime(config, state)
     tokenizer = load_tokenizer(config.model)
     prompts = open_prompts(config, tokenizer, session)
     total_steps = _total_steps(config, prompts)
@@ -142,9 +139,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             # Without an engine nothing new is to be scored: the journal holds the values.
             stack.enter_context(rewards)
         gpus = stack.enter_context(contextlib.closing(GpuSampler()))
-        sampler = None
-        if engine is not None:
-            sampler = Sampler(engine, seed=config.seed, stall_s=config.engine.stall_s)
+        sampler = _sampler(config, engine)
         scorer = Scorer(rewards, tokenizer, total_steps=total_steps)
         journal = stack.enter_context(contextlib.closing(_journal(session)))
         collector = _collector(
@@ -177,6 +172,21 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             rl_state=rl_state,
             total_steps=total_steps,
         )
+
+
+def _runtime(config: RunConfig, state: RunState) -> Runtime:
+    """Where and in which precision to train, as the run began; `state` remembers it."""
+    runtime = resolve_runtime(config, kept=state.way)
+    state.way = runtime.way
+    state.chosen_tokens = choose_tokens(config, runtime, kept=state.chosen_tokens)
+    log.info("training on %s%s", runtime.describe(), tokens_line(state.chosen_tokens))
+    return runtime
+
+
+def _sampler(config: RunConfig, engine: Engine | None) -> Sampler | None:
+    if engine is None:
+        return None
+    return Sampler(engine, seed=config.seed, stall_s=config.engine.stall_s)
 
 
 @contextmanager
