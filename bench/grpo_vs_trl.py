@@ -136,8 +136,8 @@ def rollouts_of(run_dir: Path, folder: Path, num_steps: int) -> Path:
     prompts = prepare_prompts(config.data.train, load_tokenizer(config.model), config.data)
     journal, steps = Journal(run_dir / "journal"), []
     for step in range(1, num_steps + 1):
-        found = journal.read(step, 0, prompts.__getitem__)
-        assert found is not None, f"the journal has no step {step}"
+        found = [journal.read(key, prompts.__getitem__) for key in journal.keys(step)]
+        assert found, f"the journal has no step {step}"
         steps.append(
             [
                 {
@@ -145,7 +145,7 @@ def rollouts_of(run_dir: Path, folder: Path, num_steps: int) -> Path:
                     "completion_ids": [s.completion.tokens_T.tolist() for s in group.samples],
                     "rewards": [sum(s.rewards.values()) for s in group.samples],
                 }
-                for group in found[0]
+                for group in (record.group for record in found if record is not None)
             ]
         )
     file = folder / "rollouts.json"

@@ -84,7 +84,7 @@ def _guard(worker: int, log_file: str | None) -> NoReturn:
     threading.Thread(target=_follow_the_parent, args=(worker, is_over), daemon=True).start()
     if log_file is not None:
         threading.Thread(target=_bound_the_log, args=(Path(log_file),), daemon=True).start()
-    ended = 0
+    ended = status = 0
     while ended != worker:
         # This also reaps the orphans that we adopted.
         ended, status = os.waitpid(-1, 0)

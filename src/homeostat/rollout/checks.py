@@ -6,6 +6,7 @@ import math
 
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Request, Sampling
+from homeostat.rollout.flight import num_by_others
 from homeostat.types import IntArray
 
 
@@ -31,8 +32,9 @@ def _session_problem(request: Request) -> str | None:
 
 
 def _length_problem(request: Request, max_tokens: int) -> str | None:
-    prompt, new = len(request.tokens_T), request.sampling.max_new_tokens
-    if prompt == 0:
+    prompt = len(request.tokens_T) + num_by_others(request.begun)
+    new = request.sampling.max_new_tokens
+    if len(request.tokens_T) == 0:
         return "it has no tokens, so there is nothing that predicts the first one"
     if new < 1:
         return f"rollout.max_new_tokens is {new}; it must be at least 1"

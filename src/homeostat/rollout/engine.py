@@ -15,7 +15,7 @@ and takes the new weights in by `apply`, bucket by bucket.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -186,34 +186,37 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def generate(
-    engine: Engine,
-    requests: Sequence[Request],
-    *,
-    timeout_s: float,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[Completion]:
-    """All completions, in the order of the requests. No answer for `timeout_s` is an error."""
+def generate(engine: Engine, requests: Sequence[Request], *, timeout_s: float) -> list[Completion]:
+    """Return all completions, in the order of the requests."""
+    found = {one.request_id: one for one in stream(engine, requests, timeout_s=timeout_s)}
+    return [found[request.id] for request in requests]
+
+
+def stream(
+    engine: Engine, requests: Sequence[Request], *, timeout_s: float
+) -> Iterator[Completion]:
+    """Submit all requests, and yield the completions as they are finished.
+
+    Raises EngineError where none is finished for `timeout_s`.
+    """
     for request in requests:
         engine.submit(request)
-    found: dict[str, Completion] = {}
-    while len(found) < len(requests):
+    waiting = {request.id: request for request in requests}
+    while waiting:
         started = time.monotonic()
         finished = engine.poll(timeout_s=timeout_s)
         if not finished:
-            waiting = [request.id for request in requests if request.id not in found]
             sick = engine.health()
-            trouble = sick or (
+            if sick is None:
+                engine.abort()
+            why = sick or (
                 f"waited {time.monotonic() - started:.0f} s; where it needs longer, "
                 "raise engine.stall_s"
             )
-            if sick is None:
-                engine.abort()
             raise EngineError(
                 f"the {engine.capabilities.name} engine finished none of {len(waiting)} requests "
-                f"({waiting[0]} and others): {trouble}."
+                f"({next(iter(waiting))} and others): {why}."
             )
-        found |= {completion.request_id: completion for completion in finished}
-        if progress is not None:
-            progress(len(found), len(requests))
-    return [found[request.id] for request in requests]
+        for completion in finished:
+            del waiting[completion.request_id]
+            yield completion
