@@ -41,9 +41,7 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config",
-            metavar="FILE",
-            help="The run's settings (YAML, JSON, TOML), if they are in another place.",
+            "--config", metavar="FILE", help="The run's settings (YAML, JSON, TOML), if elsewhere."
         ),
     ] = None,
     format: OutputFormat = Format.TEXT,
@@ -52,14 +50,12 @@ def doctor(
         typer.Option(
             "--select",
             metavar="CODES",
-            help="Evaluate only these rules: codes, prefixes of codes, names or families.",
+            help="Evaluate only these codes, prefixes, names or families.",
         ),
     ] = "",
     ignore: Annotated[
         str,
-        typer.Option(
-            "--ignore", metavar="CODES", help="Do not evaluate these rules; same form as --select."
-        ),
+        typer.Option("--ignore", metavar="CODES", help="Skip these rules; same form as --select."),
     ] = "",
     level: Annotated[
         Level, typer.Option("--level", help="Show findings of this level and above.")
