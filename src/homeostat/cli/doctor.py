@@ -67,10 +67,9 @@ def doctor(
     """Report what is wrong with a run, since which step, why, and which setting to change.
 
     A folder with several runs is reported run by run, the newest first. Standard input is read to
-    its end, to Ctrl-C, or up to 4 GB; whatever was read by then is judged.
-
-    Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
-    recognises; 2: the input cannot be read.
+    its end, to Ctrl-C, or up to 4 GB; whatever was read by then is judged. Exit code 0: no finding
+    of level error; 1: the run is ill, or ended in an error that no rule recognises; 2: the input
+    cannot be read.
     """
     from homeostat.health.registry import RULES
 

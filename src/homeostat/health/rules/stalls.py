@@ -19,8 +19,11 @@ _RUNNING = re.compile(r"Running: (\d{1,9})")
 
 
 def stalled(view: RunView) -> list[LogLine]:
-    """The newest lines of one engine in a row that make no token although requests run; those of
-    the engine with the most. None where training went on in the meantime."""
+    """Return the newest consecutive lines of one engine that make no token although requests run.
+
+    If there are several engines, those of the engine with the most lines. None if training
+    continued in the meantime.
+    """
     tails: dict[tuple[str, str], list[LogLine]] = {}
     for line in view.log.find(RATES):
         speaker = _SPEAKER.match(line.text[:400])

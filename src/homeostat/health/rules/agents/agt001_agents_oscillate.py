@@ -5,7 +5,7 @@ Rewards of two agents (`agents/<name>/reward`) that rise and fall in turn: stron
 with at least `swings` reversals larger than their noise.
 
 ## Why it matters
-Each learns to beat the other's last policy and forgets the one before: neither gets better.
+Each agent learns to beat the other's last policy and forgets the one before, so neither improves.
 
 ## Likely causes
 - agents-oscillate: both are updated at the same time, and often.
@@ -14,7 +14,7 @@ Each learns to beat the other's last policy and forgets the one before: neither 
 Update them in turn, less often, or against a population of older policies.
 
 ## Known false alarms
-Games that are zero-sum by nature are opposed; without large swings nothing is reported.
+Rewards of zero-sum games are always opposed; without large swings nothing is reported.
 """
 
 from __future__ import annotations

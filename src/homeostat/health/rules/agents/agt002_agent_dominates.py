@@ -1,11 +1,11 @@
-"""One agent wins always, and the other learns nothing.
+"""One agent always wins, and the other learns nothing.
 
 ## What it sees
 Over the newest records one agent's reward is above `high` of the span of all rewards and another's
 below `low`, steadily.
 
 ## Why it matters
-Where the outcome is certain there is no difference between answers, and no gradient for either.
+If the outcome is certain, all answers earn the same, and neither agent gets a gradient.
 
 ## Likely causes
 - agent-dominates: one is far better, or learns far faster.

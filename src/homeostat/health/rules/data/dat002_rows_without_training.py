@@ -5,8 +5,8 @@
 `max_share` on average over the newest `window` records.
 
 ## Why it matters
-They cost as much as the others and teach nothing. Most often they were meant to: the answer was cut
-off, or its markers were not found.
+They cost as much as the others and teach nothing. Usually they were meant to be trained, but the
+answer was cut off or its markers were not found.
 
 ## Likely causes
 - rows-truncated: rows are cut at the length limit before their answer begins.

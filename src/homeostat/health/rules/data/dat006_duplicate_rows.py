@@ -1,4 +1,4 @@
-"""The same rows stand in the data again and again.
+"""The data contains the same rows many times.
 
 ## What it sees
 The fact `duplicate_rows`, the share of rows whose tokens equal those of an earlier row, above

@@ -5,9 +5,9 @@ Of the pieces that the model's own tokenizer and the one in use both know, more 
 have another number; or the two hardly share any.
 
 ## Why it matters
-Weights know pieces by their numbers. Under other numbers a prompt is another text to the model, and
-what it says is read as another text: it seems not to know the task at all, and learns everything
-anew at best.
+The weights know pieces by their ids. With other ids a prompt is another text to the model, and its
+answer is decoded as another text: it seems not to know the task at all, and at best learns
+everything again.
 
 ## Likely causes
 - tokenizer-mismatch: model.tokenizer names another model's tokenizer, or one of another version.

@@ -1,12 +1,12 @@
-"""The engine puts requests back for lack of cache, and computes them again.
+"""The engine preempts requests for lack of cache, and computes them again.
 
 ## What it sees
 The counter of preemptions grows in `fire` of the newest `window` records, by more than `limit` of
 a step's samples.
 
 ## Why it matters
-Each request that is put back loses its cached keys and values: its tokens are computed twice. The
-samples are the same, the step is slower.
+Each preempted request loses its cached keys and values, so its tokens are computed twice. The
+samples are the same, but the step is slower.
 
 ## Likely causes
 - kv-preemptions: more requests at one time than the cache has room for.

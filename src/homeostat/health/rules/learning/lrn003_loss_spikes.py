@@ -5,8 +5,8 @@ A record's loss is at least `factor` times the median of the records around it, 
 back at the old level. One such step is information; `repeated` of them are a warning.
 
 ## Why it matters
-A spike that recovers costs little. Spikes that come again and again say that some rows are broken,
-or that the run is at the edge of divergence.
+A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
+is at the edge of divergence.
 
 ## Likely causes
 - bad-batch: malformed or extremely long rows.

@@ -7,7 +7,7 @@ also: implicit rewards of chosen and rejected answers that are exactly 0 for as 
 loss of ln 2, and a rate above 0: the policy is still its reference.
 
 ## Why it matters
-Nothing is trained. The run goes on as if it were.
+Nothing is trained, although the run continues as if it were.
 
 ## Likely causes
 - no-gradient-flow: the trained weights are not part of the computation: all parameters frozen, an

@@ -6,8 +6,8 @@ A finite gradient norm, before clipping, of at least `factor` times the median a
 extreme (`extreme` times the median); `repeated` are a warning.
 
 ## Why it matters
-Clipping hides it: such a step is nothing but the direction of one batch, at full size. Runs that
-diverge often announce it so.
+Clipping hides it: such a step follows the direction of one batch at full size. Runs that diverge
+often show this first.
 
 ## Likely causes
 - grad-norm-spikes: rows that differ from the rest, an unstable layer, a rate that is too high.

@@ -1,4 +1,4 @@
-"""Preference training has separated its pairs completely, and goes on pushing.
+"""Preference training has separated its pairs completely, and keeps pushing them apart.
 
 ## What it sees
 Over the newest records the accuracy is at least `min_accuracy`, the loss nearly 0 and the margin of
@@ -9,7 +9,7 @@ There is nothing left to learn from these pairs, and each further step moves bot
 away from the reference: generations get worse while all metrics look perfect.
 
 ## Likely causes
-- dpo-over-optimisation: the pairs are told apart trivially, or the steps are too large.
+- dpo-over-optimisation: the pairs differ by something trivial, or the steps are too large.
 - lr-too-high: the rate is above what preference training uses.
 
 ## What to do

@@ -7,7 +7,7 @@ straight line over the newest `line_records`, and is by `min_growth` above its s
 the system or by Ray in the log it is an error.
 
 ## Why it matters
-The system kills a process without a message of its own when memory runs out.
+When memory runs out the system kills a process, which then cannot print a message.
 
 ## Likely causes
 - host-ram-oom: memory ran out, and a process was killed.

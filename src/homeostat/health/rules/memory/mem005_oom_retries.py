@@ -1,4 +1,4 @@
-"""Memory ran out, and steps were done again with smaller micro-batches.
+"""Memory ran out, and steps were retried with smaller micro-batches.
 
 ## What it sees
 Our events oom_retry: one is information, `repeated` are a warning.

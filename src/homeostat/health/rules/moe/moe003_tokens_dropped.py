@@ -1,4 +1,4 @@
-"""Tokens find no room in their expert and pass it by.
+"""Tokens are dropped because their expert is full.
 
 ## What it sees
 moe/dropped_share above `max_share` on average over the newest records.

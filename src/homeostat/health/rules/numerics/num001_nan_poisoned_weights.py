@@ -1,4 +1,4 @@
-"""One update that was not finite has left weights that are not, and the policy writes garbage.
+"""One non-finite update has left non-finite weights, and the policy writes garbage.
 
 ## What it sees
 Loss, gradient norm, KL or entropy are not finite from one step to the end of the log, and from that

@@ -1,4 +1,4 @@
-"""fp16 overflows: the gradient is not finite while the loss may look well.
+"""fp16 overflows: the gradient is not finite although the loss may look normal.
 
 ## What it sees
 A run in fp16 whose gradient norm is not finite in the newest records, or in more than `max_share`

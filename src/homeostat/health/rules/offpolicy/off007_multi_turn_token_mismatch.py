@@ -12,7 +12,7 @@ policy never wrote: KL and gradient explode after some time.
 
 ## Likely causes
 - multi-turn-token-mismatch: messages are tokenised again between turns.
-- chat-template-rewrites-history: the template changes earlier turns (drops thoughts, say).
+- chat-template-rewrites-history: the template changes earlier turns (for example drops thoughts).
 - tool outputs are not masked.
 
 ## What to do

@@ -5,7 +5,7 @@ time/step of the newest records above `factor` times the first ones, growing ste
 `min_records` records, the first of all left out.
 
 ## Why it matters
-What grows without end stops a run in the end.
+A step time that keeps growing eventually brings the run to a halt.
 
 ## Likely causes
 - step-time-grows: the part of the step that grows most.

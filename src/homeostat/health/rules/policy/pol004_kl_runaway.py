@@ -1,4 +1,4 @@
-"""KL to the reference grows without bound, and the reward does not repay it.
+"""KL to the reference grows without bound, and the reward does not justify it.
 
 ## What it sees
 One of three: KL per token stays above `max_kl`; or it is above `min_kl` and ten times where it
@@ -12,8 +12,8 @@ trusted any more, and text decays.
 ## Likely causes
 - lr-too-high: each update carries too far.
 - too-many-updates-per-rollout: many updates on the same samples.
-- mode-collapse: the policy has gone over to one answer.
-- reward-hacking: reward rises on, by other means than meant.
+- mode-collapse: the policy gives only one answer.
+- reward-hacking: the reward keeps rising, but by other means than intended.
 - kl-runaway: no KL penalty, or one too weak, holds it.
 
 ## What to do
@@ -22,7 +22,7 @@ coefficient (or let it adapt to a target), take fewer updates per rollout, leave
 
 ## Known false alarms
 Without a KL penalty a policy may go far and stay well: while its reward rises and KL per token
-stays below `max_kl`, nothing is said.
+stays below `max_kl`, nothing is reported.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ of tokens. Sequence-level ratios (GSPO) are left to POL008.
 
 ## Why it matters
 Clipped tokens give no gradient. When a third of them is, the policy moves so far within one rollout
-that most of the later updates are lost, or worse: only unclipped directions go on.
+that most of the later updates are lost, or worse: only unclipped directions are followed.
 
 ## Likely causes
 - too-many-updates-per-rollout: late updates meet a policy far from the one that sampled.

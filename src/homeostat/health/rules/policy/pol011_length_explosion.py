@@ -7,7 +7,7 @@ reward falls below `kept` of what it was. Besides, one of: the share of cut comp
 
 ## Why it matters
 The policy slides into long gibberish. Long bad answers are punished less per token than short ones,
-so the slide feeds itself.
+so the effect reinforces itself.
 
 ## Likely causes
 - length-explosion-gibberish: the loss is averaged per completion, and nothing anchors the policy.

@@ -25,8 +25,9 @@ Go back to the checkpoint before the drop. Lower the learning rate, clip gradien
 the batch of that step.
 
 ## Known false alarms
-Weights that were damaged on their way to the engine look the same in the reward: there trainer and
-engine disagree, and other rules speak. Where nothing tells the two apart, it is not evaluated.
+Weights that were damaged while they were sent to the engine look the same in the reward, but then
+trainer and engine disagree, and other rules fire. If the two cannot be distinguished, the rule is
+not evaluated.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Go back to a checkpoint with variety, raise temperature or the KL penalty, lower
 Check that the engine samples (temperature above 0, a new seed for each sample).
 
 ## Known false alarms
-A game with two or three possible answers: told apart by groups whose rewards differ, now or at the
+A game with two or three possible answers: recognised by groups whose rewards differ, now or at the
 start.
 Solved tasks with short answers: information at most. Batches with the same prompt many times.
 """

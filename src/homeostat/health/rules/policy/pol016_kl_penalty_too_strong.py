@@ -5,7 +5,7 @@ A KL coefficient of `coefficient` or more, KL per token below `max_kl` and a rew
 over `fire` records, although rewards differ within groups.
 
 ## Why it matters
-The penalty takes back each step that the reward asks for.
+The penalty undoes each step towards a higher reward.
 
 ## Likely causes
 - kl-penalty-too-strong: the coefficient outweighs the advantages.

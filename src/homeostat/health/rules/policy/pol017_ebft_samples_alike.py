@@ -6,7 +6,7 @@ most 2, above `limit` in `fire` of the newest `window` records, and at least `gr
 began. High from the start is no more than information.
 
 ## Why it matters
-Samples that are alike earn alike: nothing is left to tell a good one by.
+Similar samples earn similar rewards, so there is nothing left by which to recognise a good one.
 
 ## Likely causes
 - mode-collapse: likeness to the truth outweighs the term that keeps samples apart.

@@ -1,4 +1,4 @@
-"""The answers of most groups earn the same, so that there is nothing to learn from them.
+"""All answers of most groups earn the same reward, so there is nothing to learn from them.
 
 ## What it sees
 The share of groups whose rewards are all alike stays above `max_share`, or the deviation within the
@@ -6,8 +6,8 @@ groups or every advantage is 0: over `fire` of the last `window` records, or ove
 row where it is all groups.
 
 ## Why it matters
-An advantage is an answer's reward against its group's. Where all are equal it is 0, and so is the
-gradient: the run costs as much as before and learns nothing.
+An advantage compares an answer's reward with those of its group. If all are equal it is 0, and so
+is the gradient: the run costs as much as before and learns nothing.
 
 ## Likely causes
 - group-size-one: one sample per prompt has no group to be compared with.
@@ -27,8 +27,8 @@ stop. All wrong: see the causes above. Some groups are always alike: let dynamic
 them, or sample more answers per prompt at a higher temperature.
 
 ## Known false alarms
-A run that has solved its task, or most of it, ends in this state; it is told apart by the reward:
-groups that are alike in being right are no more than information.
+A run that has solved its task, or most of it, ends in this state. It is recognised by the reward:
+groups whose answers are all right are only information.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Try the function by hand on printed completions. Loosen its pattern, show the fo
 or drop the function.
 
 ## Known false alarms
-None that matter: it is information. The other functions go on teaching.
+None that matter: it is information, because the other functions still distinguish answers.
 """
 
 from __future__ import annotations

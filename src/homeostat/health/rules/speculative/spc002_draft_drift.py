@@ -11,7 +11,7 @@ changes.
 - draft-drift: the draft is frozen, or trained too rarely.
 
 ## What to do
-Train the draft on the policy's own answers every few steps, or start it anew from time to time.
+Train the draft on the policy's own answers every few steps, or restart it from time to time.
 
 ## Known false alarms
 Harder prompts later in the data.

@@ -3,7 +3,7 @@
 ## What it sees
 A warning where something killed it: the kernel, a scheduler, a time limit. Information where a
 person or a signal stopped it, where it ended by itself before the planned number of steps (early
-stopping), and where the log just ends: the run may go on, or the log was cut.
+stopping), and where the log just ends: the run may still be running, or the log was cut.
 
 ## Why it matters
 What it has learned is what the newest checkpoint holds; a schedule that was made for all steps has
@@ -13,11 +13,11 @@ not come to its end.
 - stopped-early: the log's own words, or its last step.
 
 ## What to do
-Go on from the newest checkpoint. Ask the scheduler (sacct, kubectl describe) and the kernel's log
-(dmesg) who ended it.
+Resume from the newest checkpoint. Find out from the scheduler (sacct, kubectl describe) and the
+kernel's log (dmesg) what ended it.
 
 ## Known false alarms
-A log that was cut by hand, or copied while the run goes on: it is information, never a warning.
+A log that was cut by hand, or copied while the run was active: information, never a warning.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ RULE = Rule(
     level=Level.INFO,
     confidence=Confidence.MEASURED,
     check=check,
-    # A run that is watched while it goes on has not stopped: only what was read is judged.
+    # A run that is watched live has not stopped: only what was read is judged.
     needs=("fact:sources",),
     yields_to=("ERR", "VIT001", "VIT002", "VIT006"),
 )
