@@ -67,9 +67,10 @@ def doctor(
     """Report what is wrong with a run, since which step, why, and which setting to change.
 
     A folder with several runs is reported run by run, the newest first. Standard input is read to
-    its end, to Ctrl-C, or up to 4 GB; whatever was read by then is judged. Exit code 0: no finding
-    of level error; 1: the run is ill, or ended in an error that no rule recognises; 2: the input
-    cannot be read.
+    its end, to Ctrl-C, or up to 4 GB; whatever was read by then is judged.
+
+    Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
+    recognises; 2: the input cannot be read.
     """
     from homeostat.health.registry import RULES
 
@@ -78,17 +79,7 @@ def doctor(
         _judged(name, config, rules=rules, level=level, format=format, verbose=verbose)
         for name in _named(path)
     ]
-    if format is Format.JSON:
-        answers = [json.loads(one.answer) for one in judged]
-        several = {
-            "runs": [
-                {"path": one.path, **answer} for one, answer in zip(judged, answers, strict=True)
-            ]
-        }
-        _write(json.dumps(several if len(judged) > 1 else answers[0], indent=2))
-    else:
-        for one in judged:
-            _write((f"=== {one.path} ===\n\n" if len(judged) > 1 else "") + one.answer)
+    _show(judged, as_json=format is Format.JSON)
     raise typer.Exit(max(one.exit_code for one in judged))
 
 
@@ -99,6 +90,17 @@ class _Judged:
     path: str
     answer: str
     exit_code: int
+
+
+def _show(judged: list[_Judged], *, as_json: bool) -> None:
+    """Write the answers: those of several runs as one JSON object, or one page after another."""
+    if as_json:
+        answers = [json.loads(one.answer) for one in judged]
+        runs = [{"path": one.path, **answer} for one, answer in zip(judged, answers, strict=True)]
+        _write(json.dumps({"runs": runs} if len(judged) > 1 else answers[0], indent=2))
+        return
+    for one in judged:
+        _write((f"=== {one.path} ===\n\n" if len(judged) > 1 else "") + one.answer)
 
 
 def _judged(

@@ -1,12 +1,12 @@
-"""Folders of other frameworks: every known file in them, joined.
+"""Read folders of other frameworks: every known file in them, joined.
 
-All names of a folder are looked at, however many; only files whose names are those of logs or
-metrics are opened. What is no regular file (a pipe, a socket) is never opened, because a scan must
-not wait for it. What was passed over is told. A folder whose children are runs of their own holds
-several runs (`runs_in`): they are never joined.
+All names of a folder are listed, however many; only files whose names are those of logs or metrics
+are opened. Anything but a regular file (a pipe, a socket) is never opened, because a scan must not
+wait for it. Skipped files are reported. A folder whose children are separate runs contains several
+runs (`runs_in`): they are never joined.
 
-Of a metric that several files have, the one that most is known of counts; the trainer's own state
-goes before a log, whose rows may have no steps.
+If several files have a metric, the one with the most values counts; the trainer's own state takes
+precedence over a log, whose rows may have no steps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NOT_METRICS = ("dataset", "data", "train.jsonl", "test.jsonl", "completions", "
 
 
 def found_in_folder(path: Path) -> Found:
-    """What all known files of a folder hold. Raises DataError where it cannot be listed."""
+    """Read all known files of a folder. Raises DataError if it cannot be listed."""
     merged = Found()
     notes: list[str] = []
     files = sorted(_files(path, notes))
@@ -60,7 +60,7 @@ def found_in_folder(path: Path) -> Found:
         try:
             _merge(merged, found_in_file(file))
         except DataError as error:
-            # One file that cannot be read says nothing about the others.
+            # A file that cannot be read must not prevent reading the others.
             notes.append(str(error))
     if len(chosen) > _MAX_FILES:
         passed = ", ".join(file.name for file in chosen[_MAX_FILES:][:3])
@@ -78,7 +78,9 @@ def found_in_folder(path: Path) -> Found:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The runs of a folder that holds several and is none itself, the newest first; else []."""
+    """Return the runs of a folder that contains several and is none itself, newest first; else
+    [].
+    """
     children = []
     try:
         with os.scandir(path) as entries:
@@ -86,7 +88,7 @@ def runs_in(path: Path) -> list[Path]:
                 if entry.is_dir(follow_symlinks=False):
                     children.append(Path(entry.path))
                 elif _is_of_run(entry):
-                    # The folder has a log or metrics of its own: what lies below belongs to it.
+                    # The folder itself has a log or metrics, so everything below belongs to it.
                     return []
     except OSError:
         return []
@@ -95,7 +97,7 @@ def runs_in(path: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder has a log or metrics right in it; a checkpoint is a part of a run."""
+    """Return whether a folder directly contains a log or metrics; a checkpoint belongs to a run."""
     if folder.name.startswith(("checkpoint", "global_step")):
         return False
     try:
@@ -112,7 +114,7 @@ def _is_of_run(entry: os.DirEntry[str]) -> bool:
 
 
 def _files(path: Path, notes: list[str]) -> Iterator[Path]:
-    """The files of a folder that are wanted, by their names."""
+    """Return the files of a folder that are wanted, by their names."""
     num_seen, waiting = 0, [(path, 0)]
     while waiting:
         folder, depth = waiting.pop(0)
@@ -139,12 +141,12 @@ def _is_regular(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
     except OSError:
-        # A loop of links.
+        # The links form a loop.
         return False
 
 
 def _is_wanted(name: str) -> bool:
-    """Whether a name is that of a log or of metrics."""
+    """Return whether a name is that of a log or of metrics."""
     return (
         name == "trainer_state.json"
         or name.endswith((".jsonl", ".csv", ".wandb", *_LOGS))
@@ -155,7 +157,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def _chosen(files: list[Path]) -> list[Path]:
-    """The files to read, in the order in which they are believed."""
+    """Return the files to read, in the order of their reliability."""
     states = [file for file in files if file.name == "trainer_state.json"]
     groups = [
         sorted(states, key=_modified)[-1:],
@@ -166,7 +168,7 @@ def _chosen(files: list[Path]) -> list[Path]:
         [file for file in files if file.suffix in _LOGS and not _is_own(file)],
         [file for file in files if file.name in _LOG_NAMES or _is_redirected(file)],
     ]
-    # Where there are too many of a kind, the newest are what is asked about.
+    # If there are too many of a kind, read the newest.
     newest = [
         sorted(sorted(group, key=_modified)[-_MAX_FILES // 2 :])
         if len(group) > _MAX_FILES
@@ -179,7 +181,7 @@ def _chosen(files: list[Path]) -> list[Path]:
 
 
 def _is_redirected(file: Path) -> bool:
-    """stdout.txt, stderr and their like."""
+    """Return whether a name is that of redirected output: stdout.txt, stderr and similar."""
     return file.name.startswith(_LOG_STARTS) and file.suffix not in (*_LOGS, ".jsonl", ".csv")
 
 
@@ -188,7 +190,7 @@ def _is_data(file: Path) -> bool:
 
 
 def _is_own(file: Path) -> bool:
-    """Whether a log is the tracker's about itself."""
+    """Return whether a log is the tracker's about itself."""
     return file.name.startswith("debug") and "wandb" in file.parts
 
 
@@ -225,14 +227,14 @@ def _settings(file: Path) -> dict[str, Any]:
         config = read_config(file)
     except DataError:
         return {}
-    # The description of a model is no setting of the run, though names are the same.
+    # A model's description contains no settings of the run, although some names are the same.
     if "model_type" in config or "architectures" in config:
         return {}
     return flat({name: _unwrapped(value) for name, value in config.items() if name[:1] != "_"})
 
 
 def _unwrapped(value: Any) -> Any:
-    """W&B writes every setting as {"value": ..., "desc": ...}."""
+    """Unwrap W&B's settings, which have the form {"value": ..., "desc": ...}."""
     if isinstance(value, Mapping) and "value" in value and value.keys() <= {"value", "desc"}:
         return value["value"]
     return value

@@ -1,7 +1,7 @@
-"""Engines that hold requests and make no token, by the lines that they print of themselves.
+"""Find engines that have running requests but make no tokens, from the lines that they print.
 
 An engine prints its rates every few seconds as long as its front end lives, whatever its workers
-do: a row of such lines without a token, while requests run, is an engine that stands still.
+do: a row of such lines without a token, while requests run, is a stalled engine.
 """
 
 from __future__ import annotations

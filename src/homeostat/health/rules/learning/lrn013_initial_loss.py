@@ -1,4 +1,4 @@
-"""The loss at the start is higher than guessing among all tokens would give.
+"""The loss at the start is higher than that of a uniform guess over all tokens.
 
 ## What it sees
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
