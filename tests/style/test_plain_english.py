@@ -130,7 +130,7 @@ def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def texts_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield everything that people read, with its line, of a source that may have a private word."""
+    """Yield what people read in a source, with its line, if it may have a private word."""
     source = file.read_text(encoding="utf-8")
     # Tokenising is slow, and most files have none of the words anywhere.
     if not ANY_PRIVATE.search(" ".join(source.split())):

@@ -219,9 +219,7 @@ def _parse_tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with the arguments of its tool calls as objects, if they are JSON
-    texts.
-    """
+    """Return the message with JSON texts of tool-call arguments parsed into objects."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message

@@ -123,8 +123,8 @@ def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
 
 
 def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> None:
-    """Initialise A Kaiming-uniform with a = sqrt(5), on the CPU so that devices agree, and B to
-    0.
+    """Initialise B to 0 and A Kaiming-uniform with a = sqrt(5), on the CPU so that devices
+    agree.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     for _, adapted in lora_modules(model):

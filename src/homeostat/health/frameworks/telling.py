@@ -107,10 +107,7 @@ def lineage(framework: Framework) -> Iterator[Framework]:
 
 
 def named_settings(text: str) -> Iterator[tuple[str, str]]:
-    """Return names and values of an entry of `Fix.theirs`:
-
-    `name`, `name=value`, several with commas.
-    """
+    """Return names and values of an entry of `Fix.theirs` (`name`, or `name=value`, by commas)."""
     for part in text.split(_SEVERAL):
         name, _, value = part.partition("=")
         yield name.strip(), value.strip()

@@ -1,6 +1,4 @@
-"""Hugging Face Trainer, and the names that its descendants share (TRL, axolotl, LLaMA-Factory,
-swift).
-"""
+"""Hugging Face Trainer, and the names that frameworks built on it share (TRL, axolotl ...)."""
 
 from __future__ import annotations
 

@@ -61,9 +61,7 @@ class Dumps:
         return self._is_inside(body, source) and _PAIR.match(body) is not None
 
     def add(self, body: str, source: str) -> Dump | None:
-        """Take in a line that opens a literal or may belong to the open one; return what it
-        closed.
-        """
+        """Take in a line that may belong to a literal; return the literal that it closed."""
         if not self._lines:
             above, of = self._above
             self._source, self._before = source, above if of == source else ""

@@ -44,9 +44,7 @@ def found_in_file(path: Path) -> Found:
 
 
 def found_in_named(path: Path) -> Found:
-    """Like `found_in_file`, but a pipe or device that the user named is read like standard
-    input.
-    """
+    """Read a path that the user named; a pipe or device is read like standard input."""
     if path.is_file() or not _is_readable(path):
         return found_in_file(path)
     return _opened(path, limit=MAX_STREAM_BYTES)

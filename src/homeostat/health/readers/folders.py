@@ -78,9 +78,7 @@ def found_in_folder(path: Path) -> Found:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the runs of a folder that contains several and is none itself, newest first; else
-    [].
-    """
+    """Return the runs of a folder that contains several, newest first; [] if it is a run itself."""
     children = []
     try:
         with os.scandir(path) as entries:

@@ -67,9 +67,9 @@ def is_json_object(text: str, start: int) -> bool:
 
 
 def plain_value(text: str) -> Any:
-    """Return a setting's value:
+    """Return the value of a setting, parsed if it is a literal, else the text itself.
 
-    true, None, a number, a quoted text, a list; else the text itself.
+    Literals are booleans, None, numbers, quoted texts and lists.
     """
     stripped = text.strip()
     if len(stripped) <= MAX_CHARS and stripped[:1] in {"[", "(", "{", "'", '"'}:

@@ -347,8 +347,9 @@ def _apart(piece: str) -> list[str]:
 
 
 def _is_redrawn(piece: str, following: str) -> bool:
-    """Return whether a bar without metrics is redrawn right after this drawing, which then
-    counts.
+    """Return whether a bar without metrics is redrawn right after this drawing.
+
+    In that case the later drawing counts.
     """
     title, sign, rest = piece.partition("%|")
     if not sign or "=" in rest or "{" in piece or "{" in following or " 0/" in following:

@@ -111,9 +111,8 @@ def _items(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _item(data: bytes) -> tuple[str, Any] | None:
-    """Return one key and its value:
-
-    as JSON, or, in newer files, as an integer (5) or a number (6).
+    """Return one key and its value, which is JSON or, in newer files, an integer (5) or number
+    (6).
     """
     key, parts, value = "", [], None
     for field, wire, inner in fields(data):
