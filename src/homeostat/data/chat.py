@@ -59,6 +59,7 @@ def parse_chat(value: Any, *, turns: Literal["all", "last", "each"], tools: Any 
     last = len(messages) - 1 - is_assistant[::-1].index(True)
     weights = []
     for number, (_, own) in enumerate(parsed):
+        # A message's own `train` or `weight` takes precedence over the source's `turns`.
         default = float(is_assistant[number] and (turns != "last" or number == last))
         weights.append(default if own is None else own)
     return Chat(messages, weights, _parse_tools(tools))
@@ -106,6 +107,7 @@ def _objects_first(chat: Chat, encode: Callable[[Chat], Result]) -> Result:
         try:
             return encode(parsed)
         except BadRowError as error:
+            # Only a refusal by the template is a reason to try text; other defects stay defects.
             if error.reason != REFUSES:
                 raise
     return encode(chat)
@@ -150,6 +152,7 @@ def _parse_message(number: int, item: Any) -> tuple[dict[str, Any], float | None
     message = {
         name: field
         for name, field in item.items()
+        # Arrow adds missing keys as null, and to many templates a null key is present.
         if field is not None and name not in ("train", "weight")
     }
     role = message.get("role")
@@ -174,6 +177,7 @@ def _text_content(number: int, message: dict[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
+    # A turn of only tool calls has no content in many data sets.
     if content is None and message.get("tool_calls"):
         return ""
     if isinstance(content, list) and all(_is_text_part(part) for part in content):
@@ -251,6 +255,7 @@ def _refuse_python_text(chat: Chat, text: str) -> None:
 
 
 def _refuse_lost_tools(chat: Chat, text: str, tokenizer: ChatTokenizer) -> None:
+    # Render without the tools: if nothing changes, the template ignores them.
     if chat.tools and replace(chat, tools=None).render(tokenizer, len(chat.messages)) == text:
         raise BadRowError(
             LOST,

@@ -98,6 +98,8 @@ class RewardPool:
             for _ in range(self.config.workers):
                 self._start_worker()
             while not all(worker.is_loaded for worker in self._workers):
+                # At start-up a reward that does not load is an error; later it only fails its
+                # calls.
                 self._turn(deque(), refuse=True)
             stack.pop_all()
         self._failed_starts = 0
@@ -127,6 +129,7 @@ class RewardPool:
         assert self._workers, "a RewardPool has workers inside its with statement only"
         state = TrainerState(global_step=step, max_steps=total_steps)
         jobs = [self._job(group, state) for group in groups]
+        # A group without completions has nothing to score.
         waiting = deque(job for job in jobs if job.labels)
         while waiting or any(self._workers.values()):
             self._turn(waiting)
@@ -161,6 +164,7 @@ class RewardPool:
         if not awaited:
             return
         speaking = _wait_for(awaited)
+        # Read answers before checking deadlines: an answer that is already there is in time.
         for worker in speaking:
             self._listen(worker, waiting, refuse=refuse)
         now = time.monotonic()
@@ -199,6 +203,7 @@ class RewardPool:
         """Handle a worker that ended during a call: repeat the call, or count it as failed."""
         job.num_kills += 1
         if worker.was_killed and job.num_kills < MAX_KILLED_TRIES:
+            # The call stays at the front of `labels`, so the next worker repeats it.
             log.warning("reward %s: %s. The call is made again.", job.labels[0], how)
             return
         self._streaks[job.labels[0]] = 0
@@ -222,6 +227,7 @@ class RewardPool:
             answer = read_answer(message, num=len(job.group.texts))
         except BadAnswerError as error:
             raise WorkerGoneError(f"the worker's answer makes no sense: {error}") from error
+        # The worker starts its next call as soon as it has answered this one.
         worker.deadline = time.monotonic() + self.config.timeout_s
         self._failed_starts = 0
         label = job.labels.popleft()
@@ -278,6 +284,7 @@ class RewardPool:
     def _replace_unasked(self, worker: WorkerProcess, what: str) -> None:
         """Replace a worker that was lost without a call to blame, a limited number of times."""
         self._failed_starts += 1
+        # All workers may be lost at once, so the limit is per worker.
         if self._failed_starts >= MAX_FAILED_STARTS * self.config.workers:
             file = self._setup.log_file
             place = f" What it printed is in {file}." if file is not None else ""
