@@ -29,9 +29,9 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    swings: int = option(3, "Reversals that are an oscillation.")
-    min_records: int = option(20, "Records that are needed.")
-    min_span: float = option(0.2, "Span of the rewards that is worth speaking of.")
+    swings: int = option(3, "Number of reversals from which on it is an oscillation.")
+    min_records: int = option(20, "Number of records that are needed.")
+    min_span: float = option(0.2, "Smallest span of the rewards that matters.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

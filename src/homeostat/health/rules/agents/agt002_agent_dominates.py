@@ -32,8 +32,8 @@ from homeostat.health.view import Kind, RunView
 class Options(RuleOptions):
     high: float = option(0.9, "Share of the span that wins always.")
     low: float = option(0.1, "Share that never does.")
-    min_records: int = option(12, "Records that are needed.")
-    min_span: float = option(0.6, "Span of the rewards that is worth speaking of.")
+    min_records: int = option(12, "Number of records that are needed.")
+    min_span: float = option(0.6, "Smallest span of the rewards that matters.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

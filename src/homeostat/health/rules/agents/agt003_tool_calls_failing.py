@@ -27,7 +27,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.5, "Share of failed calls that is too much.")
+    max_share: float = option(0.5, "Largest acceptable share of failed calls.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

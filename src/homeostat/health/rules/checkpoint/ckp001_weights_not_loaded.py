@@ -35,7 +35,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(4, "Records that must show it.")
+    fire: int = option(4, "Number of records that must show it.")
 
 
 # Vocabularies in use lie between these.

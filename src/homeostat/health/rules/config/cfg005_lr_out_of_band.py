@@ -28,7 +28,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    factor: float = option(10.0, "Times outside the band that is worth a question.")
+    factor: float = option(10.0, "Factor outside the usual range from which on it is reported.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -28,7 +28,7 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     max_share: float = option(0.5, "Share of the steps that is too long.")
-    warn_share: float = option(0.8, "Share that is a warning.")
+    warn_share: float = option(0.8, "Share from which on it is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

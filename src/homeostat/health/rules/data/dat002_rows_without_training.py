@@ -32,8 +32,8 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.1, "Share of the rows that may train on nothing.")
-    window: int = option(5, "Records that are averaged.")
+    max_share: float = option(0.1, "Largest share of the rows that may train on nothing.")
+    window: int = option(5, "Number of records that are averaged.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -32,7 +32,7 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     max_share: float = option(0.1, "Share of copies that is worth knowing.")
-    warn_share: float = option(0.5, "Share that is a warning.")
+    warn_share: float = option(0.5, "Share from which on it is a warning.")
     groups: int = option(4, "Groups of kept completions that are enough to tell.")
 
 

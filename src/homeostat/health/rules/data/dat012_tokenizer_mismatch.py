@@ -31,7 +31,9 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.01, "Share of the shared pieces that may have another number.")
+    max_share: float = option(
+        0.01, "Largest share of the shared pieces that may have another number."
+    )
     min_shared: float = option(0.05, "Share of the smaller vocabulary that both must know.")
 
 

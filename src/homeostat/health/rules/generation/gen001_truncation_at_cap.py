@@ -41,8 +41,8 @@ class Options(RuleOptions):
     limit: float = option(0.3, "Share of cut completions that is much.")
     most: float = option(0.8, "Share that leaves little to learn from.")
     all_cut: float = option(0.95, "Share that no reward makes up for.")
-    fire: int = option(5, "Records in a row above `most` that are enough.")
-    fire_some: int = option(10, "Records among 12 above `limit` that are enough.")
+    fire: int = option(5, "Number of consecutive records above `most` that are enough.")
+    fire_some: int = option(10, "Number of records among 12 above `limit` that are enough.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

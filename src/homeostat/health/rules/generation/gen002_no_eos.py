@@ -34,7 +34,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(4, "Records that must show it, all there are.")
+    fire: int = option(4, "Number of records that must show it, without an exception.")
     long: int = option(8192, "Tokens that any answer should fit in.")
 
 

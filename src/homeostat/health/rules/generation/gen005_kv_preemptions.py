@@ -32,9 +32,9 @@ from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
-    limit: float = option(0.1, "Requests put back, as a share of a step's samples.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(5, "... among so many.")
+    limit: float = option(0.1, "Preempted requests, as a share of a step's samples.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(5, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -35,9 +35,9 @@ from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
-    factor: float = option(2.5, "Times its neighbours' median that a spike has.")
-    window: int = option(7, "Records around it that it is compared with.")
-    repeated: int = option(3, "Spikes that are a warning.")
+    factor: float = option(2.5, "Factor over its neighbours' median that a spike has.")
+    window: int = option(7, "Number of records around it that it is compared with.")
+    repeated: int = option(3, "Number of spikes from which on it is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -47,7 +47,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    factor: float = option(4.0, "Times the top of the usual band that is too high.")
+    factor: float = option(4.0, "Factor over the top of the usual band that is too high.")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ _LARGEST = 262_144
 
 class Options(RuleOptions):
     margin: float = option(0.7, "Nats above guessing that are let pass.")
-    min_records: int = option(3, "Records that are needed.")
+    min_records: int = option(3, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -37,8 +37,8 @@ class Options(RuleOptions):
     min_accuracy: float = option(0.99, "Accuracy at which the pairs are separated.")
     max_margin: float = option(10.0, "Margin of the implicit rewards that is too large.")
     max_loss: float = option(0.02, "Loss below which nothing is left.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(5, "... among so many.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(5, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -33,7 +33,7 @@ from homeostat.health.view import Kind, RunView
 class Options(RuleOptions):
     correlation: float = option(0.9, "Correlation of loss and KL that is a proportion.")
     max_kl: float = option(0.5, "KL up to which this is harmless.")
-    min_records: int = option(6, "Records that are needed.")
+    min_records: int = option(6, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -32,9 +32,9 @@ from homeostat.health.view import RunView, Series
 
 
 class Options(RuleOptions):
-    factor: float = option(3.0, "Times that the norms differ.")
+    factor: float = option(3.0, "Factor by which the norms differ.")
     same: float = option(0.01, "Relative difference up to which losses agree.")
-    min_records: int = option(3, "Records that both must have.")
+    min_records: int = option(3, "Number of records that both must have.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

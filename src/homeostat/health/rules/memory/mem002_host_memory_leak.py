@@ -35,9 +35,9 @@ from homeostat.health.words import shortened
 
 class Options(RuleOptions):
     min_growth: float = option(0.3, "Growth in all, as a share.")
-    min_bytes: int = option(1073741824, "Bytes that are worth speaking of.")
-    min_records: int = option(16, "Records that are needed.")
-    line_records: int = option(12, "Records of a straight line that are enough.")
+    min_bytes: int = option(1073741824, "Smallest number of bytes that matters.")
+    min_records: int = option(16, "Number of records that are needed.")
+    line_records: int = option(12, "Number of records of a straight line that are enough.")
     line_bytes: int = option(268435456, "Bytes that are worth speaking of, where it is one.")
 
 

@@ -27,7 +27,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    repeated: int = option(1, "Retries that are a warning.")
+    repeated: int = option(1, "Number of retries from which on it is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -34,8 +34,8 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_violation: float = option(3.0, "Times the mean load that is too much.")
-    growth: float = option(1.6, "Times longer that an update takes.")
+    max_violation: float = option(3.0, "Largest acceptable factor over the mean load.")
+    growth: float = option(1.6, "Factor by which an update takes longer.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -29,7 +29,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.02, "Share of the tokens that may be dropped.")
+    max_share: float = option(0.02, "Largest share of the tokens that may be dropped.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

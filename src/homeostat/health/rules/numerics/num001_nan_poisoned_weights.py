@@ -39,7 +39,7 @@ _NAMES = ("grad_norm", "train/loss", "train/policy_loss", "kl", "entropy")
 
 
 class Options(RuleOptions):
-    fire: int = option(2, "Newest records that are not finite.")
+    fire: int = option(2, "Number of newest records that are not finite.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -52,8 +52,8 @@ _EAGER_WORKS = (
 
 
 class Options(RuleOptions):
-    fire: int = option(2, "Records that must show it ...")
-    window: int = option(4, "... among so many.")
+    fire: int = option(2, "Number of records that must show it ...")
+    window: int = option(4, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -39,7 +39,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(2, "Newest records that are a warning.")
+    fire: int = option(2, "Number of newest records that are a warning.")
     max_share: float = option(0.1, "Share of all records that is a warning.")
 
 

@@ -39,7 +39,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    min_records: int = option(3, "Records that are needed.")
+    min_records: int = option(3, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -34,7 +34,7 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     max_ratio: float = option(0.2, "Share of the weights' norm that an update may move.")
-    fire: int = option(2, "Records in a row that must show it.")
+    fire: int = option(2, "Number of consecutive records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -41,7 +41,7 @@ from homeostat.health.view import Kind, RunView
 
 class Options(RuleOptions):
     nats: float = option(0.1, "Mean distance of log-probs that rounding does not explain.")
-    fire: int = option(3, "Records at the start, and at the end, that must show it.")
+    fire: int = option(3, "Number of records at the start, and at the end, that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -40,8 +40,8 @@ from homeostat.health.windows import newest_spell
 class Options(RuleOptions):
     max_gap: float = option(0.3, "Distance of log-probs, in nats, that is too much.")
     min_ess: float = option(0.3, "Share of the sample that the weights leave, at least.")
-    fire: int = option(8, "Records that must show it ...")
-    window: int = option(10, "... among so many.")
+    fire: int = option(8, "Number of records that must show it ...")
+    window: int = option(10, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

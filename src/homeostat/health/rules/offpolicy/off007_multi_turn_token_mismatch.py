@@ -38,7 +38,7 @@ from homeostat.health.view import Kind, RunView, Series
 
 class Options(RuleOptions):
     growth: float = option(20.0, "Factor by which KL and gradient must both shoot up.")
-    fire: int = option(2, "Records that must show it.")
+    fire: int = option(2, "Number of records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

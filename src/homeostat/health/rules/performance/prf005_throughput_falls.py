@@ -35,9 +35,9 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     share: float = option(0.7, "Share of the first rate that is too low.")
-    min_records: int = option(12, "Records that are needed.")
+    min_records: int = option(12, "Number of records that are needed.")
     jump_share: float = option(0.25, "Share of the engine's earlier rate that is a breakdown.")
-    fire: int = option(6, "Records that must show a breakdown.")
+    fire: int = option(6, "Number of records that must show a breakdown.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

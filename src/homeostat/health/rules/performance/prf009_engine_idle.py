@@ -35,7 +35,7 @@ from homeostat.health.view import RunView, Series
 
 class Options(RuleOptions):
     share: float = option(0.2, "Share of the first rate that is a collapse.")
-    fire: int = option(3, "Records before, and after, that must show it.")
+    fire: int = option(3, "Number of records before, and after, that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

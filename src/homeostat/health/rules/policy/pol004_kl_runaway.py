@@ -44,8 +44,8 @@ class Options(RuleOptions):
     far_kl: float = option(0.5, "The same where KL was never much smaller.")
     max_sequence: float = option(20.0, "KL of a whole completion that is too far.")
     huge: float = option(1000.0, "Above this the estimator is to blame, not the policy.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(4, "... among so many.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(4, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -45,7 +45,7 @@ class Options(RuleOptions):
     cut: float = option(0.3, "Share of cut completions that it must reach.")
     huge: float = option(4.0, "Factor that is enough where nothing is known to be cut.")
     kept: float = option(0.7, "Share of the early reward that must be lost below.")
-    gradual: int = option(3, "Records on the way up that tell a slide from a jump.")
+    gradual: int = option(3, "Number of records on the way up that tell a slide from a jump.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -32,9 +32,9 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     limit: float = option(1.0, "Likeness of samples, at most 2, that is too much.")
-    growth: float = option(2.0, "Times the first records that it must have grown by.")
-    fire: int = option(4, "Records that must show it ...")
-    window: int = option(6, "... among so many.")
+    growth: float = option(2.0, "Factor over the first records that it must have grown by.")
+    fire: int = option(4, "Number of records that must show it ...")
+    window: int = option(6, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -50,10 +50,12 @@ from homeostat.health.windows import held_mean, newest_spell
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.8, "Share of groups without any difference that is too much.")
-    fire: int = option(6, "Records that must show it ...")
-    window: int = option(8, "... among so many.")
-    fire_all: int = option(4, "Records in a row that are enough where it is all groups.")
+    max_share: float = option(0.8, "Largest acceptable share of groups without any difference.")
+    fire: int = option(6, "Number of records that must show it ...")
+    window: int = option(8, "... within a window of this many.")
+    fire_all: int = option(
+        4, "Number of consecutive records that are enough where it is all groups."
+    )
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -31,7 +31,7 @@ from homeostat.health.view import Kind, RunView, Series
 
 
 class Options(RuleOptions):
-    fire: int = option(8, "Records in which it must not move.")
+    fire: int = option(8, "Number of records in which it must not move.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -40,7 +40,7 @@ class Options(RuleOptions):
     share: float = option(0.995, "Share of the maximum from which on all is solved.")
     near: float = option(0.97, "The same where most groups are known to score alike.")
     min_same: float = option(0.7, "Share of such groups that is most.")
-    fire: int = option(6, "Records in a row that must show it.")
+    fire: int = option(6, "Number of consecutive records that must show it.")
     max_spread: float = option(0.02, "Deviation within groups that still counts as none.")
 
 

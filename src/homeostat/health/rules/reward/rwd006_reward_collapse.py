@@ -52,7 +52,7 @@ from homeostat.health.view import Kind, RunView, Series
 
 class Options(RuleOptions):
     min_fall: float = option(0.3, "Share of the best reward that must be lost.")
-    fire: int = option(5, "Newest records that must all be low.")
+    fire: int = option(5, "Number of newest records that must all be low.")
     low: float = option(0.05, "Share of the maximum below which there is little to lose.")
     noise: float = option(4.0, "Standard deviations of a record that the fall must exceed.")
 

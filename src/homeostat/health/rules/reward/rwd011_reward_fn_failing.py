@@ -47,9 +47,9 @@ _MAX_QUOTE = 160
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.02, "Share of a step's samples that may fail.")
-    fire: int = option(2, "Records that must show it ...")
-    window: int = option(4, "... among so many.")
+    max_share: float = option(0.02, "Largest share of a step's samples that may fail.")
+    fire: int = option(2, "Number of records that must show it ...")
+    window: int = option(4, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

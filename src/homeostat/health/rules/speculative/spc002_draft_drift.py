@@ -31,7 +31,7 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     share: float = option(0.8, "Share of the first acceptance that is too low.")
-    min_records: int = option(8, "Records that are needed.")
+    min_records: int = option(8, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

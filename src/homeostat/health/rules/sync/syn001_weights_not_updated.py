@@ -40,7 +40,7 @@ _FAR = 0.3
 
 
 class Options(RuleOptions):
-    fire: int = option(4, "Records without a new version.")
+    fire: int = option(4, "Number of records without a new version.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -54,7 +54,7 @@ _READ = ("sampling/trainer_logp/mean", "completions/clipped_ratio")
 
 class Options(RuleOptions):
     min_drop: float = option(2.0, "Nats that the tokens' log-prob falls by at once.")
-    early: int = option(6, "Records from the start among which it must happen.")
+    early: int = option(6, "Number of records from the start among which it must happen.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -46,7 +46,7 @@ _LOOK_UPS = ("AttributeError", "TypeError")
 
 
 class Options(RuleOptions):
-    fire: int = option(3, "Times that it must come up in a run that goes on.")
+    fire: int = option(3, "Number of times that it must occur in a run that continues.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
