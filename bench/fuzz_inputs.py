@@ -287,7 +287,7 @@ def compare_processes(root: Path, verdicts: Sequence[Verdict], *, seed: int) -> 
 
 
 def _words(output: str) -> str:
-    """What is said, without times, sizes and the log lines of libraries."""
+    """Return the message without times, sizes and the log lines of libraries."""
     kept = [line for line in output.splitlines() if "Warning" not in line and "INFO" not in line]
     return re.sub(r"[\d.]+", "#", " ".join(" ".join(kept).split()))
 

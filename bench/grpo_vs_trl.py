@@ -92,7 +92,7 @@ def measure(side: str, workload: Workload, scratch: Path, *, variant: str) -> Ti
 
 
 def _ranks(processes: int) -> list[str]:
-    """What starts so many data-parallel ranks."""
+    """Return the command that starts this many data-parallel ranks."""
     if processes == 1:
         return []
     return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]

@@ -102,12 +102,11 @@ def name_of(file: Path) -> str:
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and text of every docstring; the module's name is empty."""
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every docstring."""
     for node in ast.walk(tree):
         if isinstance(node, Documented) and (text := ast.get_docstring(node)):
-            name = "" if isinstance(node, ast.Module) else node.name
-            yield node.body[0].lineno, name, text
+            yield node.body[0].lineno, text
 
 
 def comments(text: str) -> Iterator[tuple[int, str]]:
@@ -136,7 +135,7 @@ def texts_of(file: Path) -> Iterator[tuple[int, str]]:
     if not ANY_PRIVATE.search(" ".join(source.split())):
         return
     tree = ast.parse(source)
-    yield from ((line, text) for line, _, text in docstrings(tree))
+    yield from docstrings(tree)
     yield from comments(source)
     yield from help_texts(tree)
 
@@ -176,8 +175,8 @@ def test_docstrings_begin_with_a_sentence() -> None:
     found = [
         f"{name_of(file)}:{line} {why}: {text.splitlines()[0]}"
         for file in sources()
-        for line, name, text in docstrings(ast.parse(file.read_text(encoding="utf-8")))
-        if not name.startswith("_") and (why := why_unclear(text))
+        for line, text in docstrings(ast.parse(file.read_text(encoding="utf-8")))
+        if (why := why_unclear(text))
     ]
     assert not found, "\n" + "\n".join(found)
 

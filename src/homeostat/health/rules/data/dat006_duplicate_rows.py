@@ -58,7 +58,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 
 def _share_of_samples(view: RunView, options: Options) -> float | None:
-    """Of the kept groups but the first of each step, the share whose prompt was there before."""
+    """Return the share of kept groups whose prompt was seen before, without each step's first."""
     size = view.number("rollout.samples_per_prompt")
     if view.framework.name != "homeostat" or not size:
         return None

@@ -111,7 +111,7 @@ def _signs(view: RunView) -> _Signs | None:
 
 
 def _same(view: RunView) -> str:
-    """What says that both tokens are one; "" where nothing does."""
+    """Return the evidence that both tokens are the same; "" if there is none."""
     for name in ("pad_token_id", "pad_token"):
         pad, end = raw(view, name), raw(view, name.replace("pad", "eos"))
         if pad is not None and pad == end:

@@ -64,7 +64,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 
 def _compared(view: RunView) -> Mapping[str, Any] | None:
-    """What the run's start or the preflight found out; None where they could not compare."""
+    """Return the comparison by the run's start or the preflight; None if there was none."""
     events = view.events_of("tokenizer_compared")
     found = events[-1].fields if events else view.facts.get("tokenizer_compared")
     is_whole = isinstance(found, Mapping) and all(

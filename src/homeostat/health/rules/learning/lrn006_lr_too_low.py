@@ -112,7 +112,7 @@ def _unmoved(view: RunView, options: Options) -> Sighting | None:
 
 
 def _stands_still(view: RunView, options: Options) -> list[str]:
-    """What says that nothing is learned; [] when something is, or too little is known."""
+    """Return the evidence that nothing is learned; [] if something is, or too little is known."""
     if view.kind is Kind.RL:
         reward, far = view.series("reward"), view.series("kl")
         if reward is None or len(reward) < options.min_records or not is_flat(reward):

@@ -121,7 +121,7 @@ def _still_the_reference(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _is_trained(view: RunView, first: int, fire: int) -> bool:
-    """Whether the rate was above 0 in enough of the records since a step."""
+    """Return whether the rate was above 0 in enough of the records since a step."""
     rates = view.series("learning_rate")
     if rates is None:
         return (view.number("trainer.lr") or 0.0) > 0.0

@@ -86,7 +86,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _line(view: RunView, options: Options) -> Growth | None:
-    """Of the process alone: what a whole node uses, with its file cache, may well grow so."""
+    """Return steady growth of the process alone.
+
+    The memory of a whole node, with its file cache, may well grow like this.
+    """
     own = view.series("memory/host_rss")
     if own is None:
         return None

@@ -64,7 +64,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 
 def _explained(view: RunView, ratio: float) -> bool:
-    """Whether more tokens, or a slower machine, explain longer updates."""
+    """Return whether more tokens, or a slower machine, explain longer updates."""
     for name in ("completions/mean_length", "sequences/tokens_per_rank/mean", "time/generate"):
         series = view.series(name)
         if series is not None and len(series) >= 4:

@@ -98,7 +98,7 @@ def _onset(series: Series, fire: int) -> int | None:
 
 
 def _garbage(view: RunView, first: int) -> Iterator[str]:
-    """What the policy does since then, and did not before."""
+    """Describe what the policy does since then but did not do before."""
     before, after = mean_before(view, "reward", first), mean_since(view, "reward", first + 1)
     if before is not None and after is not None and before > 0.02 and after < 0.1 * before:
         yield f"the reward fell from {before:.3g} to {after:.3g}"

@@ -77,7 +77,7 @@ def _whole(view: RunView) -> Series | None:
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """How far single tokens are from the engine's: in log-probs, or in probabilities."""
+    """The distance of single tokens from the engine's: in log-probs, or in probabilities."""
 
     value: float
     unit: str

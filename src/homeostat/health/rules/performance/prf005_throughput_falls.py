@@ -100,7 +100,7 @@ def _breakdown(view: RunView, options: Options) -> Sighting | None:
 
 
 def _slowdown(series: Series | None, step: int) -> float:
-    """How many times larger it is from a step on; 1 where nothing is known."""
+    """Return how many times larger it is from a step on; 1 if nothing is known."""
     before = series.before(step).finite().values if series is not None else ()
     after = series.since(step).finite().values if series is not None else ()
     if not len(before) or not len(after):

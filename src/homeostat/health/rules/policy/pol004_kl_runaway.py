@@ -72,7 +72,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _early(kl: Series) -> float:
-    """Where it began: the first updates' KL, not the 0 before any."""
+    """Return the initial level: the KL of the first updates, not the 0 before any."""
     early = kl.values[: max(3, len(kl) // 6)]
     positive = early[early > 0.0]
     return float(np.median(positive)) if len(positive) else 0.0

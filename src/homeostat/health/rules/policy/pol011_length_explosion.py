@@ -101,7 +101,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 
 def _gibberish(view: RunView) -> tuple[str, ...]:
-    """What orchestrators count as gibberish, where the count has grown."""
+    """Return what orchestrators count as gibberish, if the count has grown."""
     found = [_COUNTED.search(line.text) for line in view.log.find("gibberish")]
     counts = [int(one[1]) for one in found if one]
     if len(counts) < 4 or counts[-1] < max(5, 3 * counts[0]):

@@ -107,21 +107,26 @@ def _share(view: RunView) -> Series | None:
 
 
 def _is_solved(view: RunView, first: int, share: float) -> bool:
-    """Groups are alike because they are right: the mean reward is at least as high as their share
-    would make it."""
+    """Return whether groups score alike because they are right.
+
+    The mean reward must be at least as high as their share would make it.
+    """
     reached = solved_share(view, since=first)
     return reached is not None and reached >= min(0.95, share)
 
 
 def _are_mostly_right(view: RunView, first: int, share: float) -> bool:
-    """Of the groups that are alike most are right, if those that differ are right half of the time,
-    and some do differ: a run that has most of its task behind it, and learns from the rest."""
+    """Return whether most of the groups that score alike are right.
+
+    This assumes that those that differ are right half of the time, and that some do differ: a run
+    that has most of its task behind it, and learns from the rest.
+    """
     reached = solved_share(view, since=first)
     return share < 0.98 and reached is not None and (reached - 0.5 * (1.0 - share)) / share >= 0.7
 
 
 def _causes(view: RunView, first: int, *, share: float, solved: bool) -> Iterator[Cause]:
-    """Those that something speaks for, the surest first."""
+    """Yield the causes for which there is evidence, the most certain first."""
     reward, cut = (
         mean_since(view, first, "reward"),
         mean_since(view, first, "completions/clipped_ratio"),
@@ -153,8 +158,9 @@ def _causes(view: RunView, first: int, *, share: float, solved: bool) -> Iterato
 
 
 def _all_wrong(view: RunView, reward: float | None, share: float) -> bool:
-    """Even if all that was earned had been earned by groups that are alike, they earned nothing to
-    speak of."""
+    """Return whether groups that score alike earned almost nothing, even if all reward was
+    theirs.
+    """
     top, lowest = highest_reward(view), view.series("reward/min")
     if reward is None or top is None or share <= 0:
         return False
