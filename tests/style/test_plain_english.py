@@ -42,7 +42,10 @@ NOT_YET = (
     PACKAGE / "health" / "rules" / "signs.py",
     PACKAGE / "health" / "texts",
 )
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/guide").glob("*.md")))
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md")),
+    *sorted((ROOT / "docs" / "guide").glob("*.md")),
+)
 # After "of its own" these show that it stands for "separate": "a process of its own that ends".
 FUNCTION_WORDS = "and|are|at|by|for|from|if|in|is|on|or|so|that|to|when|where|which|with"
 # Words that only this project gave their meaning, and the words to use instead.
