@@ -19,7 +19,7 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
     elif isinstance(config.sync.transport, InProcessConfig):
         yield Problem(
             "sync.transport.type",
-            "the engine is in a process of its own, where the trainer's tensors do not exist.",
+            "the engine is in its own process, where the trainer's tensors do not exist.",
             "Set it to shared_memory, or leave sync.transport out.",
         )
     if isinstance(config.engine, NativeEngineConfig):
@@ -88,7 +88,7 @@ def _native(config: RunConfig) -> Iterator[Problem]:
     for name in ("max_restarts",) if has_helpers else ("start_timeout_s", "max_restarts"):
         if name in engine.model_fields_set and engine.shares_weights:
             yield Problem(
-                f"engine.{name}", "the engine has no process of its own to be started.", _OWN
+                f"engine.{name}", "the engine has no separate process to be started.", _OWN
             )
 
 

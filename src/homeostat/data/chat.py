@@ -297,17 +297,17 @@ def _turn_span(chat: Chat, number: int, text: str, tokenizer: ChatTokenizer) -> 
     if not text.startswith(through):
         through = _without_close(through, tokenizer)
     if not text.startswith(through):
-        raise _rewritten(number, "the turn itself reads differently once the chat goes on")
+        raise _rewritten(number, "the turn itself is rendered differently once the chat continues")
     if not through.startswith(head):
         before = chat.render(tokenizer, number)
         if not text.startswith(before):
-            raise _rewritten(number, "what stands before it reads differently once it is there")
+            raise _rewritten(number, "the text before it is rendered differently once it is there")
         raise BadRowError(
             "the generation prompt is not how the template renders a turn",
             f"message {number}: the template opens the assistant's turn with "
             f"{head[len(before) :][:60]!r} when it asks for one, but not when it shows one. Set "
-            "what the template offers in model.chat_template_options (enable_thinking, say), or "
-            "mend it and name the file in model.chat_template",
+            "an option of the template in model.chat_template_options (for example "
+            "enable_thinking), or fix it and name the file in model.chat_template",
         )
     return len(head), len(through)
 

@@ -299,7 +299,7 @@ def _encode_all(encoder: _Encoder, sizes: list[int], num_processes: int) -> Iter
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise DataError(
-            "a process that tokenises rows ended without a word, most likely killed for want of "
+            "a process that tokenises rows ended without a message, most likely killed for lack of "
             f"memory. Set data.num_processes below {num_processes}, or free memory."
         ) from None
     finally:
