@@ -1,4 +1,4 @@
-"""How far are the engines from the trainer, on the tokens they sample?
+"""Measure how far the engines are from the trainer, on the tokens that they sample.
 
 Each engine samples from the same weights (random, of a Llama's shape, with logits as spread as a
 trained model's); the trainer scores what was sampled; float64 decides who of the two is nearer to

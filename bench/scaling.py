@@ -1,4 +1,4 @@
-"""How a GRPO step's time grows: with tokens of an update, prompts of a step, length of completions.
+"""Measure how a GRPO step's time grows with the tokens of an update, prompts and length.
 
 Three sweeps with the parts of a run in one process (native engine, local trainer, shared weights):
 

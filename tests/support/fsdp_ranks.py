@@ -107,7 +107,7 @@ def random_rows(num: int = 7, seed: int = 0) -> list[TokenRow]:
 
 
 def batches_of(rows: list[TokenRow]) -> list[TrainBatch]:
-    """Of unequal sizes, and one more than any number of ranks here divides."""
+    """Return batches of unequal sizes, and one more than any number of ranks here divides."""
     return [TrainBatch.of(rows[:3]), *(TrainBatch.of([row]) for row in rows[3:])]
 
 
@@ -548,7 +548,7 @@ def check_buckets_hold_all_weights(place: Place) -> None:
     receiver = transport.receiver(0, 1)
     for step in (1, 2):
         update(place, sharded, step=step)
-        # It travels anew each time, as it was before its first use.
+        # It is sent again each time, as it was before its first use.
         sharded.start_buckets(POLICY, pickle.loads(packer) if place.rank == 0 else None)
         got, num_buckets = {}, 0
         while sharded.ranks.of_first((bucket := sharded.next_bucket()) is not None):
@@ -571,7 +571,7 @@ CHECKS: dict[str, Callable[[Place], None]] = {
 
 
 def run_checks(place: Place, names: list[str]) -> dict[str, str]:
-    """What went wrong, by the name of the check."""
+    """Return what went wrong, by the name of the check."""
     found = {}
     for name in names:
         print(f"{time.monotonic() - START:.1f} s: {name}", flush=True)

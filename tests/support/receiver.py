@@ -1,4 +1,4 @@
-"""A receiver of weights in a process of its own: a state dict, driven over a pipe.
+"""A receiver of weights in a separate process: a state dict, driven over a pipe.
 
 It is also a model: tensor "table" [V, V] has the logits of the next token by the one before, so
 that it can be asked for log-probs. Every wait has a deadline, and the process ends with its parent.
@@ -97,7 +97,7 @@ class Holder:
         return table_logp(self.state["table"], rows, temperature)
 
     def arrived(self) -> list[Arrived]:
-        """All tensors, in the order of their arrival; the memory of each bucket is another's."""
+        """Return all tensors in the order of arrival; the memory of each bucket is reused."""
         items = self.state.items()
         return [(name, t.dtype, tuple(t.shape), raw(t)) for name, t in items]
 
@@ -193,7 +193,7 @@ class Sink:
 
 
 def watch_threads(name: str) -> bool:
-    """Whether threads of this name have ended, soon."""
+    """Return whether threads of this name have ended, soon."""
     deadline = time.monotonic() + DEADLINE_S
     while any(thread.name == name for thread in threading.enumerate()):
         if time.monotonic() > deadline:

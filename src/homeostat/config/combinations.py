@@ -212,7 +212,7 @@ def _invariant(config: RunConfig) -> Iterator[Problem]:
     if config.model.attention not in ("auto", "sdpa"):
         yield Problem(
             "model.attention",
-            "invariant arithmetic has an attention of its own.",
+            "invariant arithmetic always uses its own attention kernel.",
             "Remove it, or set model.numerics=fast.",
         )
 
@@ -224,7 +224,7 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             f"eval.{name}",
             "there are no held-out rows to evaluate on.",
-            "Set data.validation_share (0.05, say) or data.validation.",
+            "Set data.validation_share (for example 0.05) or data.validation.",
         )
 
 

@@ -18,14 +18,14 @@ class EngineConfig(Settings):
     # Each engine narrows it to its own name, which is its key in rollout/registry.py.
     type: Any
     max_concurrency: int = key(
-        256, ge=1, resume="warn", help="Completions that are sampled at one time."
+        256, ge=1, resume="warn", help="Number of completions that are sampled at the same time."
     )
     memory_share: float = key(
         0.5,
         gt=0,
         le=0.95,
         resume="free",
-        help="Share of the free memory that cached keys and values may take.",
+        help="Share of the free memory that the KV cache may use.",
     )
     stall_s: float = key(
         1800.0,
@@ -42,14 +42,16 @@ class EngineConfig(Settings):
         300.0,
         gt=0,
         resume="free",
-        help="Seconds until a process of its own has loaded the model and answers.",
+        help="Seconds within which a separate engine process must have loaded the model and "
+        "answer.",
     )
     max_restarts: int = key(
         3,
         ge=0,
         resume="free",
-        help="Times that a process of its own is started again when it died. It is sent its "
-        "weights, and the round that it was at is sampled from its start.",
+        help="How many times a separate engine process is restarted after it died. The new "
+        "process receives the weights, and the interrupted round is sampled again from its "
+        "start.",
     )
 
     # It can serve the native decoder alone.
@@ -59,7 +61,7 @@ class EngineConfig(Settings):
 
     @property
     def shares_weights(self) -> bool:
-        """Whether it computes with the trainer's own tensors, in the trainer's process."""
+        """Return whether it computes with the trainer's own tensors, in the trainer's process."""
         return False
 
     @property

@@ -19,7 +19,7 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
     elif isinstance(config.sync.transport, InProcessConfig):
         yield Problem(
             "sync.transport.type",
-            "the engine is in a process of its own, where the trainer's tensors do not exist.",
+            "the engine is in its own process, where the trainer's tensors do not exist.",
             "Set it to shared_memory, or leave sync.transport out.",
         )
     yield from _abilities(config)
@@ -64,7 +64,7 @@ def _shared(config: RunConfig) -> Iterator[Problem]:
 
 
 def _abilities(config: RunConfig) -> Iterator[Problem]:
-    """What the recipe asks of the engine, and it cannot do."""
+    """Find what the recipe asks of the engine although the engine cannot do it."""
     engine = config.engine
     if engine.needs_native_decoder and config.model.implementation == "transformers":
         yield Problem(
@@ -92,7 +92,7 @@ def _processes(engine: EngineConfig) -> Iterator[Problem]:
     for name in ("max_restarts",) if engine.num_helpers else ("start_timeout_s", "max_restarts"):
         if name in engine.model_fields_set and engine.shares_weights:
             yield Problem(
-                f"engine.{name}", "the engine has no process of its own to be started.", _OWN
+                f"engine.{name}", "the engine has no separate process to be started.", _OWN
             )
 
 

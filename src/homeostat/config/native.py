@@ -9,38 +9,41 @@ from homeostat.config.engine import EngineConfig
 
 
 class NativeEngineConfig(EngineConfig):
-    """The engine in the trainer's process: it shares its weights, so publishing costs no copy. Or,
-    by `own_process`, in a process of its own, to which weights are sent (sync)."""
+    """homeostat's own engine, in the trainer's process or in its own.
+
+    In the trainer's process it shares the weights, so publishing them costs no copy. With
+    `own_process` the weights are sent to it (sync).
+    """
 
     type: Literal["native"] = "native"
     own_process: bool = key(
         False,
         resume="warn",
-        help="Run in a process of its own, with its own copy of the weights. They are sent by "
-        "sync.transport every sync.interval updates.",
+        help="Run in a separate process, with its own copy of the weights. They are sent "
+        "through sync.transport every sync.interval updates.",
     )
     processes: int | None = key(
         None,
         ge=1,
         le=64,
         resume="warn",
-        help="Processes that sample at one time on a CPU: the trainer's own, and helpers with a "
-        "copy of its weights. Default: 1 where decoding is compiled, whose threads use all cores; "
-        "else as many as trainer.lanes, and 1 for small models, whose steps are shorter than "
-        "sending weights takes.",
+        help="Number of processes that sample in parallel on a CPU: the trainer's own, and "
+        "helpers with a copy of its weights. Default: 1 if decoding is compiled, because its "
+        "threads use all cores; otherwise as many as trainer.lanes, and 1 for small models, "
+        "whose steps take less time than sending the weights.",
     )
     prefill_tokens: int = key(
-        8192, ge=1, resume="warn", help="Prompt tokens computed in one forward pass, at most."
+        8192, ge=1, resume="warn", help="Largest number of prompt tokens in one forward pass."
     )
     decode: Literal["auto", "graphs", "fused", "compiled", "compact", "plain"] = key(
         "auto",
         resume="warn",
-        help="How tokens are decoded. graphs: several steps at a time by fused kernels in CUDA "
-        "graphs. fused: the same kernels without graphs. compiled: several steps at a time on a "
-        "CPU, by C code that the machine's compiler builds once. compact: by torch over copies of "
-        "the weights that are laid out for it, on a CPU. plain: through the model's own forward, "
-        "the reference. auto takes graphs on a GPU, and on a CPU compiled, or compact without a "
-        "compiler; plain where none of them can run.",
+        help="Decode path. graphs: several steps at a time with fused kernels in CUDA graphs. "
+        "fused: the same kernels without graphs. compiled: several steps at a time on a CPU, in "
+        "C code that the machine's compiler builds once. compact: in torch on a CPU, over copies "
+        "of the weights in a layout that suits decoding. plain: the model's own forward pass, "
+        "which is the reference. auto: graphs on a GPU; compiled on a CPU, or compact without a "
+        "compiler; plain if none of these can run.",
     )
 
     needs_native_decoder: ClassVar[bool] = True

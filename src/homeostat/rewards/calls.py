@@ -137,9 +137,11 @@ def answer_call(
     try:
         logs = {"log_extra": answer.log_extra, "log_metric": answer.log_metric}
         result = reward(**_chosen(reward, call.keywords() | logs, options))
+        # One runner per worker: an async reward may keep connections between calls.
         if inspect.iscoroutine(result):
             result = runner.run(result)
         _judge(result, answer)
+    # Also SystemExit and KeyboardInterrupt: user code must not end the worker this way.
     except BaseException as error:
         answer.fail(ProblemKind.EXCEPTION, describe(error), tail=tail_of(error))
     return answer
@@ -179,6 +181,7 @@ def describe(error: BaseException) -> str:
 def tail_of(error: BaseException) -> str:
     """Return the traceback from the first line of the user's own code on."""
     trace = error.__traceback__
+    # Frames of our own code would only distract from the user's line.
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         trace = trace.tb_next
     if trace is None:

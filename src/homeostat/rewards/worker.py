@@ -70,10 +70,7 @@ def _leave_to_the_parent(number: int, frame: FrameType | None) -> None:
 
 
 def _let_go(channel: socket.socket) -> None:
-    """Release a process that a reward forks:
-
-    it is no worker, cannot answer, and can be terminated.
-    """
+    """Release a process that a reward forks: it cannot answer, and can be terminated."""
     channel.close()
     for number in _LEFT_TO_THE_PARENT:
         signal.signal(number, signal.SIG_DFL)

@@ -5,7 +5,7 @@
 A call that hangs, or that ends its worker, costs that reward's values for that group and nothing
 else: the worker is replaced and the group's other rewards are computed by the next one.
 
-A worker that was killed (SIGKILL: by a person, or by the system for want of memory) says nothing
+A worker that was killed (SIGKILL: by a person, or by the system for lack of memory) says nothing
 about the call that it was busy with: the call is made again by another worker, so that a kill
 changes no reward. Where that worker is killed too, `MAX_KILLED_TRIES` times in all, the call is
 taken for the cause.
@@ -194,7 +194,7 @@ class RewardWorkers:
             job.done.set_result(None)
 
     def _fail(self, job: Job, kind: ProblemKind, message: str, *, where: str) -> None:
-        """The call that was under way has no values; the job goes on with the next reward."""
+        """Record that the current call has no values; the job continues with the next reward."""
         label = job.labels.popleft()
         job.num_kills = 0
         num = len(job.group.texts)
@@ -233,7 +233,7 @@ class RewardWorkers:
         self._start_worker()
 
     def _replace_unasked(self, worker: WorkerProcess, what: str) -> None:
-        """It is lost, and no reward's call can be blamed: that must not go on for ever."""
+        """Replace a worker that was lost without a call to blame, a limited number of times."""
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS * self.config.workers:
             file = self._setup.log_file

@@ -74,7 +74,7 @@ def what_is_published_is_scored(workshop: Workshop) -> None:
 
 
 def weights_travel_by(transport: str, *more: str) -> Case:
-    """Their way is told, each tensor is a bucket of its own, and what is learned is the same."""
+    """The transport is recorded, each tensor is a separate bucket, and the result is the same."""
 
     def case(workshop: Workshop) -> None:
         buckets: list[int] = []

@@ -1,4 +1,4 @@
-"""One process that serves one vLLM after another, and tells what vLLM was told.
+"""One process that serves one vLLM after another, and reports the settings that vLLM received.
 
 To import vLLM takes longer than to start it. `open` stands in for `open_group` where a run
 starts its engine: real calls to a real process, without an import for each run.
@@ -77,7 +77,7 @@ class Seat(Lease):
 
 
 class VllmHost:
-    """The process, which begins when it is first needed, and what the last vLLM was told."""
+    """The process, which starts when it is first needed, and the settings of the last vLLM."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
