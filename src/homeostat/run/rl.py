@@ -45,7 +45,7 @@ def train_rl(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Ru
             hooks.started(parts, session)
             _loop(config, parts, session, hooks)
             if not parts.is_complete:
-                session.watch.require_go_on()
+                session.watch.require_no_halt()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 

@@ -1,4 +1,4 @@
-"""What can be known of an RL run before its first step: prompts, sizes, rewards, the cache."""
+"""Check an RL recipe before the first step: prompts, sizes, engine, rewards, evaluation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.config.observe import EvalSamplingConfig
+from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import CheckpointReference
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
@@ -25,11 +27,12 @@ from homeostat.run.wiring.rl_setup import saved_journal
 from homeostat.train.build import named_reference, reference_model
 from homeostat.train.runtime import resolve_device, resolve_dtype
 
-# Prompts that every reward is tried on.
+# Number of prompts on which every reward function is tried.
 NUM_TRIED = 4
 
 
 def prompt_item(part: Part, prompts: PromptSet) -> Item:
+    """Return how many prompts were kept, and how long they are."""
     report = prompts.report
     lost = report.seen - report.kept
     text = (
@@ -44,7 +47,7 @@ def prompt_item(part: Part, prompts: PromptSet) -> Item:
 
 
 def size_items(config: RunConfig, inputs: Inputs[PromptSet]) -> Iterator[Item]:
-    """One arithmetic: prompts x samples = rows, split into updates."""
+    """Show the sizes of a step: prompts x samples = rows, which are split into updates."""
     trainer, rollout, prompts = config.trainer, config.rollout, inputs.train.rows
     num_prompts = len(inputs.train)
     sizes = {"rows_per_step": config.rows_per_step}
@@ -70,19 +73,15 @@ def size_items(config: RunConfig, inputs: Inputs[PromptSet]) -> Iterator[Item]:
     if rollout.prompts_per_step > num_prompts:
         few = (
             f"rollout.prompts_per_step={rollout.prompts_per_step} is more than the {num_prompts} "
-            "prompts: some come twice in a step"
+            "prompts: some occur twice in a step"
         )
         yield Item("sizes", "warning", few)
     count_steps(config, num_prompts)
 
 
-def evaluation_items(config: RunConfig) -> Iterator[Item]:
-    """Say which reward decides what is solved, which is easily taken for another one."""
-    if not (config.data.validation or config.data.validation_share > 0):
-        return
-    assert config.rewards is not None, "combinations asks for rewards"
-    rules = config.eval.sampling
-    judges = deciding_rewards(config.rewards, solved_by=rules.solved_by)
+def evaluation_items(rewards: RewardsConfig, rules: EvalSamplingConfig) -> Iterator[Item]:
+    """Show which reward decides that a sample is solved, because users often expect another one."""
+    judges = deciding_rewards(rewards, solved_by=rules.solved_by)
     facts = {"solved_by": [list(labels) for labels in judges.values()], "at": rules.solved_at}
     if "" in judges:
         names = " and ".join(judges[""])
@@ -92,18 +91,19 @@ def evaluation_items(config: RunConfig) -> Iterator[Item]:
         return
     names = ", ".join(labels[0] for labels in judges.values())
     text = (
-        f"no reward is known to say what is solved, so pass@k is reported for each of {names} "
-        "(eval/pass@k/<name>): name the one that decides in eval.sampling.solved_by"
+        "it is not clear which reward decides what is solved, so pass@k is reported for each of "
+        f"{names} (eval/pass@k/<name>): name the one that decides in eval.sampling.solved_by"
     )
     yield Item("evaluation", "warning", text, facts)
 
 
-def reward_items(config: RunConfig, prompts: PromptSet, tokenizer: ChatTokenizer) -> Iterator[Item]:
-    """Every reward is run on real rows, in its worker, with its time limit."""
-    assert config.rewards is not None, "combinations asks for rewards"
+def reward_items(
+    rewards: RewardsConfig, prompts: PromptSet, tokenizer: ChatTokenizer
+) -> Iterator[Item]:
+    """Run every reward function on real rows, in its worker, with its time limit."""
     encode = lambda text: tokenizer.encode(text)[0].tolist()  # noqa: E731
     tried = [prompts[index] for index in range(min(NUM_TRIED, len(prompts)))]
-    for line in try_rewards(config.rewards, tried, encode=encode, num_prompts=NUM_TRIED):
+    for line in try_rewards(rewards, tried, encode=encode, num_prompts=NUM_TRIED):
         yield Item("rewards", line.level, f"{line.label}: {line.text}", line.facts)
 
 
@@ -140,14 +140,14 @@ def _weights_item(config: RunConfig, engine: Capabilities) -> Item:
     transport = (config.sync.transport or SharedMemoryConfig()).type
     steps = config.steps_between_publications
     often = "after every step" if steps == 1 else f"every {steps} steps"
-    text = f"sent by {transport} {often} to the engine, which has a process of its own"
+    text = f"sent by {transport} {often} to the engine, which runs in its own process"
     if steps > 1:
         text += f"; a step may be sampled with weights that are {steps - 1} steps old"
     return Item("weights", "ok", text, {"transport": transport, "interval_steps": steps})
 
 
 def other_run_items(config: RunConfig) -> Iterator[Item]:
-    """What an RL run takes from elsewhere: a reference's checkpoint, another run's rollouts."""
+    """Check what the run reads from elsewhere: a reference checkpoint, another run's rollouts."""
     if isinstance(config.reference, CheckpointReference):
         device = resolve_device(config)
         with named_reference():
@@ -162,6 +162,6 @@ def other_run_items(config: RunConfig) -> Iterator[Item]:
     if (journal := saved_journal(config)) is not None:
         steps = journal.steps()
         if not steps:
-            raise DataError(f"debug.rollouts: {journal.folder} holds no step. Name another run.")
+            raise DataError(f"debug.rollouts: {journal.folder} holds no steps. Name another run.")
         text = f"{len(steps)} steps of {journal.folder}"
         yield Item("rollouts", "ok", text, {"steps": len(steps)})
