@@ -150,6 +150,7 @@ class _JsonLines:
         for number, line in enumerate(file, start=1):
             if number == 1:
                 self._check_head(line)
+                # Some editors put a byte-order mark at the start, which JSON does not allow.
                 bom = len(codecs.BOM_UTF8) if line.startswith(codecs.BOM_UTF8) else 0
                 start, line = start + bom, line[bom:]
             if line and not line.isspace():
@@ -354,6 +355,7 @@ def _listed_files(folder: Path, state: dict[str, Any], key: str) -> list[Path]:
     files = []
     for entry in entries:
         name = entry.get("filename") if isinstance(entry, dict) else None
+        # state.json may come from anywhere: it must not name files outside its folder.
         if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
             raise DataError(f"{folder / 'state.json'}: {key} holds what is no file name.")
         files.append(folder / name)

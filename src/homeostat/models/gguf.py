@@ -59,6 +59,7 @@ class GgufFile:
         self.path = path
         if not path.is_file():
             raise ModelError(f"model.path: {path} does not exist.")
+        # The gguf library trusts the lengths in the file, so check them first.
         require_whole(path, setting="model.path")
         try:
             self._reader = reader_class(path)
@@ -93,6 +94,7 @@ class GgufFile:
             "max_position_embeddings": self._whole("context_length"),
             "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon", 1e-6),
             "hidden_act": "silu",
+            # GGUF has no flag for it: a tied model simply has no output matrix.
             "tie_word_embeddings": "output.weight" not in tensors,
             "rope_parameters": self._rope(tensors.keys()),
         }
@@ -120,6 +122,7 @@ class GgufFile:
                 ) from None
             # Copy, because unquantised values are a read-only view of the file.
             values = torch.from_numpy(np.array(values, dtype=np.float32))
+            # GGUF lists dimensions from the fastest to the slowest, torch the other way round.
             values = values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
             yield self._hf_name(tensor.name), self._unpermute(tensor.name, values)
 
@@ -130,6 +133,7 @@ class GgufFile:
             yield self._hf_name(tensor.name), torch.empty(size, device="meta")
 
     def _rope(self, names: Any) -> dict[str, Any]:
+        # The frequencies could be used, but an HF export needs the settings behind them.
         if "rope_freqs.weight" in names:
             raise ModelError(
                 f"model.path: {self.path} stores scaled rotary frequencies (Llama 3.1 and later) "
@@ -166,6 +170,7 @@ class GgufFile:
                 f"model.path: {self.path}: {name} has {values.shape[0]} rows, which cannot be the "
                 f"pairs of {num_heads} heads."
             )
+        # Neighbouring pairs become halves: undo the permutation that llama.cpp applied.
         pairs = values.unflatten(0, (num_heads, -1, 2))
         return pairs.transpose(1, 2).reshape(values.shape)
 
@@ -187,6 +192,8 @@ class GgufFile:
 
     def _whole(self, name: str, default: int | None = None) -> int:
         value = self._setting(name, default)
+        # A list (one value per layer) or a boolean is not supported, and isinstance would accept
+        # True.
         if type(value) is not int or value < 1:
             raise ModelError(
                 f"model.path: {self.path}: {self.architecture}.{name} is {value!r:.80}; one whole "

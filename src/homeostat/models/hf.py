@@ -127,6 +127,7 @@ def _indexed_files(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"model.path: {folder / INDEX} has no weight_map.")
     for name in weight_map.values():
+        # An index may come from anywhere: it must not name files outside its folder, or pickles.
         if not isinstance(name, str) or Path(name).name != name or Path(name).suffix != _SUFFIX:
             raise ModelError(
                 f"model.path: {folder / INDEX} names {name!r}, which is no safetensors file "
@@ -147,6 +148,7 @@ def _shards(
         if shard and num_bytes + tensor.nbytes > max_shard_bytes:
             yield shard
             shard, num_bytes = {}, 0
+        # safetensors needs contiguous tensors; one shard at a time bounds the host memory.
         shard[name] = tensor.detach().to("cpu").contiguous()
         num_bytes += tensor.nbytes
     if shard:
@@ -155,6 +157,7 @@ def _shards(
 
 def _name_shards(folder: Path, parts: list[Path], names: list[list[str]], num_bytes: int) -> None:
     if len(parts) == 1:
+        # A single shard gets the conventional name, which other libraries look for first.
         os.replace(parts[0], folder / SINGLE)
         return
     weight_map = {}
@@ -168,6 +171,7 @@ def _name_shards(folder: Path, parts: list[Path], names: list[list[str]], num_by
 
 def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return the config with the dtype of the saved weights, under the key that it used."""
+    # transformers renamed the key; keep the one that the checkpoint used.
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     return {**config, key: str(dtype).removeprefix("torch.")}
 
