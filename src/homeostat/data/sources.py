@@ -150,7 +150,6 @@ class _JsonLines:
         for number, line in enumerate(file, start=1):
             if number == 1:
                 self._check_head(line)
-                # Some editors put a byte-order mark at the start, which JSON does not allow.
                 bom = len(codecs.BOM_UTF8) if line.startswith(codecs.BOM_UTF8) else 0
                 start, line = start + bom, line[bom:]
             if line and not line.isspace():
