@@ -1,4 +1,4 @@
-"""The layout of a bucket: tensors laid end to end in one flat tensor of bytes, and taken apart again.
+"""The layout of a bucket: tensors laid end to end in one flat tensor of bytes, and taken apart.
 
 Each tensor begins at a multiple of 16 bytes, so that it can be viewed in its own dtype.
 """
