@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save
@@ -104,7 +104,6 @@ def test_what_rewards_told_of_a_sample_comes_back(tmp_path: Path) -> None:
     assert flat(found[0]) == flat(groups)
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32), num_groups=st.integers(0, 6))
 def test_a_round_comes_back_to_the_bit(tmp_path_factory, seed, num_groups):
     journal = Journal(tmp_path_factory.mktemp("journal"))

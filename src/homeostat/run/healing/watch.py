@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 def sound_state(state: Any, *, place: str) -> Mapping[str, Any]:
     """The monitor's state from a checkpoint, as it is. Raises CheckpointError where it is none."""
-    fields = state if isinstance(state, dict) else {"quiet": None}
+    fields: dict[str, Any] = state if isinstance(state, dict) else {"quiet": None}
     quiet, allowed = fields.get("quiet", []), fields.get("allowed", [])
     is_sound = isinstance(quiet, list) and isinstance(allowed, list)
     is_sound = is_sound and all(isinstance(code, str) for code in allowed)

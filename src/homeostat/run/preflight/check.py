@@ -124,7 +124,7 @@ class Preflight:
         dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
         ranks = self.config.ranks_line
         text = f"{device}, {dtype}" + (f"; {ranks}" if ranks else "")
-        facts = {"device": str(device)}
+        facts: dict[str, Any] = {"device": str(device)}
         slow = slowdown_of_bf16() if (device.type, dtype) == ("cpu", "bfloat16") else 0.0
         if slow:
             facts["bf16_slowdown"] = round(slow, 1)
@@ -307,7 +307,7 @@ class Preflight:
         train = self.rows.train
         with PlanLoader(
             train.rows, row_ids=train.ids, trainer=config.trainer, data=config.data,
-            algorithm=config.algorithm, seed=config.seed, num_ranks=config.num_ranks,
+            algorithm=config.sft, seed=config.seed, num_ranks=config.num_ranks,
         ) as plans:  # fmt: skip
             total = plans.total_steps
             return [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)], total

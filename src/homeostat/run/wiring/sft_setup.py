@@ -56,7 +56,7 @@ class Parts:
             row_ids=self.train_rows.ids,
             trainer=sized(self.config.trainer, self.state),
             data=self.config.data,
-            algorithm=self.config.algorithm,
+            algorithm=self.config.sft,
             seed=self.config.seed,
             num_ranks=self.trainer.num_ranks,
             state=self.data_state,
