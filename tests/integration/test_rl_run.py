@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -137,19 +136,16 @@ def test_a_crash_costs_nothing_and_changes_nothing(tmp_path: Path, moment: str) 
 
 
 def test_sigterm_finishes_the_step_and_the_run_goes_on(tmp_path: Path) -> None:
-    raw = tiny_rl.recipe(tmp_path, trainer={"max_steps": 30})
-    whole = tiny_rl.config(tmp_path, "name=whole", trainer={"max_steps": 30})
-    config = tiny_rl.config(tmp_path, trainer={"max_steps": 30})
-    process = runs.start(raw, tmp_path)
-    while not (config.run_dir / "metrics.jsonl").exists() or len(records(config)) < 3:
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, output
-    assert len(records(config)) < 30
-    runs.train(config)
+    raw = tiny_rl.recipe(tmp_path)
+    whole, config = tiny_rl.config(tmp_path, "name=whole"), tiny_rl.config(tmp_path)
     runs.train(whole)
+    # In the second of two updates of step 2.
+    asked_to_stop = PRELUDE.replace("os._exit(9)", "os.kill(os.getpid(), 15)")
+    process = runs.start(raw, tmp_path, prelude=CRASHES["between updates"] + asked_to_stop)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert [record["step"] for record in records(config)] == [1, 2]
+    runs.train(config)
     assert runs.final_tensors(config) == runs.final_tensors(whole)
 
 
