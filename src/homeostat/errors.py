@@ -62,6 +62,10 @@ class DataWriteError(DataError, OSError):
     exit_code = 1
 
 
+class SignatureError(HomeostatError, ValueError):
+    """A stanza of health/signatures/*.toml cannot be used. Names file and code of every problem."""
+
+
 class ModelError(HomeostatError, ValueError):
     """A model folder cannot be used, or lacks something that the settings need."""
 
@@ -95,9 +99,7 @@ class WorkerOutOfMemoryError(WorkerDiedError, MemoryError):
 
 
 class SyncError(HomeostatError, RuntimeError):
-    """New weights did not reach the engine, or the engine does not serve the weights it
-    received.
-    """
+    """New weights did not reach the engine, or the engine does not serve them."""
 
     exit_code = 1
 

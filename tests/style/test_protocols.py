@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ CHECKS = ROOT / "tests" / "typing" / "protocols.py"
 ENDINGS = {
     "rollout": ("Engine",),
     "train": ("Trainer",),
-    "workers": ("Group",),
+    "workers": ("Group", "Channel", "Listener"),
     "sync": ("Packer", "Receiver", "Transport"),
 }
-# One rank of a trainer, which ShardedTrainer drives: not a Trainer by itself.
-PARTS = {"FsdpTrainer"}
+# Or their docstrings claim it.
+CLAIM = re.compile(r"[Ii]mplements `[\w.]+`")
+# One rank of a trainer, which ShardedTrainer drives, and what two engines are derived from.
+PARTS = {"FsdpTrainer", "SteppingEngine"}
 
 
 def backends(package: str) -> list[str]:
@@ -25,11 +28,17 @@ def backends(package: str) -> list[str]:
     found = []
     for file in sorted((ROOT / "src" / "homeostat" / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and node.name.endswith(ENDINGS[package]):
-                is_protocol = any("Protocol" in ast.unparse(base) for base in node.bases)
-                if not is_protocol and node.name not in (*ENDINGS[package], *PARTS):
-                    found.append(node.name)
+            if isinstance(node, ast.ClassDef) and claims(node, package):
+                found.append(node.name)
     return found
+
+
+def claims(node: ast.ClassDef, package: str) -> bool:
+    """Whether a class says that it implements a protocol of the package."""
+    if any("Protocol" in ast.unparse(base) for base in node.bases) or node.name in PARTS:
+        return False
+    by_name = node.name.endswith(ENDINGS[package]) and node.name not in ENDINGS[package]
+    return by_name or CLAIM.search(ast.get_docstring(node) or "") is not None
 
 
 @pytest.mark.parametrize("package", ENDINGS)

@@ -44,7 +44,7 @@ from homeostat.types import (
 )
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Packer, Parcel
+    from homeostat.sync.bucket import Bucket, Packer
 
 
 class LocalTrainer:
@@ -82,7 +82,7 @@ class LocalTrainer:
         return self.loaded.sheet
 
     @property
-    def num_ranks(self) -> int:
+    def num_data_groups(self) -> int:
         return 1
 
     def score(
@@ -181,7 +181,7 @@ class LocalTrainer:
         require_policy(role)
         yield from merged_state(self.model)
 
-    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         return packer.pack(self.weights(role))
 
     def checksums(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, Trai
 if TYPE_CHECKING:
     from homeostat.config.run import RunConfig
     from homeostat.models.build import ModelSheet
-    from homeostat.sync.parcel import Packer, Parcel
+    from homeostat.sync.bucket import Bucket, Packer
     from homeostat.train.runtime import Runtime
     from homeostat.train.update import Measured
 
@@ -54,8 +54,8 @@ class Trainer(Protocol):
     def runtime(self) -> Runtime: ...
 
     @property
-    def num_ranks(self) -> int:
-        """Micro-batches that are worked on at one time."""
+    def num_data_groups(self) -> int:
+        """Number of micro-batches that are worked on at one time (config/mesh.py)."""
         ...
 
     def score(
@@ -94,7 +94,7 @@ class Trainer(Protocol):
         """Make the policy of now the reference."""
         ...
 
-    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """All weights of a role, adapters merged in, packed to travel."""
         ...
 

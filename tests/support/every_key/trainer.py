@@ -112,7 +112,7 @@ def the_loop_asks_for_the_rate(workshop: Workshop) -> None:
     assert shares_of_peak(run.metric("learning_rate"), run.config) == PLAIN["linear"]
 
 
-# The first of the four steps is warm-up unless a schedule is told otherwise.
+# The first of the four steps is warm-up unless the schedule is set otherwise.
 PLAIN = {
     "constant": [1.0, 1.0, 1.0, 1.0],
     "linear": [1.0, 1.0, 0.666667, 0.333333],
@@ -177,7 +177,7 @@ def lanes_are_set(workshop: Workshop) -> None:
 
 @contextmanager
 def in_parts() -> Iterator[list[int]]:
-    """How many parts each micro-batch was computed in."""
+    """Return how many parts each micro-batch was computed in."""
     counts: list[int] = []
     inner = Lanes.map
 

@@ -210,8 +210,8 @@ class Learner:
             penalty_T = np.zeros(int(length))
             if "old_logp" in row.columns:
                 names = ("old_logp", "ref_logp")
-                pair = (torch.from_numpy(row.columns[name][-int(length) :]) for name in names)
-                # Tokens that are not trained have 0 in both columns, and so no penalty.
+                sampled_T = row.weights_T > 0
+                pair = (torch.from_numpy(row.columns[name][sampled_T]) for name in names)
                 estimate_T = ESTIMATORS[kl.estimator](*(logp_T.double() for logp_T in pair)).numpy()
                 total += float(estimate_T.sum())
                 count += int(row.weights_T.sum())
@@ -234,7 +234,7 @@ class Learner:
             known,
             spans=spans,
             updates_per_step=self.config.trainer.updates_per_step,
-            version=None if is_foreign else step - 1,
+            version=None if is_foreign else self.state.policy_version,
         )
         learned.mismatch, learned.worst_tokens = compared.metrics, compared.worst
         told_at = self._worst_told_at
@@ -303,7 +303,8 @@ class Learner:
         memory runs out."""
         while True:
             sizes = current_sizes(self.config.trainer, self.state)
-            batches = micro_batches(rows, sizes, num_ranks=self.trainer.num_ranks)
+            groups = self.trainer.num_data_groups
+            batches = micro_batches(rows, sizes, num_data_groups=groups)
             found = self.memory.attempt(lambda batches=batches: work(batches), step=step)
             if found is not None:
                 return batches, found

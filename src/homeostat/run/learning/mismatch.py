@@ -18,7 +18,7 @@ import numpy as np
 
 from homeostat.algorithms.mismatch import TokenPairs, furthest, is_notable, mismatch_metrics
 from homeostat.run.learning.updates import StepRows
-from homeostat.types import Author, Completion, FloatArray, IntArray, RolloutGroup, UpdateReport
+from homeostat.types import FloatArray, IntArray, RolloutGroup, UpdateReport
 
 NUM_WORST = 8
 # Tokens shown before and after one of the worst.
@@ -117,24 +117,16 @@ def _table(
     chosen = sorted(known)
     kept = [rows.rows[index] for index in chosen]
     engine = [row.columns["engine_logp"][row.weights_T > 0] for row in kept]
-    found = [_places(samples[index].completion) for index in chosen]
-    version_M = np.concatenate([version_T for _, version_T in found])
+    completions = [samples[index].completion for index in chosen]
+    version_M = np.concatenate([one.policy_versions_T for one in completions])
+    position_M = np.concatenate([np.flatnonzero(one.by_policy_T) for one in completions])
     pairs = TokenPairs(
         engine_logp_M=np.concatenate(engine).astype(np.float64),
         trainer_logp_M=np.concatenate([known[index] for index in chosen]).astype(np.float64),
         row_of_M=np.repeat(chosen, [len(known[index]) for index in chosen]),
         age_M=None if version is None else version - version_M,
     )
-    return _Table(pairs, np.concatenate([position_T for position_T, _ in found]), version_M)
-
-
-def _places(completion: Completion) -> tuple[IntArray, IntArray]:
-    """Of the tokens that the engine sampled: their place in the completion, and their version."""
-    lengths = [len(segment.tokens_T) for segment in completion.segments]
-    sampled = [segment.author is Author.ENGINE for segment in completion.segments]
-    versions = [segment.policy_version for segment in completion.segments]
-    position_T = np.flatnonzero(np.repeat(np.array(sampled, dtype=bool), lengths))
-    return position_T, np.repeat(np.array(versions, dtype=np.int64), lengths)[position_T]
+    return _Table(pairs, position_M, version_M)
 
 
 def _described(
@@ -144,7 +136,7 @@ def _described(
     found = []
     for place in worst.tolist():
         row, position = int(table.pairs.row_of_M[place]), int(table.position_M[place])
-        start = len(rows.rows[row]) - int(rows.lengths_S[row])
+        start = int(rows.starts_S[row])
         found.append(
             WorstToken(
                 row=row,
@@ -167,7 +159,7 @@ def with_text(
     shown = []
     for token in worst:
         tokens = rows.rows[token.row].tokens_T.tolist()
-        place = len(tokens) - int(rows.lengths_S[token.row]) + token.position
+        place = int(rows.starts_S[token.row]) + token.position
         shown.append(
             {
                 "prompt_id": token.prompt_id,

@@ -27,8 +27,6 @@ from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import micro_batches
 from homeostat.types import (
-    Author,
-    FloatArray,
     LossSpec,
     RolloutGroup,
     Sample,
@@ -41,11 +39,14 @@ from homeostat.types import (
 class StepRows:
     """The samples of a step as rows, one for each, in the groups' order.
 
-    Weights are 1 where a token is trained; `engine_logp` is a column of every row.
+    Weights are 1 for the tokens that the policy sampled, which are the ones that can be trained,
+    and 0 for the prompt and for what a tool or user wrote. `engine_logp` is a column of every row.
+    `lengths_S` counts the policy's tokens; `starts_S` is where the completion begins in its row.
     """
 
     rows: list[TokenRow]
     group_S: np.ndarray
+    starts_S: np.ndarray
     lengths_S: np.ndarray
     rewards_S: np.ndarray
     trained_S: np.ndarray
@@ -65,14 +66,15 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     masks_overlong = config.algorithm.overlong.type == "mask"
     trained = [
         s.reward is not None
-        and len(s.completion) > 0
+        and s.completion.num_policy_tokens > 0
         and not (masks_overlong and s.completion.stop_reason.is_cut)
         for s in samples
     ]
     return StepRows(
         rows=rows,
         group_S=group_S,
-        lengths_S=np.array([len(sample.completion) for sample in samples], dtype=np.int64),
+        starts_S=np.array([len(groups[int(g)].prompt.tokens_T) for g in group_S], dtype=np.int64),
+        lengths_S=np.array([s.completion.num_policy_tokens for s in samples], dtype=np.int64),
         rewards_S=np.array(rewards) + penalty_S,
         trained_S=np.array(trained),
         penalty_S=penalty_S,
@@ -82,16 +84,12 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
 def _row(number: int, group: RolloutGroup, sample: Sample) -> TokenRow:
     prompt_T, completion = group.prompt.tokens_T, sample.completion
     context = np.zeros(len(prompt_T), dtype=np.float32)
-    by_engine = [
-        np.full(len(s.tokens_T), s.author is Author.ENGINE, dtype=np.float32)
-        for s in completion.segments
-    ]
-    return TokenRow(
+    row = TokenRow(
         row_id=number,
         tokens_T=np.concatenate([prompt_T, completion.tokens_T]),
-        weights_T=np.concatenate([context, *by_engine]),
-        columns={"engine_logp": np.concatenate([context, completion.engine_logp_T])},
+        weights_T=np.concatenate([context, completion.by_policy_T.astype(np.float32)]),
     )
+    return with_column(row, "engine_logp", completion.engine_logp_T[completion.by_policy_T])
 
 
 def _shaping(sample: Sample, config: RunConfig) -> float:
@@ -99,7 +97,7 @@ def _shaping(sample: Sample, config: RunConfig) -> float:
     if overlong.type != "shape":
         return 0.0
     return overlong_penalty(
-        len(sample.completion),
+        sample.completion.num_policy_tokens,
         max_new_tokens=config.rollout.max_new_tokens,
         buffer_tokens=overlong.buffer(config.rollout.max_new_tokens),
         penalty=overlong.penalty,
@@ -109,7 +107,8 @@ def _shaping(sample: Sample, config: RunConfig) -> float:
 def step_advantages(
     step: StepRows, config: RunConfig, *, penalty_ST: list[np.ndarray] | None
 ) -> list[np.ndarray]:
-    """Per sample, per token of its completion. `penalty_ST`: KL in the reward, times its weight."""
+    """Per sample, one value for each token that the policy sampled. `penalty_ST`: KL in the reward,
+    times its weight, for the same tokens."""
     batch = RewardBatch(
         rewards_S=step.rewards_S,
         group_S=step.group_S,
@@ -127,8 +126,8 @@ def split_groups(num_groups: int, num_updates: int) -> list[range]:
     return [span for span in spans if len(span)]
 
 
-def with_column(row: TokenRow, name: str, values: FloatArray) -> TokenRow:
-    """The row with a column whose values belong to its trained tokens, in order."""
+def with_column(row: TokenRow, name: str, values: np.ndarray) -> TokenRow:
+    """The row with a column whose values belong to its trained tokens, in order; 0 elsewhere."""
     column_T = np.zeros(len(row), dtype=np.float32)
     column_T[row.weights_T > 0] = values
     return replace(row, columns={**row.columns, name: column_T})
@@ -188,7 +187,7 @@ def build_update(
     left_out = [row for row, is_kept in counted if not is_kept]
     if not kept:
         return Update(None, left_out, spec)
-    batches = micro_batches(kept, sizes, num_ranks=config.num_ranks)
+    batches = micro_batches(kept, sizes, num_data_groups=config.mesh.num_data_groups)
     return Update(StepPlan(step, epoch, batches, spec), left_out, spec)
 
 
@@ -214,11 +213,5 @@ def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConf
 
 
 def _weighted(row: TokenRow, advantage_T: np.ndarray, weight: float) -> TokenRow:
-    is_completion = np.arange(len(row)) >= len(row) - len(advantage_T)
-    column_T = np.zeros(len(row), dtype=np.float32)
-    column_T[is_completion] = advantage_T
-    return replace(
-        row,
-        weights_T=(row.weights_T * weight).astype(np.float32),
-        columns={**row.columns, "advantage": column_T},
-    )
+    row = with_column(row, "advantage", advantage_T)
+    return replace(row, weights_T=(row.weights_T * weight).astype(np.float32))

@@ -26,7 +26,6 @@ from homeostat.run.publication.publish import probe_of
 from homeostat.train.events import EmitEvent
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
-    Author,
     FloatArray,
     FloatArray64,
     Role,
@@ -95,8 +94,11 @@ class LogprobVerifier:
     def tolerance(self) -> float:
         return probe_of(self.config, self.trainer).tolerance
 
-    def verify(self, groups: Sequence[RolloutGroup], *, step: int) -> dict[str, float]:
-        """Metrics of the comparison; the verdict goes to the events and the log."""
+    def verify(
+        self, groups: Sequence[RolloutGroup], *, step: int, version: int
+    ) -> dict[str, float]:
+        """Metrics of the comparison; the verdict goes to the events and the log. `version` is that
+        of the trainer's weights."""
         rules = self.config.observe.verify_logprobs
         if rules is None or (step - 1) % rules.interval_steps:
             return {}
@@ -105,7 +107,7 @@ class LogprobVerifier:
         some = [rows[place] for place in places]
         if not some:
             return {}
-        found = self._judged(groups, some, version=step - 1)
+        found = self._judged(groups, some, version=version)
         text = verdict(found, tolerance=self.tolerance)
         is_off = any(judgement.is_off for judgement in found)
         (log.error if is_off else log.info)("step %d, %d rows: %s", step, len(some), text)
@@ -150,5 +152,4 @@ class LogprobVerifier:
 def _sampled_by(groups: Sequence[RolloutGroup], row: int) -> set[int]:
     """The policy versions that wrote a sample, by its number in the step."""
     samples = [sample for group in groups for sample in group.samples]
-    segments = samples[row].completion.segments
-    return {segment.policy_version for segment in segments if segment.author is Author.ENGINE}
+    return set(samples[row].completion.policy_versions_T.tolist())

@@ -53,7 +53,7 @@ from homeostat.train.writing import writing_weights
 from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Packer, Parcel
+    from homeostat.sync.bucket import Bucket, Packer
 
 # File stem of a checkpoint -> what it is called where it does not fit.
 WHAT = {"model": "model", "optimizer": "optimizer state", "reference": "reference"}
@@ -209,13 +209,13 @@ class FsdpTrainer:
         require_policy(role)
         yield from merged_state(self.model, whole=self._whole)
 
-    def start_parcels(self, role: Role, packer: Packer | None) -> None:
+    def start_buckets(self, role: Role, packer: Packer | None) -> None:
         """The first rank's packer stays with it, and is used again when it comes again."""
         self._sending.start(self.weights(role), packer)
 
-    def next_parcel(self) -> Parcel | None:
-        """On the first rank the next parcel, or None at the end; on others always None."""
-        return self._sending.next_parcel()
+    def next_bucket(self) -> Bucket | None:
+        """On the first rank the next bucket, or None at the end; on others always None."""
+        return self._sending.next_bucket()
 
     def checksums(self) -> Mapping[str, int]:
         named = self.model.causal_lm.named_parameters()
