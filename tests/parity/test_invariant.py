@@ -198,7 +198,11 @@ def test_token_by_token_decoding_changes_no_bit(model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("batch", [1, 2, 7, 16, 31, 33, 40])
+# One row, a few, and more than a tile of them; the sizes in between at night.
+@pytest.mark.parametrize(
+    "batch",
+    [1, 7, 33, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 16, 31, 40))],
+)
 def test_the_size_of_a_decoding_batch_changes_no_bit(model, batch):
     rng = random.Random(batch)
     lengths = [rng.randint(2, 90) for _ in range(batch)]
