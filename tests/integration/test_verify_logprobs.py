@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.parity.tiny_models import FAMILIES, random_model, save
 
+from homeostat.config.live import LiveConfig
 from homeostat.config.load import build_config
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
@@ -82,7 +83,7 @@ def test_both_are_right_and_only_when_it_is_due(tmp_path: Path) -> None:
     trainer = trainer_of(settings)
     engine = engine_of(trainer.model, version=3)
     groups = sampled(engine)
-    verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=events)
+    verifier = LogprobVerifier(LiveConfig(settings), trainer=trainer, engine=engine, emit=events)
     assert verifier.verify(groups, step=3, version=2) == {}
     metrics = verifier.verify(groups, step=4, version=3)
     assert {name.split("/")[1] for name in metrics} == {"trainer", "engine", "engine_scoring"}
@@ -98,7 +99,7 @@ def test_an_engine_with_other_weights_is_named(tmp_path: Path) -> None:
     with torch.no_grad():
         other.model.layers[1].mlp.down_proj.weight[3] *= 1.5
     engine = engine_of(other, version=0)
-    verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=events)
+    verifier = LogprobVerifier(LiveConfig(settings), trainer=trainer, engine=engine, emit=events)
     metrics = verifier.verify(sampled(engine), step=1, version=0)
     assert metrics["verify/trainer/share_off"] == 0
     assert metrics["verify/engine/share_off"] > 0.5
@@ -116,7 +117,7 @@ def test_a_trainer_that_computes_wrongly_is_named(tmp_path: Path) -> None:
     groups = sampled(engine)
     norm = trainer.model.model.layers[0].input_layernorm
     norm.register_forward_hook(lambda module, args, output: output * 1.01)
-    verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=events)
+    verifier = LogprobVerifier(LiveConfig(settings), trainer=trainer, engine=engine, emit=events)
     metrics = verifier.verify(groups, step=1, version=0)
     assert metrics["verify/trainer/share_off"] > 0.5
     assert metrics["verify/engine/share_off"] == 0
@@ -128,7 +129,7 @@ def test_tokens_of_an_older_policy_are_not_judged(tmp_path: Path) -> None:
     settings = config(tmp_path)
     trainer = trainer_of(settings)
     engine = engine_of(copy.deepcopy(trainer.model), version=0)
-    verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=Events())
+    verifier = LogprobVerifier(LiveConfig(settings), trainer=trainer, engine=engine, emit=Events())
     metrics = verifier.verify(sampled(engine), step=4, version=3)
     assert {name.split("/")[1] for name in metrics} == {"trainer"}
 

@@ -24,7 +24,7 @@ from homeostat.run.publication.verify_logprobs import LogprobVerifier
 from homeostat.run.session.result import RunResult, result_of
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
-from homeostat.run.wiring.remedies import RlWays
+from homeostat.run.wiring.remedies import RlActions
 from homeostat.run.wiring.rl_setup import RlParts, set_up_rl
 from homeostat.train.build import reference_of
 from homeostat.train.oom import MemoryGuard
@@ -54,13 +54,13 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
     learner = _learner(parts, session)
     saver = Saver(config, parts, session, also=parts.feed)
     verifier = LogprobVerifier(
-        config, trainer=parts.trainer, engine=parts.engine, emit=recorder.event
+        parts.live, trainer=parts.trainer, engine=parts.engine, emit=recorder.event
     )
     healer = Healer(
-        config,
+        parts.live,
         watch=session.watch,
         emit=recorder.event,
-        ways=RlWays(parts, session, learner=learner, verifier=verifier),
+        actions=RlActions(parts, session),
         healing=session.healing,
     )
     if parts.prompts.evaluation and config.eval.at_start and state.step == 0:
@@ -140,7 +140,7 @@ def _learner(parts: RlParts, session: Session) -> Learner:
         state=state,
     )
     return Learner(
-        config,
+        parts.live,
         trainer=parts.trainer,
         guarded=guarded,
         memory=memory,

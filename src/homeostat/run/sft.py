@@ -19,7 +19,7 @@ from homeostat.run.publication.saving import Saver
 from homeostat.run.session.result import RunResult, result_of
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
-from homeostat.run.wiring.remedies import SftWays
+from homeostat.run.wiring.remedies import SftActions
 from homeostat.run.wiring.sft_setup import Parts, set_up
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
@@ -58,10 +58,10 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
     )
     saver = Saver(config, parts, session)
     healer = Healer(
-        config,
+        parts.live,
         watch=session.watch,
         emit=recorder.event,
-        ways=SftWays(parts, session),
+        actions=SftActions(parts, session),
         healing=session.healing,
     )
     if parts.eval_rows and config.eval.at_start and state.step == 0:
@@ -72,7 +72,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
             started = time.perf_counter()
             healer.treat(plan.step)
             hooks.before_step(plan.step, parts)
-            learning_rate = healer.config.trainer.learning_rate(plan.step, parts.total_steps)
+            learning_rate = parts.live.now.trainer.learning_rate(plan.step, parts.total_steps)
             with healer.rescuing(), parts.profiler.around(plan.step, emit=recorder.event):
                 hooks.before_update(plan.step, parts)
                 report = guarded.run(plan, learning_rate=learning_rate)

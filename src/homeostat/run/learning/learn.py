@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
+from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.errors import TrainingHaltedError
@@ -84,7 +85,7 @@ class Learner:
 
     def __init__(
         self,
-        config: RunConfig,
+        live: LiveConfig,
         *,
         trainer: Trainer,
         guarded: GuardedStep,
@@ -94,7 +95,7 @@ class Learner:
         total_steps: int,
         tell: Tell,
     ) -> None:
-        self.config = config
+        self.live = live
         self.trainer = trainer
         self.guarded = guarded
         self.memory = memory
@@ -104,10 +105,19 @@ class Learner:
         self.tell = tell
         self._worst_told_at: int | None = None
 
+    @property
+    def config(self) -> RunConfig:
+        """Return the settings in force."""
+        return self.live.now
+
     def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
         learned = Learned()
         if not groups:
             return learned
+        kl = self.config.algorithm.kl
+        if kl is not None and kl.target is None:
+            # Without a target the coefficient is the setting, which may have changed.
+            self.rl_state.kl_coefficient = kl.coefficient
         started = time.perf_counter()
         rows = step_rows(groups, self.config)
         spans = split_groups(len(groups), self.config.trainer.updates_per_step)

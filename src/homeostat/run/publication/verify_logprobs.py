@@ -16,6 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
+from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.float64 import reference_logprobs
@@ -79,12 +80,17 @@ class LogprobVerifier:
     """Compares engine, trainer and float64, where that is due."""
 
     def __init__(
-        self, config: RunConfig, *, trainer: Trainer, engine: Engine | None, emit: EmitEvent
+        self, live: LiveConfig, *, trainer: Trainer, engine: Engine | None, emit: EmitEvent
     ) -> None:
-        self.config = config
+        self.live = live
         self.trainer = trainer
         self.engine = engine
         self.emit = emit
+
+    @property
+    def config(self) -> RunConfig:
+        """Return the settings in force."""
+        return self.live.now
 
     @cached_property
     def shape(self) -> DecoderConfig:

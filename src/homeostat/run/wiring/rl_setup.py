@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from homeostat.config.live import LiveConfig
 from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward
 from homeostat.config.run import RunConfig
@@ -29,7 +30,7 @@ from homeostat.rollout.sampler import Sampler
 from homeostat.rollout.saved import SavedRollouts
 from homeostat.rollout.scorer import Scorer
 from homeostat.run.publication.completions import drop_completions_after
-from homeostat.run.publication.publish import Feed, open_feed
+from homeostat.run.publication.publish import Feed, SentWeights, open_feed
 from homeostat.run.session.restarts import Restarts
 from homeostat.run.session.reward_problems import ProblemLog
 from homeostat.run.session.session import Session
@@ -48,6 +49,7 @@ class RlParts:
     """All that the loop works with."""
 
     config: RunConfig
+    live: LiveConfig
     tokenizer: ChatTokenizer
     prompts: Inputs[PromptSet]
     trainer: Trainer
@@ -125,6 +127,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
         yield RlParts(
             config=config,
+            live=_live(config, collector, feed, origin),
             tokenizer=tokenizer,
             prompts=prompts,
             trainer=trainer,
@@ -228,6 +231,19 @@ def _collector(
         journal=journal,
         origin=origin,
     )
+
+
+def _live(
+    config: RunConfig, collector: Collector | SavedRollouts, feed: Feed, origin: str
+) -> LiveConfig:
+    """Return the run's live config, which tells sampling and publication of edits."""
+    live = LiveConfig(config)
+    # Rollouts of another run have their own origin, and their settings cannot be edited.
+    if isinstance(collector, Collector):
+        live.on_change(lambda: collector.reconfigure(live.now.rollout, origin=live.origin(origin)))
+    if isinstance(feed, SentWeights):
+        live.on_change(lambda: feed.reconfigure(live.now))
+    return live
 
 
 def _journal(session: Session) -> Journal:

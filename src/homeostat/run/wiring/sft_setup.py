@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import RowSet, count_steps
 from homeostat.data.loader import PlanLoader
@@ -36,6 +37,7 @@ class Parts:
     """Everything that the training loop works with."""
 
     config: RunConfig
+    live: LiveConfig
     tokenizer: ChatTokenizer
     train_rows: RowSet[RowStore]
     eval_rows: RowSet[RowStore] | None
@@ -80,6 +82,7 @@ def set_up(config: RunConfig, session: Session) -> Iterator[Parts]:
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
         yield Parts(
             config=config,
+            live=LiveConfig(config),
             tokenizer=tokenizer,
             train_rows=inputs.train,
             eval_rows=inputs.evaluation,
