@@ -69,7 +69,7 @@ class Holder:
             self.receiver = AlteringReceiver(self.receiver.group)  # type: ignore[attr-defined]
         self.state, self.version = {}, 0
 
-    def begin_update(self, how: str, *, policy_id: str) -> list[Completion]:
+    def begin_update(self, how: str) -> list[Completion]:
         self.entries = []
         return []
 
