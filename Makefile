@@ -12,7 +12,7 @@ SAY_MACHINE := -c 'from homeostat.observe.processor import this_processor; print
 # unless bytecode may be written, and many tests start such processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-ranks setup-vllm test-vllm docs bench-setup clean
+.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-ranks setup-vllm test-vllm test-vllm-nightly docs bench-setup clean
 
 setup: $(STAMP)
 
@@ -79,6 +79,10 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 test-vllm: setup-vllm
 	@$(VLLM_VENV)/bin/python $(SAY_MACHINE)
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
+
+# The slower variants of the same tests, once a night.
+test-vllm-nightly: setup-vllm
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and slow' --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
 
 # docs/reference/ is generated from the code; a test fails while it is stale.
 docs: setup

@@ -14,7 +14,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 SEED = 20
 
 
-# A process of its own, as a user starts it, for some cases: its imports take seconds.
+# Some cases are compared with a separate process, as a user starts it; its imports take seconds.
 @pytest.mark.parametrize(
     ("num_cases", "num_compared"),
     [(30, 0), pytest.param(80, 2, marks=pytest.mark.slow)],

@@ -36,7 +36,7 @@ EVERY_STEP = (*HELD_OUT, "eval.interval_steps=1")
 STILL = (*EVERY_STEP, "trainer.lr=0.0")
 SAVING = ("checkpoint.interval_steps=1", "checkpoint.keep_last=3")
 TRACED = ("observe.profiler={steps: [2]}",)
-# All keys of the profiler changed at once: each has a trace of its own in what is written.
+# All keys of the profiler changed at once: each shows in another part of what is written.
 TRACED_ELSEWHERE = "observe.profiler={steps: [1,3], folder: profiles, memory: false}"
 
 

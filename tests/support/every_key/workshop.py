@@ -145,7 +145,7 @@ class Workshop:
         return build_config(raw, list(overrides), file=None)
 
     def inputs(self, *overrides: str) -> Inputs[RowStore] | Inputs[PromptSet]:
-        """What a run with these overrides would train on and hold out, opened as it opens them."""
+        """Open what a run with these overrides would train on and hold out, as the run would."""
         config = self.config(*overrides)
         with contextlib.chdir(self.folder):
             tokenizer = load_tokenizer(config.model)
