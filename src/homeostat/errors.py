@@ -142,6 +142,10 @@ class MissingDependencyError(HomeostatError, ImportError):
         )
 
 
+class LossInputError(HomeostatError, ValueError):
+    """An update names no known loss, or its batches lack a column that the loss reads."""
+
+
 class TrainingHaltedError(HomeostatError, RuntimeError):
     """The run stopped itself because going on would have done harm. Nothing saved is lost."""
 

@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from homeostat.columns import COLUMNS, ColumnArray, Columns, check_columns, concatenate, joined
+from homeostat.columns import split as split_column
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 FloatArray64 = NDArray[np.float64]
@@ -61,7 +64,8 @@ class Segment:
 
     `engine_logp_T` is under the whole distribution at the sampling temperature, comparable with
     the trainer's. Where top-k or top-p cut the distribution, `sampled_logp_T` is under what was
-    left of it; None says that nothing was cut. Tokens that no engine sampled have NaN.
+    left of it; None says that nothing was cut. Tokens that no engine sampled have NaN. `columns`
+    holds what else the engine recorded of each token, as `homeostat.columns` declares it.
     """
 
     tokens_T: IntArray
@@ -70,15 +74,27 @@ class Segment:
     policy_id: str = "policy"
     author: Author = Author.ENGINE
     sampled_logp_T: FloatArray | None = None
+    columns: Columns = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_columns(self.columns, num_tokens=len(self.tokens_T), whose="segment")
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of a request."""
+    """What became of a request.
+
+    `prompt_columns` holds what the engine recorded of the prompt's tokens while it read them.
+    """
 
     request_id: str
     segments: tuple[Segment, ...]
     stop_reason: StopReason
+    prompt_columns: Columns = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.prompt_columns:
+            assert COLUMNS[name].on_prompts, f"{name} is not declared for prompts"
 
     @cached_property
     def tokens_T(self) -> IntArray:
@@ -89,6 +105,12 @@ class Completion:
     def engine_logp_T(self) -> FloatArray:
         parts = [segment.engine_logp_T for segment in self.segments]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+    @cached_property
+    def columns(self) -> dict[str, ColumnArray]:
+        """The columns of all segments end to end; tokens of a segment without one have no value."""
+        lengths = [len(segment.tokens_T) for segment in self.segments]
+        return joined([segment.columns for segment in self.segments], lengths=lengths)
 
     def __len__(self) -> int:
         return sum(len(segment.tokens_T) for segment in self.segments)
@@ -133,21 +155,21 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One training example after tokenisation. `row_id` is its number in the data set.
+    """One training example after tokenisation. `row_id` is its number in the data set or step.
 
-    `columns` holds further values per token, aligned like the weights (`old_logp`, `advantage`).
+    `columns` holds further values per token, as `homeostat.columns` declares them.
     """
 
     row_id: int
     tokens_T: IntArray
     weights_T: FloatArray
-    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, values_T in (("weights", self.weights_T), *self.columns.items()):
-            assert values_T.shape == self.tokens_T.shape, (
-                f"row {self.row_id}: {self.tokens_T.shape} tokens, {values_T.shape} {name}"
-            )
+        assert self.weights_T.shape == self.tokens_T.shape, (
+            f"row {self.row_id}: {self.tokens_T.shape} tokens, {self.weights_T.shape} weights"
+        )
+        check_columns(self.columns, num_tokens=len(self), whose=f"row {self.row_id}")
 
     def __len__(self) -> int:
         return int(self.tokens_T.shape[0])
@@ -166,11 +188,14 @@ class TrainBatch:
     weights_N: FloatArray
     lengths_B: IntArray
     row_ids_B: IntArray
-    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: list[TokenRow]) -> TrainBatch:
         assert rows, "a batch needs at least one row"
+        for row in rows:
+            odd = row.columns.keys() ^ rows[0].columns.keys()
+            assert not odd, f"rows {rows[0].row_id} and {row.row_id}: only one has {sorted(odd)}"
         weights = [row.weights_T.astype(np.float32, copy=True) for row in rows]
         for weights_T in weights:
             weights_T[0] = 0.0
@@ -181,8 +206,7 @@ class TrainBatch:
             lengths_B=np.array([len(row) for row in rows], dtype=np.int64),
             row_ids_B=np.array([row.row_id for row in rows], dtype=np.int64),
             columns={
-                name: np.concatenate([row.columns[name] for row in rows])
-                for name in rows[0].columns
+                name: concatenate([row.columns[name] for row in rows]) for name in rows[0].columns
             },
         )
 
@@ -190,7 +214,7 @@ class TrainBatch:
         """The rows it was made of."""
         cuts = np.cumsum(self.lengths_B)[:-1]
         tokens, weights = np.split(self.tokens_N, cuts), np.split(self.weights_N, cuts)
-        columns = {name: np.split(values_N, cuts) for name, values_N in self.columns.items()}
+        columns = {name: split_column(v, self.lengths_B) for name, v in self.columns.items()}
         return [
             TokenRow(
                 int(row_id),
@@ -225,12 +249,13 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one optimizer update does: its rows, split into micro-batches, and its loss."""
+    """One optimizer update of one role: its rows, split into micro-batches, and its loss."""
 
     step: int
     epoch: int
     micro_batches: tuple[TrainBatch, ...]
     loss: LossSpec
+    role: Role = Role.POLICY
 
     @property
     def num_tokens(self) -> int:

@@ -3,8 +3,7 @@
     rows laid end to end -> hidden states -> log-probs of the tokens that are trained (and only
     those: the LM head is never run for the others) -> the terms of the loss
 
-The loss is found by its name in the catalogue; what it needs besides log-probs are columns of the
-batch.
+The loss is found by its name (`algorithms/losses.py`), and gets the columns that its entry names.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of, require_columns
 from homeostat.algorithms.terms import LossTerms
+from homeostat.columns import dense
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.lora import lora_modules
@@ -23,7 +24,6 @@ from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
-from homeostat.train.losses import EntropyNeed, entropy_need, loss_terms
 from homeostat.train.roles import Model
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TrainBatch
@@ -90,24 +90,29 @@ class Forward:
     def loss(
         self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
     ) -> tuple[TokenScores, LossTerms]:
-        """What the batch adds to the loss of update `step`, which keys dropout."""
+        """What the batch adds to the loss of update `step`, which keys dropout.
+
+        Raises LossInputError, before anything is computed, where a column is missing.
+        """
+        require_columns(spec, batch.columns)
+        loss = loss_of(spec)
         scores = self.scores(
             model,
             batch,
             temperature=float(spec.params.get("temperature", 1.0)),
-            entropy=entropy_need(spec),
+            entropy=loss.entropy(spec),
             dropout_step=step,
         )
-        columns = {"weights": batch.weights_N, **batch.columns}
-        terms = loss_terms(
-            scores.logp_M,
-            scores.entropy_M,
-            {name: self._send(values_N)[scores.index_M] for name, values_N in columns.items()},
+        read = {name: dense(v) for name, v in batch.columns.items() if name in loss.columns}
+        inputs = LossInputs(
+            logp_M=scores.logp_M,
+            entropy_M=scores.entropy_M,
+            weights_M=self._send(batch.weights_N)[scores.index_M],
+            columns_M={name: self._send(v)[scores.index_M] for name, v in read.items()},
             row_of_M=scores.row_of_M,
             num_rows=batch.num_rows,
-            spec=spec,
         )
-        return scores, terms
+        return scores, loss.terms(inputs, spec)
 
     def _sharing(self, model: Model, batch: TrainBatch) -> SharedPrompts | None:
         if not self.config.share_prompts or not isinstance(model, Decoder) or batch.num_rows < 2:

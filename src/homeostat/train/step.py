@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from homeostat.columns import as_json
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import repack
 from homeostat.errors import NonFiniteHaltError
@@ -123,7 +124,7 @@ class GuardedStep:
                 "text": self.decode(row.tokens_T.tolist()),
                 "tokens": row.tokens_T,
                 "weights": row.weights_T,
-                **row.columns,
+                **{name: as_json(values) for name, values in row.columns.items()},
             }
             for row in rows
         ]

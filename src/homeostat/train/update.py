@@ -17,7 +17,6 @@ from torch import Tensor
 
 from homeostat.algorithms.terms import LossTerms
 from homeostat.train.forward import TokenScores
-from homeostat.train.losses import reduce_stats
 from homeostat.types import FloatArray, IntArray, TrainBatch, UpdateReport
 
 
@@ -143,6 +142,18 @@ def make_report(share: UpdateShare, *, step: int, learning_rate: float) -> Updat
         stats={**share.sums, **share.maxima},
         row_logp=share.row_logp,
     )
+
+
+def reduce_stats(
+    all_terms: Sequence[LossTerms],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Sums and maxima of what the micro-batches of an update measured, as device scalars."""
+    first = all_terms[0]
+    sums = {name: torch.stack([t.sums[name] for t in all_terms]).sum() for name in first.sums}
+    maxima = {
+        name: torch.stack([t.maxima[name] for t in all_terms]).amax() for name in first.maxima
+    }
+    return sums, maxima
 
 
 def _largest(values: Sequence[float]) -> float:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
+from homeostat.columns import dense
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.errors import TrainingHaltedError
@@ -135,12 +136,12 @@ class Learner:
     ) -> None:
         rows = learned.rows
         assert rows is not None, "rows come first"
-        chosen = np.flatnonzero((rows.group_S >= span.start) & (rows.group_S < span.stop))
+        chosen = np.flatnonzero((rows.group_R >= span.start) & (rows.group_R < span.stop))
         kl = self.config.algorithm.kl
         built = build_update(
-            [rows.rows[index] for index in chosen],
-            [learned.advantages_S[index] for index in chosen],
-            rows.trained_S[chosen],
+            rows,
+            learned.advantages_S,
+            chosen=chosen.tolist(),
             config=self.config,
             sizes=current_sizes(self.config.trainer, self.state),
             kl_coefficient=self.rl_state.kl_coefficient if kl and kl.place == "loss" else None,
@@ -162,7 +163,7 @@ class Learner:
         learned.measured.append(report.stats if others is None else together(report, others))
         learned.trained_tokens += plan.num_tokens
         probes = plan_probes(plan, report)
-        probes["probe/round_trip_bad"] = round_trip_bad(groups, plan)
+        probes["probe/round_trip_bad"] = round_trip_bad(groups, rows, plan)
         off = first_ratio_off(scored, report)
         learned.probes.append(probes if off is None else {**probes, "probe/first_ratio_off": off})
 
@@ -194,31 +195,43 @@ class Learner:
         in_reward = kl is not None and kl.place == "reward"
         # A penalty in the reward counts in the group's statistics, also of rows not trained.
         chosen_S = rows.trained_S | (in_reward & ~np.isnan(rows.rewards_S) & (rows.lengths_S > 0))
-        chosen = np.flatnonzero(chosen_S).tolist()
+        chosen = np.flatnonzero(chosen_S[rows.sample_R]).tolist()
         if kl is not None:
             self._fill("ref_logp", Role.REFERENCE, rows, chosen, step)
         correction = self.config.algorithm.correction
         all_old = in_reward or (correction is not None and correction.normalise)
-        later = [index for index in chosen if all_old or rows.group_S[index] >= spans[0].stop]
+        later = [index for index in chosen if all_old or rows.group_R[index] >= spans[0].stop]
         if later:
             self._fill("old_logp", Role.POLICY, rows, later, step)
         if kl is None or not in_reward:
             return None
-        assert self.rl_state.kl_coefficient is not None, "a run with a KL term has a coefficient"
-        penalties, total, count = [], 0.0, 0
-        for row, length in zip(rows.rows, rows.lengths_S, strict=True):
-            penalty_T = np.zeros(int(length))
-            if "old_logp" in row.columns:
-                names = ("old_logp", "ref_logp")
-                pair = (torch.from_numpy(row.columns[name][-int(length) :]) for name in names)
-                # Tokens that are not trained have 0 in both columns, and so no penalty.
-                estimate_T = ESTIMATORS[kl.estimator](*(logp_T.double() for logp_T in pair)).numpy()
-                total += float(estimate_T.sum())
-                count += int(row.weights_T.sum())
-                penalty_T = self.rl_state.kl_coefficient * estimate_T
-            penalties.append(penalty_T)
+        return self._penalties(rows, ESTIMATORS[kl.estimator], learned)
+
+    def _penalties(
+        self, rows: StepRows, estimator: Callable[..., torch.Tensor], learned: Learned
+    ) -> list[np.ndarray]:
+        """Per sample, the KL penalty of every token of its completion."""
+        coefficient = self.rl_state.kl_coefficient
+        assert coefficient is not None, "a run with a KL term has a coefficient"
+        penalty_ST = [np.zeros(int(length)) for length in rows.lengths_S]
+        total, count = 0.0, 0
+        for index, row in enumerate(rows.rows):
+            if "old_logp" not in row.columns:
+                continue
+            places_T = rows.completion_places(index)
+            is_completion = places_T >= 0
+            names = ("old_logp", "ref_logp")
+            pair = (torch.from_numpy(dense(row.columns[name])[is_completion]) for name in names)
+            # Tokens that are not trained have 0 in both columns, and so no penalty.
+            estimate_T = estimator(*(logp_T.double() for logp_T in pair)).numpy()
+            total += float(estimate_T.sum())
+            count += int(row.weights_T.sum())
+            # A token may stand in several rows of its sample, and is trained in one of them.
+            is_trained = row.weights_T[is_completion] > 0
+            own_T = penalty_ST[rows.sample_R[index]]
+            own_T[places_T[is_completion][is_trained]] = coefficient * estimate_T[is_trained]
         learned.kl = total / max(1, count)
-        return penalties
+        return penalty_ST
 
     def _compare(
         self, step: int, groups: Sequence[RolloutGroup], spans: list[range], learned: Learned
@@ -279,7 +292,12 @@ class Learner:
     def _logprobs(self, role: Role, rows: list[TokenRow], *, step: int) -> list[FloatArray]:
         """Per row, the log-probs of its trained tokens at the sampling temperature."""
         temperature = self.config.rollout.temperature
-        numbered = [TokenRow(i, row.tokens_T, row.weights_T) for i, row in enumerate(rows)]
+        # Some rows may have been given more columns than others by now.
+        shared = set.intersection(*(set(row.columns) for row in rows))
+        numbered = [
+            replace(row, row_id=i, columns={n: v for n, v in row.columns.items() if n in shared})
+            for i, row in enumerate(rows)
+        ]
 
         def work(batches: Sequence[TrainBatch]) -> list[np.ndarray]:
             return self.trainer.score(role, batches, temperature=temperature)

@@ -5,6 +5,10 @@
 Groups stay whole: update u of U gets groups [u P / U, (u + 1) P / U). Weights and denominator of
 the loss are those of the whole update. The first update of a step needs no old log-probs: its own
 are the old ones, so that the ratio is exactly 1.
+
+A sample may give several rows (turns, a context that was compacted). Everything about a sample is
+found by explicit indices, never by a row's number: `sample_R` says whose row it is, `places` which
+token of the sample each token of the row is. Suffixes: `_R` rows, `_S` samples of the step.
 """
 
 from __future__ import annotations
@@ -23,13 +27,19 @@ from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
 from homeostat.algorithms.normalise import row_weights
 from homeostat.algorithms.overlong import penalty as overlong_penalty
 from homeostat.algorithms.policy import policy_spec
+from homeostat.columns import ColumnArray, aligned, dense, joined
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import micro_batches
 from homeostat.types import (
     Author,
+    BoolArray,
+    Completion,
     FloatArray,
+    FloatArray64,
+    IntArray,
     LossSpec,
+    Prompt,
     RolloutGroup,
     Sample,
     StepPlan,
@@ -39,27 +49,38 @@ from homeostat.types import (
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The samples of a step as rows, one for each, in the groups' order.
+    """The samples of a step as training rows; samples are in the groups' order.
 
+    Of each row: `sample_R` is its sample's number in the step. `places[row]` says of each token
+    where it stands in the sample's prompt and completion laid end to end; -1 where in neither.
     Weights are 1 where a token is trained; `engine_logp` is a column of every row.
     """
 
     rows: list[TokenRow]
-    group_S: np.ndarray
-    lengths_S: np.ndarray
-    rewards_S: np.ndarray
-    trained_S: np.ndarray
-    penalty_S: np.ndarray
+    sample_R: IntArray
+    places: list[IntArray]
+    group_S: IntArray
+    prompt_lengths_S: IntArray
+    lengths_S: IntArray
+    rewards_S: FloatArray64
+    trained_S: BoolArray
+    penalty_S: FloatArray64
+
+    @property
+    def group_R(self) -> IntArray:
+        return self.group_S[self.sample_R]
+
+    def completion_places(self, row: int) -> IntArray:
+        """Where each token of a row stands in the sample's completion; below 0 where not in it."""
+        return self.places[row] - self.prompt_lengths_S[self.sample_R[row]]
 
 
 def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     """Rows that can be scored; the reward of an overlong sample is shaped here."""
     samples = [sample for group in groups for sample in group.samples]
     group_S = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
-    rows = [
-        _row(number, groups[int(group)], sample)
-        for number, (group, sample) in enumerate(zip(group_S, samples, strict=True))
-    ]
+    prompts = [groups[int(group)].prompt for group in group_S]
+    rows = _rows(prompts, samples)
     rewards = [math.nan if s.reward is None else s.reward for s in samples]
     penalty_S = np.array([_shaping(sample, config) for sample in samples])
     masks_overlong = config.algorithm.overlong.type == "mask"
@@ -71,7 +92,10 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     ]
     return StepRows(
         rows=rows,
+        sample_R=np.arange(len(samples)),
+        places=[np.arange(len(row)) for row in rows],
         group_S=group_S,
+        prompt_lengths_S=np.array([len(prompt.tokens_T) for prompt in prompts], dtype=np.int64),
         lengths_S=np.array([len(sample.completion) for sample in samples], dtype=np.int64),
         rewards_S=np.array(rewards) + penalty_S,
         trained_S=np.array(trained),
@@ -79,19 +103,38 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     )
 
 
-def _row(number: int, group: RolloutGroup, sample: Sample) -> TokenRow:
-    prompt_T, completion = group.prompt.tokens_T, sample.completion
-    context = np.zeros(len(prompt_T), dtype=np.float32)
+def _rows(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[TokenRow]:
+    """One row per sample: its prompt, then its completion."""
+    found = [_columns(p, s.completion) for p, s in zip(prompts, samples, strict=True)]
+    lengths = [len(p.tokens_T) + len(s.completion) for p, s in zip(prompts, samples, strict=True)]
+    return [
+        TokenRow(
+            row_id=number,
+            tokens_T=np.concatenate([prompt.tokens_T, sample.completion.tokens_T]),
+            weights_T=_weights(prompt, sample.completion),
+            columns=columns,
+        )
+        for number, (prompt, sample, columns) in enumerate(
+            zip(prompts, samples, aligned(found, lengths=lengths), strict=True)
+        )
+    ]
+
+
+def _weights(prompt: Prompt, completion: Completion) -> FloatArray:
+    """1 where a token is trained: where the engine wrote it."""
+    context = np.zeros(len(prompt.tokens_T), dtype=np.float32)
     by_engine = [
         np.full(len(s.tokens_T), s.author is Author.ENGINE, dtype=np.float32)
         for s in completion.segments
     ]
-    return TokenRow(
-        row_id=number,
-        tokens_T=np.concatenate([prompt_T, completion.tokens_T]),
-        weights_T=np.concatenate([context, *by_engine]),
-        columns={"engine_logp": np.concatenate([context, completion.engine_logp_T])},
-    )
+    return np.concatenate([context, *by_engine])
+
+
+def _columns(prompt: Prompt, completion: Completion) -> dict[str, ColumnArray]:
+    """What the engine recorded of the tokens of a prompt and its completion."""
+    lengths = (len(prompt.tokens_T), len(completion))
+    of_completion = {"engine_logp": completion.engine_logp_T, **completion.columns}
+    return joined([completion.prompt_columns, of_completion], lengths=lengths)
 
 
 def _shaping(sample: Sample, config: RunConfig) -> float:
@@ -147,34 +190,30 @@ class Update:
 
 
 def build_update(
-    rows: Sequence[TokenRow],
-    advantages_R: Sequence[np.ndarray],
-    trained_R: np.ndarray,
+    step_rows: StepRows,
+    advantages_S: Sequence[np.ndarray],
     *,
+    chosen: Sequence[int],
     config: RunConfig,
     sizes: TrainerConfig,
     kl_coefficient: float | None,
     step: int,
     epoch: int,
 ) -> Update:
-    """One update over these rows."""
+    """One update over the chosen rows."""
     algorithm, rollout = config.algorithm, config.rollout
-    num_trained_R = np.array([int(row.weights_T.sum()) for row in rows], dtype=np.int64)
-    weight_R, denominator = row_weights(
-        num_trained_R,
-        trained_R & (num_trained_R > 0),
-        normalise=algorithm.normalise,
-        fixed_length=algorithm.fixed_length or rollout.max_new_tokens,
-    )
+    rows, weight_R, denominator = _row_weights(step_rows, chosen, config)
     needs_all = algorithm.entropy_bonus > 0 or (
         algorithm.kl is not None and algorithm.kl.place == "loss"
     )
     keep_all = needs_all or not algorithm.skip_zero_advantage
-    counted = [
-        (_weighted(row, advantage_T, float(weight)), keep_all or bool(np.any(advantage_T)))
-        for row, advantage_T, weight in zip(rows, advantages_R, weight_R, strict=True)
-        if weight > 0
-    ]
+    counted = []
+    for row, weight, index in zip(rows, weight_R, chosen, strict=True):
+        advantage_T = advantages_S[step_rows.sample_R[index]]
+        if weight > 0 and row.weights_T.any():
+            places_T = step_rows.completion_places(index)
+            weighted = _weighted(row, advantage_T, places_T, weight=float(weight))
+            counted.append((weighted, keep_all or bool(np.any(advantage_T))))
     if not counted:
         return Update(None, [], None)
     spec = policy_spec(
@@ -192,6 +231,26 @@ def build_update(
     return Update(StepPlan(step, epoch, batches, spec), left_out, spec)
 
 
+def _row_weights(
+    step_rows: StepRows, chosen: Sequence[int], config: RunConfig
+) -> tuple[list[TokenRow], FloatArray64, float]:
+    """The chosen rows, what each of their trained tokens weighs, and the denominator.
+
+    A sample counts once, with the trained tokens of all its rows.
+    """
+    rows = [step_rows.rows[index] for index in chosen]
+    samples, sample_R = np.unique(step_rows.sample_R[list(chosen)], return_inverse=True)
+    num_trained_S = np.zeros(len(samples), dtype=np.int64)
+    np.add.at(num_trained_S, sample_R, [int(row.weights_T.sum()) for row in rows])
+    weight_S, denominator = row_weights(
+        num_trained_S,
+        step_rows.trained_S[samples] & (num_trained_S > 0),
+        normalise=config.algorithm.normalise,
+        fixed_length=config.algorithm.fixed_length or config.rollout.max_new_tokens,
+    )
+    return rows, weight_S[sample_R], denominator
+
+
 def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConfig) -> float:
     """What the correction divides its weights by: a mean over all rows that the loss counts, those
     without an advantage, too. 1 where it does not normalise."""
@@ -203,7 +262,7 @@ def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConf
         row = rows[index]
         trained_T = row.weights_T > 0
         names = ("old_logp", "engine_logp")
-        old_M, engine_M = (row.columns[name][trained_T].astype(np.float64) for name in names)
+        old_M, engine_M = (dense(row.columns[name])[trained_T].astype(np.float64) for name in names)
         log_ratio.append(old_M - engine_M)
         row_of.append(np.full(len(old_M), index))
         counts.append(np.full(len(old_M), weight_R[index]))
@@ -213,10 +272,12 @@ def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConf
     return mean_weight(log_ratio_M, row_of_M, len(rows), rule, counts_M=counts_M)
 
 
-def _weighted(row: TokenRow, advantage_T: np.ndarray, weight: float) -> TokenRow:
-    is_completion = np.arange(len(row)) >= len(row) - len(advantage_T)
+def _weighted(
+    row: TokenRow, advantage_T: np.ndarray, completion_places_T: IntArray, *, weight: float
+) -> TokenRow:
+    is_completion = completion_places_T >= 0
     column_T = np.zeros(len(row), dtype=np.float32)
-    column_T[is_completion] = advantage_T
+    column_T[is_completion] = advantage_T[completion_places_T[is_completion]]
     return replace(
         row,
         weights_T=(row.weights_T * weight).astype(np.float32),
