@@ -235,6 +235,41 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a forward pass is asked for.
+
+    `logp` and `entropy` are of the trained tokens, under the distribution at `temperature`;
+    `value` needs a model with a value head. `hidden` names layers as transformers numbers them (0
+    is the embedding, the last one is after the final norm). Hidden states never leave the rank
+    that computed them: `reducer` names what is made of them there (train/reducers.py).
+    """
+
+    logp: bool = False
+    entropy: bool = False
+    value: bool = False
+    hidden: tuple[int, ...] = ()
+    reducer: str = ""
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert bool(self.hidden) == bool(self.reducer), "hidden states go with their reducer"
+        assert self.logp or self.entropy or self.value or self.hidden, "nothing is asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a forward pass gave of one batch; None or no entry where it was not asked for.
+
+    `hidden` maps a layer to what the reducer made of its states.
+    """
+
+    logp_M: FloatArray | None = None
+    entropy_M: FloatArray | None = None
+    value_M: FloatArray | None = None
+    hidden: Mapping[int, FloatArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class LossSpec:
     """A loss by name and parameters, serialisable.
 
@@ -268,7 +303,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """What an update did. The same on every rank.
+    """What an update did to the model of its role. The same on every rank.
 
     `applied` is False when the loss or gradient was not finite: weights and optimizer are then
     exactly as before the step. `stats` holds what the loss measured on the way; `row_logp`, for
@@ -289,3 +324,4 @@ class UpdateReport:
     row_logp: tuple[FloatArray, ...] = ()
     probes: Mapping[str, float] = field(default_factory=dict)
     unmeasured: str = ""
+    role: Role = Role.POLICY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support import tiny_rl
+from tests.support import runs, tiny_rl
 
 from homeostat import columns
 from homeostat.algorithms.losses import LOSSES
@@ -19,11 +20,14 @@ from homeostat.data.loader import repack
 from homeostat.observe.jsonl import encode
 from homeostat.run.learning.updates import StepRows, build_update, step_advantages, step_rows
 from homeostat.train.lanes import split
+from homeostat.train.local import LocalTrainer
 from homeostat.types import (
     Author,
     Completion,
     LossSpec,
+    Outputs,
     Prompt,
+    Role,
     RolloutGroup,
     Sample,
     Segment,
@@ -127,7 +131,7 @@ def test_columns_survive_another_packing_and_lanes() -> None:
 def test_rows_are_written_for_people_with_one_entry_per_token() -> None:
     (row,) = random_rows(2, [4])
     text = encode({name: columns.as_json(values) for name, values in row.columns.items()})
-    shown = __import__("json").loads(text)
+    shown = json.loads(text)
     assert [len(shown[name]) for name in row.columns] == [4, 4, 4]
     assert shown["routed"] == row.columns["routed"].tolist()
     assert shown["kept"] == [row.columns["kept"][token].tolist() for token in range(4)]
@@ -222,6 +226,24 @@ def test_what_an_engine_recorded_of_tokens_reaches_the_rows(tmp_path: Path) -> N
     assert len(tool.tokens_T) == 3
     batch = TrainBatch.of(step.rows)
     assert batch.columns["routed"].shape[1:] == (LAYERS, EXPERTS)
+
+
+def test_scoring_gets_the_columns_of_the_rows_as_training_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Role, frozenset[str]]] = []
+    original = LocalTrainer.forward
+
+    def watched(self: LocalTrainer, role: Role, batches: list[TrainBatch], outputs: Outputs):
+        seen.extend((role, frozenset(batch.columns)) for batch in batches)
+        return original(self, role, batches, outputs)
+
+    monkeypatch.setattr(LocalTrainer, "forward", watched)
+    kl = {"type": "grpo", "kl": {"coefficient": 0.1}}
+    runs.train(tiny_rl.config(tmp_path, "trainer.max_steps=1", algorithm=kl))
+    assert (Role.REFERENCE, frozenset({"engine_logp"})) in seen
+    assert (Role.POLICY, frozenset({"engine_logp", "ref_logp"})) in seen
+    assert all("engine_logp" in names for _, names in seen)
 
 
 # Several rows of one sample.

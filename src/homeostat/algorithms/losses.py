@@ -8,7 +8,7 @@ before it computes anything. A new loss is one more entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from homeostat.algorithms.corrections.correct import PARTS
 from homeostat.algorithms.policy import policy_loss
 from homeostat.algorithms.terms import LossTerms, PolicyTokens
 from homeostat.errors import LossInputError
-from homeostat.types import LossSpec
+from homeostat.types import LossSpec, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,14 +65,17 @@ def loss_of(spec: LossSpec) -> Loss:
     return LOSSES[spec.name]
 
 
-def require_columns(spec: LossSpec, names: Collection[str]) -> None:
-    """Raise LossInputError where a batch with these columns lacks one that the loss needs."""
-    missing = sorted(loss_of(spec).required(spec) - set(names))
-    if missing:
-        raise LossInputError(
-            f"the loss {spec.name!r} needs the column {missing[0]!r}, and the batch has "
-            f"{', '.join(sorted(names)) or 'none'}. Fill it before the update is planned."
-        )
+def require_columns(spec: LossSpec, batches: Iterable[TrainBatch | None]) -> None:
+    """Raise LossInputError where a batch lacks a column that the loss needs."""
+    required = loss_of(spec).required(spec)
+    for batch in batches:
+        missing = [] if batch is None else sorted(required - batch.columns.keys())
+        if batch is not None and missing:
+            raise LossInputError(
+                f"the loss {spec.name!r} needs the column {missing[0]!r}, and a batch of rows "
+                f"{batch.row_ids_B[0]} ... has {', '.join(sorted(batch.columns)) or 'none'}: it "
+                "must be filled before the update is planned."
+            )
 
 
 def _sft_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:

@@ -16,6 +16,7 @@ import torch
 
 from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
+from homeostat.config.algorithm import SftConfig
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.models.shape_only import ShapeDecoder, shape_decoder
@@ -140,13 +141,13 @@ def _kernel(config: RunConfig, runtime: Runtime) -> str:
 
 
 def _loss_spec(config: RunConfig, batch: TrainBatch) -> LossSpec:
-    if not config.is_rl:
-        return sft.loss_spec(config.algorithm, batch.rows())
-    kl = config.algorithm.kl
-    in_loss = kl is not None and kl.place == "loss"
+    algorithm = config.algorithm
+    if isinstance(algorithm, SftConfig):
+        return sft.loss_spec(algorithm, batch.rows())
+    kl = algorithm.kl
     return policy_spec(
-        config.algorithm,
+        algorithm,
         denominator=1.0,
         temperature=config.rollout.temperature,
-        kl_coefficient=kl.coefficient if in_loss else None,
+        kl_coefficient=kl.coefficient if kl is not None and kl.place == "loss" else None,
     )

@@ -14,19 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of, require_columns
+from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of
 from homeostat.algorithms.terms import LossTerms
 from homeostat.columns import dense
 from homeostat.config.trainer import TrainerConfig
+from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
+from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.lora import lora_modules
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
-from homeostat.train.roles import Model
+from homeostat.train.reducers import REDUCERS, TokenPlaces
 from homeostat.train.runtime import Runtime
-from homeostat.types import LossSpec, TrainBatch
+from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,26 @@ class TokenScores:
 
 
 @dataclass(frozen=True, slots=True)
+class OnDevice:
+    """What a forward pass gave of one batch, before it is copied to the host."""
+
+    scores: TokenScores | None
+    hidden: dict[int, Tensor]
+
+    def to_host(self, outputs: Outputs) -> Computed:
+        scores = self.scores
+        return Computed(
+            logp_M=_host(scores.logp_M) if scores is not None and outputs.logp else None,
+            entropy_M=None
+            if scores is None or scores.entropy_M is None
+            else _host(scores.entropy_M),
+            hidden={layer: _host(reduced) for layer, reduced in self.hidden.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
-    """How this run computes a micro-batch. `has_dropout`: the policy's adapter drops at random."""
+    """How a role's model computes a micro-batch. `has_dropout`: its adapter drops at random."""
 
     config: TrainerConfig
     runtime: Runtime
@@ -52,9 +72,26 @@ class Forward:
     has_dropout: bool
 
     @classmethod
-    def of(cls, policy: Model, config: TrainerConfig, *, runtime: Runtime, seed: int) -> Forward:
-        has_dropout = any(module.rate > 0 for _, module in lora_modules(policy))
+    def of(cls, model: Model, config: TrainerConfig, *, runtime: Runtime, seed: int) -> Forward:
+        has_dropout = any(module.rate > 0 for _, module in lora_modules(model))
         return cls(config, runtime, seed, has_dropout)
+
+    def outputs(self, model: Model, batch: TrainBatch, outputs: Outputs) -> OnDevice:
+        """What is asked for, and no more. Nothing is dropped at random."""
+        states = HiddenStates(outputs.hidden) if outputs.hidden else None
+        tokens_N = self._send(batch.tokens_N)
+        hidden_ND = self._hidden(model, batch, tokens_N, states=states)
+        scores = None
+        if outputs.logp or outputs.entropy:
+            entropy = EntropyNeed.VALUE if outputs.entropy else EntropyNeed.NONE
+            scores = self._scores(
+                model, batch, tokens_N, hidden_ND, temperature=outputs.temperature, entropy=entropy
+            )
+        if states is None:
+            return OnDevice(scores, {})
+        reduce, places = REDUCERS[outputs.reducer], self._places(batch)
+        reduced = {layer: reduce(state, places) for layer, state in states.found().items()}
+        return OnDevice(scores, reduced)
 
     def scores(
         self,
@@ -65,36 +102,17 @@ class Forward:
         entropy: EntropyNeed = EntropyNeed.NONE,
         dropout_step: int | None = None,
     ) -> TokenScores:
+        """Log-probs of the trained tokens, with a gradient. `dropout_step` keys what is dropped."""
         tokens_N = self._send(batch.tokens_N)
-        positions_N = self._send(batch.positions_N)
-        index_M, row_of_M = predicted_positions(batch)
-        layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
-        keys_N = self._dropout_keys(batch, positions_N, dropout_step)
-        sharing = self._sharing(model, batch) if keys_N is None else None
-        shared = {} if sharing is None else {"sharing": sharing}
-        hidden_ND = model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, **shared)
-        index_M = self._send(index_M)
-        inputs = (hidden_ND[index_M - 1], model.output_weight(), tokens_N[index_M])
-        how = {
-            "temperature": temperature,
-            "chunk_bytes": self.config.logits_bytes(self.runtime.device.type),
-            "numerics": model.numerics,
-        }
-        if entropy is EntropyNeed.NONE:
-            logp_M, entropy_M = token_logprobs(*inputs, **how), None
-        else:
-            with_grad = entropy is EntropyNeed.GRAD
-            logp_M, entropy_M = token_logprobs_and_entropy(*inputs, **how, entropy_grad=with_grad)
-        return TokenScores(logp_M, entropy_M, index_M, self._send(row_of_M))
+        hidden_ND = self._hidden(model, batch, tokens_N, dropout_step=dropout_step)
+        return self._scores(
+            model, batch, tokens_N, hidden_ND, temperature=temperature, entropy=entropy
+        )
 
     def loss(
         self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
     ) -> tuple[TokenScores, LossTerms]:
-        """What the batch adds to the loss of update `step`, which keys dropout.
-
-        Raises LossInputError, before anything is computed, where a column is missing.
-        """
-        require_columns(spec, batch.columns)
+        """What the batch adds to the loss of update `step`, which keys dropout."""
         loss = loss_of(spec)
         scores = self.scores(
             model,
@@ -114,8 +132,54 @@ class Forward:
         )
         return scores, loss.terms(inputs, spec)
 
-    def _sharing(self, model: Model, batch: TrainBatch) -> SharedPrompts | None:
-        if not self.config.share_prompts or not isinstance(model, Decoder) or batch.num_rows < 2:
+    def _hidden(
+        self,
+        model: Model,
+        batch: TrainBatch,
+        tokens_N: Tensor,
+        *,
+        dropout_step: int | None = None,
+        states: HiddenStates | None = None,
+    ) -> Tensor:
+        positions_N = self._send(batch.positions_N)
+        layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
+        keys_N = self._dropout_keys(batch, positions_N, dropout_step)
+        # Sharing computes a prompt once for all its rows: then there is no state of every token.
+        if isinstance(model, Decoder) and keys_N is None and states is None:
+            sharing = self._sharing(batch)
+            return model.hidden(tokens_N, positions_N, layout, sharing=sharing)
+        return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
+
+    def _scores(
+        self,
+        model: Model,
+        batch: TrainBatch,
+        tokens_N: Tensor,
+        hidden_ND: Tensor,
+        *,
+        temperature: float,
+        entropy: EntropyNeed,
+    ) -> TokenScores:
+        index_M, row_of_M = map(self._send, predicted_positions(batch))
+        inputs = (hidden_ND[index_M - 1], model.output_weight(), tokens_N[index_M])
+        how = {
+            "temperature": temperature,
+            "chunk_bytes": self.config.logits_bytes(self.runtime.device.type),
+            "numerics": model.numerics,
+        }
+        if entropy is EntropyNeed.NONE:
+            logp_M, entropy_M = token_logprobs(*inputs, **how), None
+        else:
+            with_grad = entropy is EntropyNeed.GRAD
+            logp_M, entropy_M = token_logprobs_and_entropy(*inputs, **how, entropy_grad=with_grad)
+        return TokenScores(logp_M, entropy_M, index_M, row_of_M)
+
+    def _places(self, batch: TrainBatch) -> TokenPlaces:
+        arrays = (*predicted_positions(batch), batch.lengths_B)
+        return TokenPlaces(*map(self._send, arrays))
+
+    def _sharing(self, batch: TrainBatch) -> SharedPrompts | None:
+        if not self.config.share_prompts or batch.num_rows < 2:
             return None
         device = self.runtime.device
         lengths_B = prompt_lengths(batch)
@@ -150,3 +214,7 @@ def prompt_lengths(batch: TrainBatch) -> np.ndarray:
     first = np.searchsorted(trained_N, starts_B)
     ends_B = np.append(trained_N, batch.num_tokens)[first]
     return np.minimum(ends_B - starts_B, batch.lengths_B)
+
+
+def _host(tensor: Tensor) -> FloatArray:
+    return tensor.float().cpu().numpy()

@@ -15,22 +15,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from homeostat.algorithms.losses import require_columns
 from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.run import RunConfig
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
 from homeostat.models.build import ModelSheet
+from homeostat.sync.parcel import Packer, Parcel
 from homeostat.train.memory import ladder_text
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Measured
-from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
+from homeostat.types import (
+    Computed,
+    LossSpec,
+    Outputs,
+    Role,
+    StepPlan,
+    TokenRow,
+    TrainBatch,
+    UpdateReport,
+)
 from homeostat.workers.group import Pending, WorkerGroup, gather
 from homeostat.workers.processes import start_processes
-
-if TYPE_CHECKING:
-    from homeostat.sync.parcel import Packer, Parcel
 
 FACTORY = "homeostat.train.fsdp.make:make_trainer"
 # How long the other ranks may take to answer once one has failed.
@@ -78,14 +86,14 @@ class ShardedTrainer:
     def num_ranks(self) -> int:
         return self.group.size
 
-    def score(
-        self, role: Role, batches: Sequence[TrainBatch], *, temperature: float = 1.0
-    ) -> list[FloatArray]:
+    def forward(
+        self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
+    ) -> list[Computed]:
         dealt = deal(batches, self.num_ranks)
         found = self._fit(
             batches,
             [
-                self.group.call(rank, "score", role, mine, temperature=temperature)
+                self.group.call(rank, "forward", role, mine, outputs)
                 for rank, mine in enumerate(dealt)
             ],
         )
@@ -95,6 +103,7 @@ class ShardedTrainer:
     def accumulate(
         self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
     ) -> None:
+        require_columns(spec, batches)
         dealt = deal(batches, self.num_ranks)
         self._fit(
             batches,
@@ -105,12 +114,12 @@ class ShardedTrainer:
         )
 
     def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
+        require_columns(spec, batches)
         dealt = deal(batches, self.num_ranks)
         calls = [
             self.group.call(rank, "measure", role, mine, spec) for rank, mine in enumerate(dealt)
         ]
-        found = self._fit(batches, calls)
-        return Measured.merged([part for part in found if part is not None])
+        return Measured.merged(self._fit(batches, calls))
 
     def discard(self, role: Role) -> None:
         self._all("discard", role)
@@ -122,8 +131,8 @@ class ShardedTrainer:
     def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
         return self._all("trace_nonfinite", plan)[0]
 
-    def refresh_reference(self) -> None:
-        self._all("refresh_reference")
+    def refresh(self, role: Role, *, source: Role = Role.POLICY) -> None:
+        self._all("refresh", role, source=source)
 
     def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
         """Rank 0 packs what all ranks gather."""
@@ -132,11 +141,11 @@ class ShardedTrainer:
         while (parcel := self._all("next_parcel")[0]) is not None:
             yield parcel
 
-    def checksums(self) -> Mapping[str, int]:
-        return self._all("checksums")[0]
+    def checksums(self, role: Role) -> Mapping[str, int]:
+        return self._all("checksums", role)[0]
 
-    def export(self, folder: Path, config: RunConfig) -> None:
-        self._all("export", folder, config)
+    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+        self._all("export", role, folder, config)
 
     @cached_property
     def state_bytes(self) -> int:

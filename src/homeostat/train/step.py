@@ -20,7 +20,7 @@ from homeostat.train.nonfinite import STORED_WEIGHTS
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.run_state import RunState
 from homeostat.train.trainer import Origin, Trainer
-from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
+from homeostat.types import StepPlan, TokenRow, UpdateReport
 
 # Skipped steps in a row count that many times less where single rows are at fault.
 PATIENCE_WITH_ROWS = 10
@@ -68,11 +68,13 @@ class GuardedStep:
         return report
 
     def _attempt(self, plan: StepPlan, learning_rate: float) -> UpdateReport | None:
-        return self.memory.attempt(lambda: self._update(plan, learning_rate), step=plan.step)
+        return self.memory.attempt(
+            lambda: self._update(plan, learning_rate), role=plan.role, step=plan.step
+        )
 
     def _update(self, plan: StepPlan, learning_rate: float) -> UpdateReport:
-        self.trainer.accumulate(Role.POLICY, plan.micro_batches, plan.loss, step=plan.step)
-        return self.trainer.apply(Role.POLICY, step=plan.step, learning_rate=learning_rate)
+        self.trainer.accumulate(plan.role, plan.micro_batches, plan.loss, step=plan.step)
+        return self.trainer.apply(plan.role, step=plan.step, learning_rate=learning_rate)
 
     def _explain_nonfinite(self, plan: StepPlan, report: UpdateReport) -> None:
         rows = [row for batch in plan.micro_batches for row in batch.rows()]

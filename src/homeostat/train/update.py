@@ -17,7 +17,7 @@ from torch import Tensor
 
 from homeostat.algorithms.terms import LossTerms
 from homeostat.train.forward import TokenScores
-from homeostat.types import FloatArray, IntArray, TrainBatch, UpdateReport
+from homeostat.types import FloatArray, IntArray, Role, TrainBatch, UpdateReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class Measured:
 
     @classmethod
     def of(cls, terms: Sequence[LossTerms]) -> Measured:
-        """By one device-to-host copy."""
-        sums, maxima = reduce_stats(terms)
+        """By one device-to-host copy. Nothing was measured where there are no terms."""
+        sums, maxima = reduce_stats(terms) if terms else ({}, {})
         values = [*sums.values(), *maxima.values()]
         host = torch.stack(values).float().tolist() if values else []
         found = dict(zip([*sums, *maxima], host, strict=True))
@@ -102,10 +102,13 @@ class Measured:
 
     @classmethod
     def merged(cls, parts: Sequence[Measured]) -> Measured:
-        first = parts[0]
+        """All ranks' together. A rank that had no rows measured nothing."""
+        busy = [part for part in parts if part.sums or part.maxima]
+        if not busy:
+            return cls({}, {})
         return cls(
-            {name: sum(part.sums[name] for part in parts) for name in first.sums},
-            {name: _largest([part.maxima[name] for part in parts]) for name in first.maxima},
+            {name: sum(part.sums[name] for part in busy) for name in busy[0].sums},
+            {name: _largest([part.maxima[name] for part in busy]) for name in busy[0].maxima},
         )
 
 
@@ -129,8 +132,9 @@ def merge(shares: Sequence[UpdateShare], *, grad_norm: float) -> UpdateShare:
     )
 
 
-def make_report(share: UpdateShare, *, step: int, learning_rate: float) -> UpdateReport:
+def make_report(share: UpdateShare, *, role: Role, step: int, learning_rate: float) -> UpdateReport:
     return UpdateReport(
+        role=role,
         step=step,
         applied=math.isfinite(share.loss) and math.isfinite(share.grad_norm),
         loss=share.loss,

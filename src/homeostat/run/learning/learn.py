@@ -15,8 +15,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
 from homeostat.columns import dense
+from homeostat.config.algorithm import AnyPolicyGradient
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.errors import TrainingHaltedError
@@ -36,6 +38,7 @@ from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.probes import is_measured
 from homeostat.train.run_state import RlState, RunState
+from homeostat.train.scoring import score
 from homeostat.train.step import GuardedStep
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
@@ -105,6 +108,11 @@ class Learner:
         self.tell = tell
         self._worst_told_at: int | None = None
 
+    @property
+    def algorithm(self) -> AnyPolicyGradient:
+        """As the config has it now: a remedy may replace that."""
+        return policy_gradient(self.config.algorithm)
+
     def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
         learned = Learned()
         if not groups:
@@ -137,7 +145,7 @@ class Learner:
         rows = learned.rows
         assert rows is not None, "rows come first"
         chosen = np.flatnonzero((rows.group_R >= span.start) & (rows.group_R < span.stop))
-        kl = self.config.algorithm.kl
+        kl = self.algorithm.kl
         built = build_update(
             rows,
             learned.advantages_S,
@@ -175,7 +183,10 @@ class Learner:
             return None
         assert loss is not None, "rows that are left out have a weight in the loss"
         _, found = self._in_micro_batches(
-            rows, lambda batches: self.trainer.measure(Role.POLICY, batches, loss), step=step
+            Role.POLICY,
+            rows,
+            lambda batches: self.trainer.measure(Role.POLICY, batches, loss),
+            step=step,
         )
         return scaled_up(found, num_tokens=sum(map(num_trained, built.left_out)))
 
@@ -191,14 +202,14 @@ class Learner:
         self, rows: StepRows, spans: list[range], step: int, learned: Learned
     ) -> list[np.ndarray] | None:
         """Fill the columns that come from another forward pass; the KL penalty, if in rewards."""
-        kl = self.config.algorithm.kl
+        kl = self.algorithm.kl
         in_reward = kl is not None and kl.place == "reward"
         # A penalty in the reward counts in the group's statistics, also of rows not trained.
         chosen_S = rows.trained_S | (in_reward & ~np.isnan(rows.rewards_S) & (rows.lengths_S > 0))
         chosen = np.flatnonzero(chosen_S[rows.sample_R]).tolist()
         if kl is not None:
             self._fill("ref_logp", Role.REFERENCE, rows, chosen, step)
-        correction = self.config.algorithm.correction
+        correction = self.algorithm.correction
         all_old = in_reward or (correction is not None and correction.normalise)
         later = [index for index in chosen if all_old or rows.group_R[index] >= spans[0].stop]
         if later:
@@ -300,9 +311,9 @@ class Learner:
         ]
 
         def work(batches: Sequence[TrainBatch]) -> list[np.ndarray]:
-            return self.trainer.score(role, batches, temperature=temperature)
+            return score(self.trainer, role, batches, temperature=temperature)
 
-        batches, found = self._in_micro_batches(numbered, work, step=step)
+        batches, found = self._in_micro_batches(role, numbered, work, step=step)
         by_row: dict[int, FloatArray] = {}
         for batch, logp_M in zip(batches, found, strict=True):
             counts = [int(np.count_nonzero(row.weights_T)) for row in batch.rows()]
@@ -312,6 +323,7 @@ class Learner:
 
     def _in_micro_batches(
         self,
+        role: Role,
         rows: list[TokenRow],
         work: Callable[[Sequence[TrainBatch]], Result],
         *,
@@ -322,13 +334,13 @@ class Learner:
         while True:
             sizes = current_sizes(self.config.trainer, self.state)
             batches = micro_batches(rows, sizes, num_ranks=self.trainer.num_ranks)
-            found = self.memory.attempt(lambda batches=batches: work(batches), step=step)
+            found = self.memory.attempt(lambda batches=batches: work(batches), role=role, step=step)
             if found is not None:
                 return batches, found
             self.memory.shrink(batches, step=step)
 
     def _adapt_kl(self, learned: Learned, *, num_samples: int) -> None:
-        kl = self.config.algorithm.kl
+        kl = self.algorithm.kl
         if kl is None:
             return
         if kl.place == "loss":

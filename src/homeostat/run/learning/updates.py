@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from homeostat.algorithms.baselines import RewardBatch
-from homeostat.algorithms.catalogue import advantages
+from homeostat.algorithms.catalogue import advantages, policy_gradient
 from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
 from homeostat.algorithms.normalise import row_weights
 from homeostat.algorithms.overlong import penalty as overlong_penalty
@@ -83,7 +83,7 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     rows = _rows(prompts, samples)
     rewards = [math.nan if s.reward is None else s.reward for s in samples]
     penalty_S = np.array([_shaping(sample, config) for sample in samples])
-    masks_overlong = config.algorithm.overlong.type == "mask"
+    masks_overlong = policy_gradient(config.algorithm).overlong.type == "mask"
     trained = [
         s.reward is not None
         and len(s.completion) > 0
@@ -138,7 +138,7 @@ def _columns(prompt: Prompt, completion: Completion) -> dict[str, ColumnArray]:
 
 
 def _shaping(sample: Sample, config: RunConfig) -> float:
-    overlong = config.algorithm.overlong
+    overlong = policy_gradient(config.algorithm).overlong
     if overlong.type != "shape":
         return 0.0
     return overlong_penalty(
@@ -160,7 +160,7 @@ def step_advantages(
         trained_S=step.trained_S,
         penalty_ST=penalty_ST,
     )
-    return advantages(config.algorithm, batch)
+    return advantages(policy_gradient(config.algorithm), batch)
 
 
 def split_groups(num_groups: int, num_updates: int) -> list[range]:
@@ -201,7 +201,7 @@ def build_update(
     epoch: int,
 ) -> Update:
     """One update over the chosen rows."""
-    algorithm, rollout = config.algorithm, config.rollout
+    algorithm, rollout = policy_gradient(config.algorithm), config.rollout
     rows, weight_R, denominator = _row_weights(step_rows, chosen, config)
     needs_all = algorithm.entropy_bonus > 0 or (
         algorithm.kl is not None and algorithm.kl.place == "loss"
@@ -238,6 +238,7 @@ def _row_weights(
 
     A sample counts once, with the trained tokens of all its rows.
     """
+    algorithm = policy_gradient(config.algorithm)
     rows = [step_rows.rows[index] for index in chosen]
     samples, sample_R = np.unique(step_rows.sample_R[list(chosen)], return_inverse=True)
     num_trained_S = np.zeros(len(samples), dtype=np.int64)
@@ -245,8 +246,8 @@ def _row_weights(
     weight_S, denominator = row_weights(
         num_trained_S,
         step_rows.trained_S[samples] & (num_trained_S > 0),
-        normalise=config.algorithm.normalise,
-        fixed_length=config.algorithm.fixed_length or config.rollout.max_new_tokens,
+        normalise=algorithm.normalise,
+        fixed_length=algorithm.fixed_length or config.rollout.max_new_tokens,
     )
     return rows, weight_S[sample_R], denominator
 
@@ -254,7 +255,7 @@ def _row_weights(
 def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConfig) -> float:
     """What the correction divides its weights by: a mean over all rows that the loss counts, those
     without an advantage, too. 1 where it does not normalise."""
-    correction = config.algorithm.correction
+    correction = policy_gradient(config.algorithm).correction
     if correction is None or correction.weight is None or not correction.normalise:
         return 1.0
     log_ratio, row_of, counts = [], [], []

@@ -25,6 +25,7 @@ from homeostat.run.learning.updates import step_rows
 from homeostat.run.publication.host_weights import host_weights
 from homeostat.run.publication.publish import probe_of
 from homeostat.train.events import EmitEvent
+from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
     Author,
@@ -128,7 +129,7 @@ class LogprobVerifier:
         reference = self._reference(rows)
         batches = [TrainBatch.of([row]) for row in rows]
         temperature = self.config.rollout.temperature
-        parties = {"trainer": self.trainer.score(Role.POLICY, batches, temperature=temperature)}
+        parties = {"trainer": score(self.trainer, Role.POLICY, batches, temperature=temperature)}
         engine = self.engine
         if engine is not None and engine.policy_version == version:
             if engine.capabilities.score_temperatures == "any" or temperature == 1:

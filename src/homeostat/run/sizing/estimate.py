@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
@@ -165,7 +166,7 @@ def full_batch(config: RunConfig, tokens: int) -> TrainBatch:
 def _columns(config: RunConfig, length: int) -> dict[str, np.ndarray]:
     names = ["advantage", "engine_logp"]
     names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
-    names += ["ref_logp"] if config.algorithm.kl is not None else []
+    names += ["ref_logp"] if policy_gradient(config.algorithm).kl is not None else []
     return {name: np.zeros(length, dtype=np.float32) for name in names}
 
 

@@ -22,6 +22,7 @@ from homeostat.run.session.session import Session
 from homeostat.run.wiring.helpers import with_helpers
 from homeostat.train.local import LocalTrainer
 from homeostat.train.trainer import Trainer
+from homeostat.types import Role
 from homeostat.workers.processes import start_processes
 
 SERVER = "homeostat.rollout.remote:serve_engine"
@@ -111,10 +112,11 @@ def _shared(
     config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, *, version: int
 ) -> NativeEngine:
     assert isinstance(trainer, LocalTrainer), "combinations asks for weights in this process"
-    assert isinstance(trainer.model, Decoder), "combinations asks for the native decoder"
+    model = trainer.roles[Role.POLICY].model
+    assert isinstance(model, Decoder), "combinations asks for the native decoder"
     assert isinstance(config.engine, NativeEngineConfig), config.engine
     return NativeEngine(
-        trainer.model,
+        model,
         config.engine,
         device=trainer.runtime.device,
         max_tokens=config.max_request_tokens,
@@ -166,6 +168,6 @@ def _hf_folder(
         return path
     folder = session.run_dir.path / "engine_model"
     # All weights, also where an adapter is trained.
-    trainer.export(folder, config.model_copy(update={"lora": None}))
+    trainer.export(Role.POLICY, folder, config.model_copy(update={"lora": None}))
     tokenizer.save(folder)
     return folder

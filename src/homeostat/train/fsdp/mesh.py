@@ -111,4 +111,6 @@ def join(
 def local_part(parameter: Tensor) -> Tensor:
     """The rows that this rank holds: the memory itself, outside of autograd."""
     assert isinstance(parameter, DTensor), type(parameter)
-    return parameter.detach().to_local().detach()
+    detached = parameter.detach()
+    assert isinstance(detached, DTensor), type(detached)
+    return detached.to_local().detach()

@@ -127,7 +127,9 @@ def own_part(ranks: Ranks, dtype: torch.dtype) -> Part:
 def whole_tensor(parameter: Tensor, *, dtype: torch.dtype) -> Tensor:
     """All rows of a parameter, as it is computed with. All ranks take part."""
     assert isinstance(parameter, DTensor), type(parameter)
-    return parameter.detach().to(dtype).full_tensor()
+    computed = parameter.detach().to(dtype)
+    assert isinstance(computed, DTensor), type(computed)
+    return computed.full_tensor()
 
 
 def give_back(module: Decoder) -> None:

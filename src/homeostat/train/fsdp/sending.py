@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from homeostat.sync.parcel import Packer, Parcel
 from homeostat.train.fsdp.mesh import Ranks
-
-if TYPE_CHECKING:
-    from homeostat.sync.parcel import Packer, Parcel
 
 Named = tuple[str, Tensor]
 
