@@ -1,4 +1,4 @@
-"""Writes docs/reference/ from the code that it describes. Needs no torch.
+"""Write docs/reference/ from the code that it describes. Needs no torch.
 
     config classes, presets    -> config.md
     observe/names.py           -> metrics.md
@@ -52,47 +52,48 @@ NO_CODE = {
 # Every path that a run may write; a test trains one and looks for others.
 RUN_FOLDER = {
     "config.yaml": "The recipe as it was given.",
-    "config.json": "The resolved config: presets, overrides and defaults filled in.",
+    "config.json": "The resolved config, with presets, overrides and defaults filled in.",
     "metrics.jsonl": "One record per `observe.log_interval` steps: see [metrics](metrics.md).",
-    "findings.jsonl": "Illnesses (`health`): a line where one begins or gets worse, a line where "
-    "it is over, each with evidence, causes and fixes.",
+    "findings.jsonl": "Findings of the health rules (`health`): a line when one opens or gets "
+    "worse, a line when it closes, each with evidence, causes and fixes.",
     "events.jsonl": "What happened, in order: see [events](events.md).",
-    "row_losses.jsonl": "Per step: the ids of its rows and their losses (`observe.row_losses`).",
-    "console.log": "All that was shown or logged, whichever view was chosen.",
-    "report.html": "One self-contained page with plots, events and the rows of highest loss, in RL "
-    "with completions (`observe.report`). Also written when a run fails.",
+    "row_losses.jsonl": "The ids and losses of the rows of each step (`observe.row_losses`).",
+    "console.log": "Everything that was shown or logged, whichever view was chosen.",
+    "report.html": "A self-contained page with plots, events and the rows of highest loss, for RL "
+    "with completions (`observe.report`). It is also written when a run fails.",
     "traceback.txt": "The traceback of a run that failed.",
     "checkpoints/step_N/": "Weights and optimizer state (`.safetensors`), `state.json` (step, data "
     "order), `manifest.json` (size and SHA-256 of every file).",
-    "checkpoints/step_N/*.<rank>of<size>.safetensors": "The same over several ranks: of each "
-    "tensor the rows that a rank holds.",
-    "checkpoints/step_N/published.safetensors": "The weights that the engine had, where they were "
+    "checkpoints/step_N/*.<rank>of<size>.safetensors": "The same with several ranks: the rows of "
+    "each tensor that a rank holds.",
+    "checkpoints/step_N/published.safetensors": "The weights that the engine had, if they were "
     "older than the trainer's (`sync.interval`).",
     "checkpoints/step_N/hf/": "HF-format weights, or a peft adapter (`checkpoint.export`).",
     "checkpoints/latest": "Name of the newest checkpoint.",
-    "checkpoints/best": "Name of the one with the lowest `eval/loss`, in RL with the highest "
-    "`eval/reward`.",
-    "checkpoints/set_aside_*/": "Checkpoints beyond the step that `checkpoint.load_step` went "
-    "back to.",
+    "checkpoints/best": "Name of the checkpoint with the lowest `eval/loss`, in RL with the "
+    "highest `eval/reward`.",
+    "checkpoints/set_aside_*/": "Checkpoints after the step to which `checkpoint.load_step` went "
+    "back.",
     "data/": "The tokenised rows, memory-mapped (`data.cache_dir` names another place). SFT only.",
-    "journal/": "Scored rollouts, a file for each step and round of sampling, written before they "
-    "are trained on. Only those that a resumed run would need, unless `rollout.keep_journal`.",
-    "completions/step_N.parquet": "Prompts, completions, rewards and advantages of a step, to be "
-    "read (`observe.completions`, `homeostat inspect`).",
-    "rewards.log": "What reward functions print; beyond 64 MiB its middle is left out.",
-    "engine.log": "What an engine in a process of its own prints.",
-    "engine_model/": "The model in HF format that vLLM is started on, where `model.path` is no "
-    "such folder.",
-    "workers.log": "What the ranks of a trainer print, each line with its rank, and torchrun.",
-    "homeostat-*/": "Weights on their way to the engine (`sync.transport.type: disk`).",
-    "collective-*/": "Where trainer and engine meet (`sync.transport.type: collective`).",
+    "journal/": "Scored rollouts, one file per step and sampling round, written before they are "
+    "trained on. Only those that a resumed run would need, unless `rollout.keep_journal` is "
+    "set.",
+    "completions/step_N.parquet": "Prompts, completions, rewards and advantages of a step, for "
+    "people to read (`observe.completions`, `homeostat inspect`).",
+    "rewards.log": "The output of reward functions; beyond 64 MiB its middle is left out.",
+    "engine.log": "The output of an engine in its own process.",
+    "engine_model/": "The model in HF format on which vLLM is started, if `model.path` is not "
+    "such a folder.",
+    "workers.log": "The output of the trainer's ranks, each line with its rank, and of torchrun.",
+    "homeostat-*/": "Weights that are being sent to the engine (`sync.transport.type: disk`).",
+    "collective-*/": "Rendezvous of trainer and engine (`sync.transport.type: collective`).",
     "offending_rows/step_N.jsonl": "Rows of a step whose loss or gradient was not finite: id, "
     "origin, text, tokens, weights.",
-    "trace/": "Profiler traces (`observe.profiler`), and `oom_step_N.json`: who held which memory "
-    "when it ran out.",
+    "trace/": "Profiler traces (`observe.profiler`), and `oom_step_N.json`: the largest "
+    "allocations when memory ran out.",
     "tensorboard/": "The TensorBoard sink's files.",
-    "sinks/": "What the W&B and trackio sinks need to go on after a resume.",
-    "wandb/": "W&B's own files; with `mode: offline` all of the run.",
+    "sinks/": "State that the W&B and trackio sinks need after a resume.",
+    "wandb/": "W&B's own files; with `mode: offline` the whole run.",
     ".lock": "Held by the process that writes here.",
 }
 # Keys that a base class must have for the classes below it to leave them out of their tables.

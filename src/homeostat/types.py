@@ -1,11 +1,11 @@
-"""The values that cross module borders. Torch-free: arrays here are numpy.
+"""The values that modules exchange. This module is torch-free: arrays are numpy.
 
-Suffixes, here and everywhere: `_N` packed tokens, `_B` rows (documents), `_T` tokens of one row,
-`_G` samples of a group, `_M` predicted tokens, `_V` vocabulary, `_D` model dim, `_L` layer.
+These suffixes are used everywhere: `_N` packed tokens, `_B` rows (documents), `_T` tokens of one
+row, `_G` samples of a group, `_M` predicted tokens, `_V` vocabulary, `_D` model dim, `_L` layer.
 
-The token-to-logit map is fixed once, here: `weights_N[n]` is the weight of *predicting* token n,
-which the hidden state at n - 1 does. The first token of a row is predicted by nothing, so its
-weight is always 0.
+The mapping from tokens to logits is defined once, here: `weights_N[n]` is the weight of
+*predicting* token n, which is done by the hidden state at n - 1. Nothing predicts the first token
+of a row, so its weight is always 0.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ BoolArray = NDArray[np.bool_]
 
 
 class Role(StrEnum):
-    """Which model a Trainer call addresses."""
+    """The model that a Trainer call addresses."""
 
     POLICY = "policy"
     REFERENCE = "reference"
 
 
 class StopReason(StrEnum):
-    """Why a completion ended. The same words in metrics, journal and docs."""
+    """Why a completion ended. Metrics, journal and docs use the same words."""
 
     STOP = "stop"
     STOP_STRING = "stop_string"
@@ -46,12 +46,12 @@ class StopReason(StrEnum):
 
     @property
     def is_cut(self) -> bool:
-        """The policy did not end it itself."""
+        """Return whether the completion was truncated, rather than ended by the policy itself."""
         return self in (StopReason.LENGTH, StopReason.DEADLINE, StopReason.ABORTED)
 
 
 class Author(StrEnum):
-    """Who wrote the tokens of a segment. Only the engine's are trained."""
+    """The author of a segment's tokens. Only the engine's tokens are trained."""
 
     ENGINE = "engine"
     TOOL = "tool"
@@ -62,10 +62,11 @@ class Author(StrEnum):
 class Segment:
     """Tokens of a completion that one author wrote under one version of the policy.
 
-    `engine_logp_T` is under the whole distribution at the sampling temperature, comparable with
-    the trainer's. Where top-k or top-p cut the distribution, `sampled_logp_T` is under what was
-    left of it; None says that nothing was cut. Tokens that no engine sampled have NaN. `columns`
-    holds what else the engine recorded of each token, as `homeostat.columns` declares it.
+    `engine_logp_T` is under the full distribution at the sampling temperature, so it can be
+    compared with the trainer's. If top-k or top-p truncated the distribution, `sampled_logp_T` is
+    under the truncated one; None means that nothing was truncated. Tokens that no engine sampled
+    have NaN. `columns` holds what else the engine recorded of each token, as `homeostat.columns`
+    declares it.
     """
 
     tokens_T: IntArray
@@ -82,7 +83,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of a request.
+    """The result of a request: its segments, and why it ended.
 
     `prompt_columns` holds what the engine recorded of the prompt's tokens while it read them.
     """
@@ -118,7 +119,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A row to be answered. `prompt` is its text, or its messages; `columns` holds the rest."""
+    """A row to answer. `prompt` is its text or its messages; `columns` holds the other columns."""
 
     prompt_id: int
     tokens_T: IntArray
@@ -128,19 +129,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion with what it earned.
+    """A completion with its rewards.
 
-    `rewards` holds every function's value. None says that the function does not apply to the sample
-    (TRL's convention), or that it failed: `failed` names those. `reward` is the weighted sum as
-    trained on. It is None, and the sample is not trained, where a function that counts failed or
-    where none applies.
+    `rewards` holds the value of every function. None means that the function does not apply to the
+    sample (TRL's convention) or that it failed; `failed` names those that failed. `reward` is the
+    weighted sum that is trained on. It is None, and the sample is not trained, if a function with a
+    weight failed or if no function applies.
     """
 
     completion: Completion
     text: str
     rewards: Mapping[str, float | None]
     reward: float | None
-    # What reward functions had to say of it (log_extra): shown to people, never trained on.
+    # Values that reward functions passed to log_extra: shown to people, never trained on.
     extras: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
 
@@ -177,10 +178,10 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """One micro-batch: rows laid end to end, without padding.
+    """One micro-batch: rows concatenated without padding.
 
-    `lengths_B` gives the rows' lengths in order; `positions_N` restarts at 0 for each row. All
-    rows have the same columns.
+    `lengths_B` gives the lengths of the rows in order; `positions_N` restarts at 0 for each row.
+    All rows have the same columns.
     """
 
     tokens_N: IntArray
@@ -192,6 +193,7 @@ class TrainBatch:
 
     @classmethod
     def of(cls, rows: list[TokenRow]) -> TrainBatch:
+        """Concatenate rows into a micro-batch."""
         assert rows, "a batch needs at least one row"
         for row in rows:
             odd = row.columns.keys() ^ rows[0].columns.keys()
@@ -211,7 +213,7 @@ class TrainBatch:
         )
 
     def rows(self) -> list[TokenRow]:
-        """The rows it was made of."""
+        """Split the micro-batch into the rows of which it was made."""
         cuts = np.cumsum(self.lengths_B)[:-1]
         tokens, weights = np.split(self.tokens_N, cuts), np.split(self.weights_N, cuts)
         columns = {name: split_column(v, self.lengths_B) for name, v in self.columns.items()}
@@ -273,8 +275,8 @@ class Computed:
 class LossSpec:
     """A loss by name and parameters, serialisable.
 
-    `denominator` belongs to the whole update and is known before it is split into micro-batches,
-    so that the gradient does not depend on the split.
+    `denominator` belongs to the whole update and is known before it is split into micro-batches, so
+    the gradient does not depend on the split.
     """
 
     name: str
@@ -303,13 +305,13 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """What an update did to the model of its role. The same on every rank.
+    """The result of an update of a role, the same on every rank.
 
-    `applied` is False when the loss or gradient was not finite: weights and optimizer are then
-    exactly as before the step. `stats` holds what the loss measured on the way; `row_logp`, for
-    each row, the log-probs of its trained tokens under the weights before the update; `probes`,
-    where this update was measured, what came of it, by metric names; `unmeasured`, why that is
-    missing where it should have been there.
+    `applied` is False if the loss or gradient was not finite; weights and optimizer are then
+    exactly as before the step. `stats` holds the values that the loss measured. `row_logp` holds,
+    for each row, the log-probs of its trained tokens under the weights before the update. `probes`
+    holds the measurements of this update by metric name, if it was measured; `unmeasured` says why
+    a measurement is missing.
     """
 
     step: int

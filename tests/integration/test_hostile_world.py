@@ -152,7 +152,7 @@ def test_a_disk_that_fills_up_costs_nothing_saved(tmp_path: Path) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("homeostat.run.wiring.sft_setup", "prepare_rows", "tokenised rows cannot be written"),
+            *("homeostat.data.inputs", "prepare_rows", "tokenised rows cannot be written"),
             marks=pytest.mark.slow,
         ),
     ],

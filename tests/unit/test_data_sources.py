@@ -94,6 +94,16 @@ def test_an_indices_mapping_is_honoured(tmp_path):
     assert folder / "indices.arrow" in source_files(str(folder))
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "a\0b", "\ud800", 7, None])
+def test_a_listed_name_that_is_no_file_name_is_refused(tmp_path, name):
+    folder = save_dataset(tmp_path / "saved")
+    state = json.loads((folder / "state.json").read_text())
+    state["_data_files"] = [{"filename": name}]
+    (folder / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match="no file name"):
+        source_files(str(folder))
+
+
 def test_a_folder_of_splits_is_refused_with_their_names(tmp_path):
     from datasets import Dataset, DatasetDict
 

@@ -1,18 +1,18 @@
-"""The loss of a policy-gradient update, put together.
+"""The loss of a policy-gradient update.
 
     loss_m = c_m * surrogate_m + kl_coefficient * kl_m - entropy_bonus * H_m
     loss   = sum_m w_m * loss_m / denominator
 
-over the trained tokens of all micro-batches; weights and denominator belong to the whole update
+over the trained tokens of all micro-batches. Weights and denominator belong to the whole update
 (`normalise`), the surrogate to the algorithm, c_m to the correction (`corrections`). With
-`kl_importance_weighted`, kl_m is multiplied by the token's ratio of new to old policy, whose
-gradient counts, too.
+`kl_importance_weighted`, kl_m is multiplied by the token's ratio of new to old policy, and the
+gradient of that ratio counts, too.
 
-What is measured comes as sums over tokens, unweighted: divide by `tokens` for means. `kl` is the
-chosen estimator against the reference, `old_kl` estimates KL(old || new); what the correction did
-is counted in tokens and in sequences. How far engine and trainer are apart is not measured here but
-on the host (`mismatch`). Nothing here hides a NaN: it reaches the loss, and the update is not
-applied.
+Measurements are returned as unweighted sums over tokens: divide by `tokens` for means. `kl` is the
+chosen estimator against the reference, `old_kl` estimates KL(old || new); the effects of the
+correction are counted in tokens and in sequences. The mismatch of engine and trainer is not
+measured here but on the host (`mismatch`). No NaN is hidden: it reaches the loss, and the update is
+not applied.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ def policy_spec(
     kl_coefficient: float | None,
     weight_mean: float = 1.0,
 ) -> LossSpec:
-    """The loss of one update. `kl_coefficient` is the present one, where it adapts; `weight_mean`
-    what the correction's weights are divided by."""
+    """Return the loss of one update.
+
+    `kl_coefficient` is its current value if it adapts; the correction's weights are divided by
+    `weight_mean`.
+    """
     assert denominator > 0, "an update in which nothing is trained has no loss"
     params: dict[str, float | str] = {
         "algorithm": config.type,
@@ -64,7 +67,7 @@ def policy_spec(
 
 
 def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
-    """This micro-batch's share of the update's loss."""
+    """Compute this micro-batch's share of the update's loss."""
     now_M, params = tokens.trainer_logp_M, spec.params
     old_M = now_M.detach() if tokens.old_logp_M is None else tokens.old_logp_M
     log_ratio_M = now_M - old_M
@@ -104,7 +107,7 @@ def _kl(tokens: PolicyTokens, spec: LossSpec) -> Tensor | None:
 def _measure(
     tokens: PolicyTokens, surrogate: Surrogate, kl_M: Tensor | None, old_M: Tensor
 ) -> dict[str, Tensor]:
-    """What is summed, per token."""
+    """Return the measurements per token, which are then summed."""
     now_M = tokens.trainer_logp_M.detach()
     measured = {
         "tokens": now_M.new_ones(now_M.shape),
@@ -121,5 +124,5 @@ def _measure(
 
 
 def _max(values_M: Tensor) -> Tensor:
-    """-inf, which no other value is below, where there is no token."""
+    """Return the maximum, or -inf if there is no token."""
     return values_M.max() if values_M.numel() else values_M.new_full((), -math.inf)

@@ -1,4 +1,4 @@
-"""Every verb, in the order of the help. One file each."""
+"""All verbs, in the order of the help, one file each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of ranks and backends that cannot work together: the reason and the way out."""
+"""Find settings of ranks and backends that cannot work together."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from homeostat.errors import Problem
 
 
 def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
+    """Yield every conflict of `cluster` and `trainer.backend`, with its reason and remedy."""
     backend, is_alone = config.trainer.backend, isinstance(config.cluster, InProcessCluster)
     if not isinstance(backend, FsdpBackend):
         if not is_alone:

@@ -1,4 +1,4 @@
-"""Settings of algorithm.correction that cannot work together."""
+"""Find settings of algorithm.correction that cannot work together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from homeostat.config.correction import AnyReject, AnyWeight, CorrectionConfig
 from homeostat.errors import Problem
 
 _PLACE = "algorithm.correction"
-# A geometric mean so far from 1 is that of a completion with every token on average half as likely
-# again: bounds beyond it are meant for tokens or products, and would never act.
+# Such a geometric mean would need every token of a completion to be off by about half on average.
+# Bounds beyond it were meant for tokens or products, and would never have an effect.
 _GEOMETRIC = (1 / 1.5, 1.5)
 
 
 def find_correction_conflicts(algorithm: AnyPolicyGradient) -> Iterator[Problem]:
+    """Yield every conflict within algorithm.correction, with its reason and remedy."""
     correction = algorithm.correction
     if correction is None:
         return

@@ -1,4 +1,4 @@
-"""Engines and ways of weights that cannot work together, or would have no effect."""
+"""Find settings of engines and transports that cannot work together or would have no effect."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _OWN = "Set engine.own_process=true, or remove it."
 
 
 def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
+    """Yield every conflict of `engine` and `sync`, with its reason and remedy."""
     if config.engine.shares_weights:
         yield from _shared(config)
     elif isinstance(config.sync.transport, InProcessConfig):
@@ -32,7 +33,10 @@ def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
 
 
 def find_transport_conflicts(config: RunConfig, *, device: str) -> Iterator[Problem]:
-    """`device` is 'cpu' or 'cuda': what trainer.device came out as."""
+    """Yield the conflicts of a transport with the device.
+
+    `device` is 'cpu' or 'cuda', as trainer.device was resolved.
+    """
     if isinstance(config.sync.transport, CudaIpcConfig) and device != "cuda":
         yield Problem(
             "sync.transport.type",

@@ -2,9 +2,9 @@
 
     step -> (epoch, place in the epoch) -> row ids -> rows -> loss spec -> micro-batches
 
-A plan is a pure function of the step: the order of an epoch is drawn from (seed, epoch) alone, so
-the loader's state is the number of the last plan handed out, and a resumed run continues exactly.
-An update never crosses the border of two epochs; the last one of an epoch may be smaller.
+A plan is a pure function of the step: the order of an epoch depends only on (seed, epoch), so the
+loader's state is the number of the last plan handed out, and a resumed run continues exactly. An
+update never spans two epochs; the last one of an epoch may be smaller.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from homeostat.types import IntArray, StepPlan, TokenRow, TrainBatch
 
 
 class PlanLoader:
-    """Iterates over the plans of steps start + 1 .. total_steps. Close it, or use it in `with`."""
+    """Iterate over the plans of steps start + 1 .. total_steps. Close it, or use it in `with`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PlanLoader:
         return self
 
     def __next__(self) -> StepPlan:
-        """The next plan. What went wrong while it was made is raised here."""
+        """Return the next plan. Errors of the background thread are raised here."""
         if not self._waiting:
             raise StopIteration
         started = time.perf_counter()
@@ -86,16 +86,16 @@ class PlanLoader:
         self.close()
 
     def close(self) -> None:
-        """End the background thread. May be called twice."""
+        """End the background thread. Idempotent."""
         self._waiting.clear()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def state(self) -> dict[str, Any]:
-        """Where the loader stands after the last plan handed out."""
+        """Return the position after the last plan handed out."""
         return {"step": self._last_step, "data": self._fingerprint}
 
     def plan(self, step: int) -> StepPlan:
-        """The plan of any step, counted from 1. Epochs count from 0."""
+        """Return the plan of any step, counted from 1. Epochs count from 0."""
         per_epoch = self._trainer.steps_per_epoch(len(self._row_ids))
         epoch, place = divmod(step - 1, per_epoch)
         first = place * self._trainer.batch_rows
@@ -123,7 +123,7 @@ class PlanLoader:
         return self._order[1]
 
     def _hash(self) -> str:
-        """Names all that decides which rows a step has."""
+        """Return a digest of everything that decides which rows a step has."""
         sizes = (self._seed, self._data.shuffle, self._trainer.batch_rows)
         digest = hashlib.sha256(f"{self._store.fingerprint} {sizes}".encode())
         digest.update(self._row_ids.tobytes())
@@ -144,9 +144,9 @@ class PlanLoader:
 
 
 def repack(plan: StepPlan, *, max_tokens: int, num_ranks: int = 1) -> StepPlan:
-    """The same rows and the same loss under another token budget.
+    """Split the same rows with the same loss under another token budget.
 
-    A row longer than the budget stands alone.
+    A row longer than the budget forms a micro-batch by itself.
     """
     rows = [row for batch in plan.micro_batches for row in batch.rows()]
     bins = pack([len(row) for row in rows], max_tokens, multiple_of=num_ranks)
@@ -156,7 +156,7 @@ def repack(plan: StepPlan, *, max_tokens: int, num_ranks: int = 1) -> StepPlan:
 def eval_batches(
     store: RowStore, row_ids: IntArray, *, trainer: TrainerConfig, num_ranks: int = 1
 ) -> Iterator[TrainBatch]:
-    """Every row once, in an order that depends on the rows alone, read as they are needed."""
+    """Yield every row once, in an order that depends only on the rows, read on demand."""
     for chosen in _split(store.lengths[row_ids].tolist(), trainer, num_ranks):
         yield TrainBatch.of([store[int(row_ids[index])] for index in chosen])
 
@@ -164,7 +164,7 @@ def eval_batches(
 def micro_batches(
     rows: Sequence[TokenRow], trainer: TrainerConfig, *, num_ranks: int = 1
 ) -> tuple[TrainBatch, ...]:
-    """The rows of an update, split as the trainer's settings say, for so many ranks."""
+    """Split the rows of an update as the trainer's settings say, for this many ranks."""
     return _batches(rows, _split([len(row) for row in rows], trainer, num_ranks))
 
 

@@ -1,15 +1,15 @@
-"""Which rows share a micro-batch.
+"""Decide which rows share a micro-batch.
 
-`pack` first finds how few bins are needed (first fit, longest row first; plain first fit where
-that happens to need fewer), raises their number to a multiple of the ranks that work at one time,
-then spreads the rows evenly over that many bins where they fit: an update of k equal micro-batches
-is no slower than k - 1 full ones and a rest, and its peak memory is lower. Rows lie end to end
-without padding, so fill = tokens / (bins * max_tokens) measures how many steps the budget costs,
-not wasted compute.
+`pack` first finds how few bins are needed (first fit, longest row first; plain first fit if that
+happens to need fewer), rounds their number up to a multiple of the ranks that work at the same
+time, then spreads the rows evenly over that many bins if they fit: an update of k equal
+micro-batches is no slower than k - 1 full ones and a remainder, and its peak memory is lower. Rows
+are concatenated without padding, so fill = tokens / (bins * max_tokens) measures how many steps the
+budget costs, not wasted compute.
 
 Bins come fullest first, and ranks take them in rounds of consecutive ones, so the differences
 within the rounds add up to no more than that of the fullest and the emptiest bin: at most the
-longest row where the rows were spread, at most `max_tokens` where only first fit found room.
+longest row if the rows were spread, at most `max_tokens` if only first fit found room.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Bins = list[list[int]]
 
 
 def pack(lengths: Sequence[int] | IntArray, max_tokens: int, *, multiple_of: int = 1) -> Bins:
-    """Indices of the rows of each bin, the fullest bin first. Deterministic.
+    """Return the indices of the rows of each bin, the fullest bin first. Deterministic.
 
-    No bin is over `max_tokens`, but a row that alone is longer has a bin of its own. The number of
-    bins is a multiple of `multiple_of`, or that of the rows where these are too few for it.
+    No bin exceeds `max_tokens`, except that a longer row forms a bin by itself. The number of bins
+    is a multiple of `multiple_of`, or the number of rows if there are too few of them.
     """
     assert max_tokens >= 1, max_tokens
     lengths_B = np.asarray(lengths, dtype=np.int64)
@@ -46,10 +46,10 @@ def pack(lengths: Sequence[int] | IntArray, max_tokens: int, *, multiple_of: int
 
 
 def group(lengths: Sequence[int] | IntArray, rows_per_batch: int, *, multiple_of: int = 1) -> Bins:
-    """So many rows to a bin, whatever their lengths: packing off.
+    """Put a fixed number of rows into each bin, whatever their lengths: packing off.
 
-    On one rank the rows stay in order. On several, the number of bins is raised as in `pack`, and
-    the rows are spread evenly over them.
+    On one rank the rows stay in order. On several, the number of bins is rounded up as in `pack`,
+    and the rows are spread evenly over them.
     """
     assert rows_per_batch >= 1, rows_per_batch
     lengths_B = np.asarray(lengths, dtype=np.int64)
@@ -65,7 +65,7 @@ def group(lengths: Sequence[int] | IntArray, rows_per_batch: int, *, multiple_of
 
 
 def fill(lengths: Sequence[int] | IntArray, *, num_bins: int, max_tokens: int) -> float:
-    """Share of the token budget of the bins that is used."""
+    """Return the share of the bins' token budget that is used."""
     return float(np.sum(lengths)) / (num_bins * max_tokens) if num_bins else 0.0
 
 
@@ -84,12 +84,12 @@ def _fullest_first(bins: Bins, lengths_B: IntArray) -> Bins:
 
 
 def _first_fit(order: IntArray, lengths_B: IntArray, max_tokens: int) -> Bins:
-    """Each row into the first bin with room for it."""
+    """Put each row into the first bin with room for it."""
     free = np.full(max(1, len(order)), max_tokens, dtype=np.int64)
     bins: Bins = []
     for row in order.tolist():
         length = lengths_B[row]
-        # Bins not opened yet have all the room, so the search always ends at one of them.
+        # Unopened bins have the full budget, so the search always ends at one of them.
         chosen = int(np.argmax(free[: len(bins) + 1] >= length))
         if chosen == len(bins):
             bins.append([])
@@ -106,7 +106,7 @@ def _spread(
     max_tokens: float = math.inf,
     max_rows: float = math.inf,
 ) -> Bins | None:
-    """Each row into the emptiest bin that has not all its rows. None where one would not fit."""
+    """Put each row into the emptiest bin that lacks rows; None if one would not fit."""
     bins: Bins = [[] for _ in range(num_bins)]
     loads = [(0, number) for number in range(num_bins)]
     for row in longest_first.tolist():
@@ -121,7 +121,7 @@ def _spread(
 
 
 def _split_fullest(bins: Bins, lengths_B: IntArray, num_bins: int) -> Bins:
-    """Halve the fullest bin of several rows until there are so many."""
+    """Halve the fullest bin of several rows until there are enough bins."""
     bins = list(bins)
     while len(bins) < num_bins:
         several = (rows for rows in bins if len(rows) > 1)

@@ -1,15 +1,15 @@
-"""The native decoder: Llama, Mistral, Qwen2 and Qwen3 in one packed forward.
+"""The native decoder: Llama, Mistral, Qwen2 and Qwen3 in one packed forward pass.
 
     tokens_N -> embed -> layers (attention, MLP) -> norm -> hidden_ND
 
-One forward serves training, prefill and decoding; what the tokens of it see of each other, and of
-tokens computed before, is up to the attention context.
+One forward pass serves training, prefill and decoding; the attention context decides which tokens,
+of this pass and of earlier ones, a token attends to.
 
-Invariants: documents lie end to end and never see each other; logits are not computed here (the
-log-prob function takes `hidden` and `output_weight`); parameter names are the Hugging Face names,
-so that `state_dict` is canonical. In `invariant` numerics a token's hidden state has the same bits
-whatever it is computed with: linear maps, gating and attention are in fixed tiles, and all else
-(embedding, norms, rotations, sums) works on each row by itself.
+Invariants: documents are concatenated and never attend to each other; logits are not computed here
+(the log-prob function takes `hidden` and `output_weight`); parameter names are the Hugging Face
+names, so `state_dict` is canonical. In `invariant` numerics a token's hidden state has the same
+bits whatever it is computed with: linear maps, gating and attention use fixed tiles, and everything
+else (embedding, norms, rotations, sums) works on each row separately.
 
 Suffixes: `_N` packed tokens, `_D` model dim, `_H` heads, `_d` head dim, `_F` rotary frequencies.
 """
@@ -39,17 +39,20 @@ from homeostat.ops.tiled_attention import TiledAttention
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What all layers of one forward share."""
+    """Values that all layers of one forward pass share."""
 
     attention: AttentionContext
     cos_N1d: Tensor
     sin_N1F: Tensor
-    # Norms and gates are made again in the backward pass.
+    # Norms and gates are recomputed in the backward pass.
     is_selective: bool
 
 
 class Embedding(nn.Embedding):
-    """Without data nothing is drawn: torch would import its compiler for that, for seconds."""
+    """nn.Embedding that does not initialise itself on the meta device.
+
+    torch would import its compiler for that, which takes seconds.
+    """
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
@@ -57,20 +60,22 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.Module):
+    """RMS normalisation, optionally fused with a residual sum."""
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
     def forward(self, x: Tensor, update: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of x. With an update to x: (their sum, its norm), which is one pass."""
+        """Return the norm of x. With an update to x, return (their sum, its norm) in one pass."""
         if update is None:
             return rms_norm(x, self.weight, eps=self.eps)
         return add_rms_norm(x, update, self.weight, eps=self.eps)
 
 
 class Attention(nn.Module):
-    """Grouped-query causal attention; q_norm and k_norm exist where the family has them."""
+    """Grouped-query causal attention; q_norm and k_norm exist if the family has them."""
 
     def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
         super().__init__()
@@ -102,6 +107,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """The gated feed-forward block."""
+
     def __init__(self, config: DecoderConfig, *, numerics: Numerics) -> None:
         super().__init__()
         self.numerics: Numerics = numerics
@@ -120,6 +127,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
+    """One decoder layer: attention and MLP with their norms."""
+
     def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
         super().__init__()
         self.self_attn = Attention(config, layer=layer, numerics=numerics)
@@ -130,7 +139,7 @@ class Layer(nn.Module):
     def forward(
         self, x_ND: Tensor, update_ND: Tensor | None, context: _Context
     ) -> tuple[Tensor, Tensor]:
-        """x and what is still to be added to it: by the layer before, and by this one."""
+        """Return x and the update still to be added to it; takes the same from the layer before."""
         if update_ND is None:
             normed_ND = self.input_layernorm(x_ND)
         else:
@@ -145,7 +154,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Everything but the output head: the part that HF checkpoints name `model`."""
+    """Everything except the output head: the part that HF checkpoints name `model`."""
 
     def __init__(self, config: DecoderConfig, *, numerics: Numerics) -> None:
         super().__init__()
@@ -157,7 +166,7 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal LM. With tied embeddings it has no `lm_head`: the one matrix has one name."""
+    """A causal LM. With tied embeddings it has no `lm_head`, so the matrix has one name."""
 
     packs = True
 
@@ -179,16 +188,16 @@ class Decoder(nn.Module):
         if not config.tie_embeddings:
             sizes = config.hidden_size, config.vocab_size
             self.lm_head = Linear(*sizes, bias=False, numerics=numerics)
-        # Not a buffer: it must survive being built on the meta device, and casts to bf16.
+        # Not a buffer: it must survive construction on the meta device, and casts to bf16.
         self.inv_freq_F = inverse_frequencies(config.rope, head_dim=config.head_dim)
 
     @property
     def causal_lm(self) -> nn.Module:
-        """The module whose parameter names are the Hugging Face names."""
+        """Return the module whose parameter names are the Hugging Face names."""
         return self
 
     def output_weight(self) -> Tensor:
-        """[V, D]: logits would be hidden @ output_weight.T."""
+        """Return [V, D]: logits would be hidden @ output_weight.T."""
         head = self.model.embed_tokens if self.config.tie_embeddings else self.lm_head
         return head.weight
 
@@ -202,10 +211,10 @@ class Decoder(nn.Module):
         sharing: SharedPrompts | None = None,
         states: HiddenStates | None = None,
     ) -> Tensor:
-        """[N, D] after the final norm. Without dropout keys nothing is dropped.
+        """Return [N, D] after the final norm. Without dropout keys there is no dropout.
 
-        `sharing`: compute prompts that are the same once. What is dropped is not the same.
-        `states` collects the hidden states of layers.
+        `sharing` computes equal prompts once. It excludes dropout, whose mask differs between
+        copies. `states` collects the hidden states of layers.
         """
         if sharing is not None:
             assert dropout_keys_N is None, "dropout tells the copies of a prompt apart"
@@ -250,7 +259,7 @@ class Decoder(nn.Module):
         *,
         states: HiddenStates | None = None,
     ) -> Tensor:
-        """[N, D] after the final norm, in the context of tokens computed before."""
+        """Return [N, D] after the final norm, in the context of tokens computed before."""
         self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)
         tables = rope_tables(positions_N, self.inv_freq_F, self.config.rope)
         context = _Context(attention, *tables, self.gradient_checkpointing == "selective")
@@ -259,7 +268,7 @@ class Decoder(nn.Module):
             if states is not None:
                 states.add(number, _sum(x_ND, update_ND))
             if self.gradient_checkpointing is True and torch.is_grad_enabled():
-                # Summed here, so that one tensor is kept for the layer and not two.
+                # Sum here, so that one tensor is kept for the layer and not two.
                 x_ND, update_ND = checkpoint(
                     layer,
                     _sum(x_ND, update_ND),

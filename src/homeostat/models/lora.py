@@ -3,8 +3,8 @@
     y = x W^T + b + (alpha / rank) * dropout(x) A^T B^T
 
 Invariants: the base is frozen and keeps its parameter names; the adapter stays unmerged; A and B
-have the base's dtype (fp32 masters belong to the optimizer). B starts at zero, so that an adapter
-that has not been trained changes nothing.
+have the base's dtype (fp32 masters belong to the optimizer). B starts at zero, so an untrained
+adapter changes nothing.
 
 Files: adapter_config.json, and adapter_model.safetensors with keys
 `base_model.model.<name>.lora_A.weight`.
@@ -37,7 +37,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
 
 _PREFIX = "base_model.model."
-# Settings of other adapter kinds that would change the maths.
+# Settings of other kinds of adapters that would change the computation.
 _UNSUPPORTED = (
     "use_dora",
     "use_rslora",
@@ -53,16 +53,16 @@ _UNSUPPORTED = (
     "trainable_token_indices",
     "alora_invocation_tokens",
 )
-# Starts that leave the base as it is. Others (pissa, olora ...) move a part of it into the adapter,
-# which then belongs to what is left.
+# Initialisations that leave the base unchanged. Others (pissa, olora ...) move a part of it into
+# the adapter, which is then only valid with the remaining base.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
-# A parameter of which only a part may be here -> the whole of it.
+# Turns a parameter, of which only a shard may be on this rank, into the whole tensor.
 Whole = Callable[[Tensor], Tensor]
 
 
 class LoraLinear(Linear):
-    """A frozen linear map with an adapter beside it. It takes over the parameters of `base`."""
+    """A frozen linear map with an adapter. It takes over the parameters of `base`."""
 
     def __init__(
         self, base: nn.Linear, config: LoraConfig, *, number: int, keys: DropoutKeys
@@ -98,14 +98,14 @@ class LoraLinear(Linear):
 
     @torch.no_grad()
     def merged_weight(self, whole: Whole = Tensor.detach) -> Tensor:
-        """The weight with the adapter added, summed in fp32 and rounded once."""
+        """Return the weight with the adapter added, summed in fp32 and rounded once."""
         weight = whole(self.weight)
         update = whole(self.lora_B.weight).float() @ whole(self.lora_A.weight).float()
         return (weight.float() + update * self.scaling).to(weight.dtype)
 
 
 def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
-    """Freezes the model and puts adapters on its targets. Returns the targets' names."""
+    """Freeze the model and add adapters to its targets. Return the targets' names."""
     base = model.causal_lm
     names = _target_names(base, model.output_weight(), config.targets)
     base.requires_grad_(False)
@@ -123,7 +123,9 @@ def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
 
 
 def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> None:
-    """A: Kaiming-uniform with a = sqrt(5), drawn on the CPU so that devices agree; B: zero."""
+    """Initialise A Kaiming-uniform with a = sqrt(5), on the CPU so that devices agree, and B to
+    0.
+    """
     generator = torch.Generator("cpu").manual_seed(seed)
     for _, adapted in lora_modules(model):
         fresh = torch.empty(adapted.lora_A.weight.shape)
@@ -133,6 +135,7 @@ def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> Non
 
 
 def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    """Yield the modules that have an adapter, by name."""
     for name, module in model.causal_lm.named_modules():
         if isinstance(module, LoraLinear):
             yield name, module
@@ -140,7 +143,7 @@ def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before it had adapters."""
+    """Disable the adapters inside the block."""
     adapted = [module for _, module in lora_modules(model)]
     assert adapted, "the model has no adapter"
     scalings = [module.scaling for module in adapted]
@@ -154,14 +157,17 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def adapter_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of the adapter alone."""
+    """Yield (name, tensor) of the adapter alone."""
     for name, module in lora_modules(model):
         yield f"{name}.lora_A.weight", module.lora_A.weight
         yield f"{name}.lora_B.weight", module.lora_B.weight
 
 
 def merged_state(model: nn.Module, whole: Whole = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
-    """(HF name, tensor) of the whole model, adapters merged in. Tied tensors come once."""
+    """Yield (HF name, tensor) of the whole model with adapters merged in.
+
+    Tied tensors come once.
+    """
     adapted = {f"{name}.weight": module for name, module in lora_modules(model)}
     adapters = {name for name, _ in adapter_state(model)}
     seen: set[int] = set()
@@ -180,7 +186,7 @@ def save_adapter(
     base_path: str | None = None,
     whole: Whole = Tensor.detach,
 ) -> None:
-    """Writes the adapter so that peft reads it."""
+    """Write the adapter in peft's format."""
     state = {
         _PREFIX + name: whole(tensor).cpu().contiguous() for name, tensor in adapter_state(model)
     }
@@ -205,7 +211,7 @@ def save_adapter(
 def load_adapter(
     model: nn.Module, folder: Path, config: LoraConfig, *, part: Part = all_of_it
 ) -> None:
-    """Fills the adapters that `apply_lora` made from a peft folder of the same shape."""
+    """Fill the adapters that `apply_lora` made from a peft folder of the same shape."""
     settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
     _check_settings(settings, folder, config)
     path = folder / ADAPTER_WEIGHTS

@@ -2,12 +2,12 @@
 
     tokens_N -> [1, N] with positions that restart -> transformers' base model -> hidden_ND
 
-Invariant: what is trained is exactly the model. This is probed at load, on random tokens:
-logits are a plain product of hidden state and output weight (refused otherwise: the log-prob
-function would train another model), and packed documents do not see each other (otherwise rows
-are run one at a time, which is right and slower). A model with dropout of its own is refused: it
-draws from the global generator, so that a step would depend on how it is split. No code from the
-checkpoint is ever run.
+Invariant: exactly the model is trained. This is probed at load time on random tokens. Logits must
+be a plain product of hidden state and output weight; otherwise the model is refused, because the
+log-prob function would train another model. Packed documents must not attend to each other;
+otherwise rows are run one at a time, which is right but slower. A model with its own dropout is
+refused: it draws from the global generator, so a step would depend on how it is split. No code from
+the checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from homeostat.errors import ModelError
-from homeostat.models.families import refuse_absurd_sizes
-from homeostat.models.hf import read_config, weight_files
+from homeostat.models.families import require_usual_sizes
+from homeostat.models.hf import config_origin, read_config, weight_files
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import DropoutKeys
 
-# What transformers has been seen to raise over the content of a config.json.
+# Exceptions that transformers has been seen to raise over the content of a config.json.
 _VENDOR_ERRORS = (
     OSError,
     ValueError,
@@ -42,14 +42,14 @@ _VENDOR_ERRORS = (
     StrictDataclassError,
 )
 _PROBE_LENGTHS = (5, 3, 4)
-# Far above what any soft cap lets through.
+# Far above the range of any soft cap.
 _PROBE_LOGIT = 1000.0
 
 
 class TransformersModel(nn.Module):
-    """`causal_lm` holds transformers' model; its parameter names are the HF names."""
+    """A model of transformers; the parameter names of `causal_lm` are the HF names."""
 
-    # config.combinations refuses any other.
+    # config.combinations has already refused all others.
     numerics = "fast"
 
     def __init__(self, causal_lm: nn.Module, *, gradient_checkpointing: bool = False) -> None:
@@ -64,6 +64,7 @@ class TransformersModel(nn.Module):
             self._enable_checkpointing()
 
     def output_weight(self) -> Tensor:
+        """Return [V, D]: logits would be hidden @ output_weight.T."""
         return self.causal_lm.get_output_embeddings().weight
 
     def hidden(
@@ -75,15 +76,17 @@ class TransformersModel(nn.Module):
         dropout_keys_N: Tensor | None = None,
         states: HiddenStates | None = None,
     ) -> Tensor:
-        """[N, D] after the final norm. Without dropout keys nothing is dropped. `states` collects
-        the hidden states of layers."""
+        """Return [N, D] after the final norm. Without dropout keys there is no dropout.
+
+        `states` collects the hidden states of layers.
+        """
         sizes = [tokens_N.shape[0]] if self.packs else list(layout.lengths)
         keys = [None] * len(sizes) if dropout_keys_N is None else dropout_keys_N.split(sizes)
         parts = zip(tokens_N.split(sizes), positions_N.split(sizes), keys, strict=True)
         return torch.cat([self._run(*part, states) for part in parts])
 
     def probe(self) -> None:
-        """Refuses a model that cannot be trained exactly; finds out whether it packs."""
+        """Refuse a model that cannot be trained exactly; find out whether it supports packing."""
         was_training = self.training
         try:
             with torch.no_grad():
@@ -142,7 +145,7 @@ class TransformersModel(nn.Module):
 def load_transformers(
     folder: Path, *, attention: str, dtype: torch.dtype, init: str, seed: int
 ) -> nn.Module:
-    """The causal LM on the CPU, from its safetensors or drawn from the seed."""
+    """Load the causal LM on the CPU, from its safetensors or drawn from the seed."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     assert attention != "varlen", "refused by config.combinations"
@@ -168,10 +171,10 @@ def load_transformers(
 
 
 def meta_transformers(folder: Path) -> nn.Module:
-    """The causal LM without memory: its modules and shapes."""
+    """Build the causal LM on the meta device: its modules and shapes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    refuse_absurd_sizes(read_config(folder))
+    require_usual_sizes(read_config(folder), origin=config_origin(folder))
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
@@ -181,7 +184,7 @@ def meta_transformers(folder: Path) -> nn.Module:
 
 
 def _refuse_gaps(folder: Path, report: dict[str, Any]) -> None:
-    """transformers draws what a checkpoint lacks at random and drops what it does not know."""
+    """Refuse missing and unknown weights, which transformers would draw at random or drop."""
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(name) for name in report.get(key) or ())
         if names:
@@ -192,7 +195,7 @@ def _refuse_gaps(folder: Path, report: dict[str, Any]) -> None:
 
 
 def _trunk(causal_lm: nn.Module) -> nn.Module:
-    """The model without its head."""
+    """Return the model without its head."""
     trunk = causal_lm.base_model
     if trunk is causal_lm or causal_lm.get_output_embeddings() is None:
         raise ModelError(
@@ -219,10 +222,10 @@ def _refuse_dropout(causal_lm: nn.Module) -> None:
 
 
 def _probe_logits(causal_lm: nn.Module) -> None:
-    """Logits must be linear in the hidden state, through the output weight and nothing else.
+    """Check that logits are linear in the hidden state, through the output weight only.
 
-    The trunk's output is replaced by a multiple of itself: zero shows an added bias, a large one
-    shows a soft cap or a scale that small logits would hide.
+    The trunk's output is replaced by a multiple of itself: zero reveals an added bias, and a large
+    multiple reveals a soft cap or a scale that small logits would hide.
     """
     tokens = _probe_tokens(causal_lm, sum(_PROBE_LENGTHS))[None]
     weight_VD = causal_lm.get_output_embeddings().weight

@@ -1,20 +1,19 @@
-"""Rewards in worker processes, with a time limit for every call.
+"""Compute rewards in worker processes, with a time limit for every call.
 
-    UnscoredGroup ... -> score() -> ScoredGroup ...      troubles -> on_trouble
+    UnscoredGroup ... -> score() -> ScoredGroup ...      failures -> on_trouble
 
 A group is the unit of work: an idle worker takes the next one and answers reward by reward. A call
-that hangs, or that ends its worker, costs that reward's values for that group and nothing else: the
-worker is replaced and the group's other rewards are computed by the next one. Groups come back in
-the order in which they were given.
+that hangs, or that ends its worker, costs only that reward's values for that group: the worker is
+replaced, and the next one computes the group's other rewards. Groups are returned in the order in
+which they were given.
 
-A worker that was killed (SIGKILL: by a person, or by the system for want of memory) says nothing
-about the call that it was busy with: the call is made again by another worker, so that a kill
-changes no reward. Where that worker is killed too, `MAX_KILLED_TRIES` times in all, the call is
-taken for the cause.
+If a worker was killed (SIGKILL: by a person, or by the system for lack of memory), the call that it
+was busy with need not be the cause: another worker repeats the call, so a kill changes no reward.
+If workers are killed over the same call `MAX_KILLED_TRIES` times, the call is taken for the cause.
 
-Any call may run into its limit, so a step waits for rewards at most `timeout_s` per call. A reward
-that always hangs is still called each time: only its author knows whether a run without it means
-anything. Its troubles say for how many calls in a row it has hung.
+Any call may reach its time limit, so a step waits for rewards at most `timeout_s` per call. A
+reward that always hangs is still called each time: only its author knows whether a run without it
+means anything. Its failures record for how many consecutive calls it has hung.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ from homeostat.rewards.log_limit import MAX_BYTES, was_trimmed
 from homeostat.rewards.process import LOAD_SECONDS, Setup, WorkerGoneError, WorkerProcess
 from homeostat.rewards.trouble import RewardTrouble, TroubleKind, shorten
 
-# Workers that end without having been asked anything, in a row, before that is an error. All that
-# there are may be lost at one moment, which counts as one.
+# Number of workers in a row that may end without having been called before that is an error. All
+# workers may be lost at the same moment, which counts once.
 MAX_FAILED_STARTS = 5
-# Workers that may be killed over the same call.
+# Number of workers that may be killed over the same call.
 MAX_KILLED_TRIES = 3
 CLOSE_SECONDS = 1.0
 
@@ -64,15 +63,15 @@ class _Job:
     call: Call
     labels: deque[str]
     scored: ScoredGroup
-    # Workers that were killed over the call that comes next.
+    # Number of workers that were killed over the next call.
     num_kills: int = 0
 
 
 class RewardPool:
-    """`config.workers` processes that compute `config.functions`. To be used in a with statement.
+    """`config.workers` processes that compute `config.functions`. Use it in a with statement.
 
-    One thread at a time. `on_trouble` is called by `score`, as soon as a trouble is known. What
-    rewards print goes to `log_file`, or nowhere.
+    It is not thread-safe. `score` calls `on_trouble` as soon as a failure is known. What rewards
+    print goes to `log_file`, or nowhere.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class RewardPool:
         self.labels = [reward.label for reward in config.functions]
         rewards = [_described(reward) for reward in config.functions]
         self._setup = Setup(rewards, folder=Path.cwd(), log_file=log_file)
-        # What each worker is busy with; None while it loads or idles.
+        # The job of each worker; None while it loads or is idle.
         self._workers: dict[WorkerProcess, _Job | None] = {}
         self._streaks: Counter[str] = Counter()
         self._failed_starts = 0
@@ -113,6 +112,7 @@ class RewardPool:
         self.close()
 
     def close(self) -> None:
+        """End all workers; idle ones get time to run their exit handlers."""
         idle = [worker for worker, job in self._workers.items() if job is None and worker.is_loaded]
         for worker in self._workers:
             worker.hang_up()
@@ -123,7 +123,7 @@ class RewardPool:
     def score(
         self, groups: Sequence[UnscoredGroup], *, step: int, total_steps: int
     ) -> list[ScoredGroup]:
-        """The values that every reward gives to every sample, group by group."""
+        """Return the values that every reward gives to every sample, group by group."""
         assert self._workers, "a RewardPool has workers inside its with statement only"
         state = TrainerState(global_step=step, max_steps=total_steps)
         jobs = [self._job(group, state) for group in groups]
@@ -134,7 +134,7 @@ class RewardPool:
         return [job.scored for job in jobs]
 
     def _tell_of_the_log(self) -> None:
-        """Say once that functions print more than is kept."""
+        """Log once that functions print more than is kept."""
         file = self._setup.log_file
         if file is None or self._told_of_the_log or not was_trimmed(file):
             return
@@ -153,7 +153,7 @@ class RewardPool:
         return _Job(group, call, deque(self.labels if group.texts else ()), ScoredGroup(empty))
 
     def _turn(self, waiting: deque[_Job], *, refuse: bool = False) -> None:
-        """Hand out work, wait for something to happen, and deal with it."""
+        """Hand out work, wait for an event, and handle it."""
         for worker in [worker for worker, job in self._workers.items() if job is None]:
             if waiting and worker.is_loaded:
                 self._hand_out(worker, waiting)
@@ -196,7 +196,7 @@ class RewardPool:
                 self._replace(worker, waiting)
 
     def _lose(self, worker: WorkerProcess, job: _Job, how: str) -> None:
-        """A worker ended in a call: the call is made again, or has failed."""
+        """Handle a worker that ended during a call: repeat the call, or count it as failed."""
         job.num_kills += 1
         if worker.was_killed and job.num_kills < MAX_KILLED_TRIES:
             log.warning("reward %s: %s. The call is made again.", job.labels[0], how)
@@ -239,7 +239,7 @@ class RewardPool:
             self._report(job, label, problem)
 
     def _fail(self, job: _Job, kind: TroubleKind, message: str, *, where: str) -> None:
-        """The call that was under way has no values; the job goes on with the next reward."""
+        """Record that the current call has no values; the job continues with the next reward."""
         label = job.labels.popleft()
         job.num_kills = 0
         num = len(job.group.texts)
@@ -251,7 +251,7 @@ class RewardPool:
     def _report(self, job: _Job, label: str, problem: CallProblem) -> None:
         kind, samples = problem.kind, problem.samples
         texts = job.group.texts
-        # Where the call failed as a whole, no single sample is known to be at fault.
+        # If the call failed as a whole, no single sample is known to be at fault.
         known = kind in _SAMPLES_KNOWN or len(texts) == 1 or len(samples) < len(texts)
         self.on_trouble(
             RewardTrouble(
@@ -268,7 +268,7 @@ class RewardPool:
         )
 
     def _replace(self, worker: WorkerProcess, waiting: deque[_Job]) -> None:
-        """A new worker for one that is lost; what is left of its job comes first."""
+        """Start a new worker for a lost one; the rest of its job comes first."""
         job = self._workers.pop(worker)
         worker.close()
         if job is not None and job.labels:
@@ -276,7 +276,7 @@ class RewardPool:
         self._start_worker()
 
     def _replace_unasked(self, worker: WorkerProcess, what: str) -> None:
-        """It is lost, and no reward's call can be blamed: that must not go on for ever."""
+        """Replace a worker that was lost without a call to blame, a limited number of times."""
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS * self.config.workers:
             file = self._setup.log_file
@@ -295,17 +295,17 @@ _SAMPLES_KNOWN = {TroubleKind.NONE, TroubleKind.NOT_FINITE, TroubleKind.WRONG_TY
 
 
 def text_of_prompt(prompt: str | list[dict[str, Any]]) -> str:
-    """A prompt to be read by people."""
+    """Return a prompt as text for people."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in prompt)
 
 
 def _wait_for(workers: list[WorkerProcess]) -> list[WorkerProcess]:
-    """Those that have something to say; none when the first deadline passes before."""
+    """Return the workers that have something to say; none if the first deadline passes before."""
     wait_s = max(0.0, min(worker.deadline for worker in workers) - time.monotonic())
     by_number = {worker.channel.fileno(): worker for worker in workers}
-    # poll, unlike select, also works where a process has many files open.
+    # Unlike select, poll also works if the process has many open files.
     poll = select.poll()
     for number in by_number:
         poll.register(number, select.POLLIN)

@@ -50,7 +50,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
         parts.trainer,
         config.trainer,
         memory=memory,
-        origin=parts.train_rows.store.origin,
+        origin=parts.train_rows.rows.origin,
         run_dir=session.run_dir,
         emit=recorder.event,
         decode=parts.tokenizer.decode,

@@ -1,11 +1,13 @@
-"""All corrections of a loss put together, from config to what multiplies the surrogate.
+"""Combine all corrections of a loss into the factor that multiplies the surrogate.
 
 Only the surrogate is corrected. Its advantage is evidence from a sample, and a sample of another
 policy is weaker evidence. The KL term and the entropy hold the policy back wherever it is
-evaluated: masked along with the evidence they would let go just where the data is worst.
+evaluated; if they were masked along with the evidence, they would stop doing so exactly where the
+data is worst.
 
-Denominators stay those of the whole update before anything is left out: a token left out is a
-gradient of 0. Divided by what remains, the step would grow as the data gets worse.
+Denominators are those of the whole update before anything is left out, so a token that is left out
+contributes a gradient of 0. If the sum were divided by what remains, the step would grow as the
+data gets worse.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ PARTS = ("weight_level", "reject_level", "veto", "off_policy_mask")
 def correction_params(
     config: CorrectionConfig | None, *, weight_mean: float
 ) -> dict[str, float | str]:
-    """As parameters of a loss. `weight_mean` is what weights are divided by, 1 for nothing."""
+    """Return the correction as parameters of a loss.
+
+    Weights are divided by `weight_mean`; 1 means no normalisation.
+    """
     params: dict[str, float | str] = {}
     if config is None:
         return params
@@ -50,13 +55,15 @@ def correction_params(
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What multiplies the surrogate at every token, detached, and where each part acted."""
+    """The factor of the surrogate at every token, detached, and where each part acted."""
 
     factor_M: Tensor
     acted: dict[str, Tensor]
 
     def sums(self, row_of_M: Tensor, num_rows: int) -> dict[str, Tensor]:
-        """Tokens and sequences that each part acted on, and the factors' sum."""
+        """Return the numbers of tokens and sequences on which each part acted, and the factors'
+        sum.
+        """
         every_M = row_of_M.new_ones(row_of_M.shape)
         found = {
             "factor": self.factor_M.sum(),
@@ -71,7 +78,7 @@ class Correction:
 def correct(
     tokens: PolicyTokens, old_M: Tensor, params: Mapping[str, float | str]
 ) -> Correction | None:
-    """None where the loss has no correction."""
+    """Compute the correction; None if the loss has none."""
     if not any(part in params for part in PARTS):
         return None
     engine_M = tokens.engine_logp_M
@@ -87,7 +94,7 @@ def correct(
         acted["masked" if rule.masks else "truncated"] = outside_M
     drops = _drops(tokens, engine_M, log_ratio_M, params)
     for drop_M in drops.values():
-        # A product, so that a NaN stays one.
+        # Multiply instead of masking, so that a NaN stays NaN.
         factor_M = factor_M * ~drop_M
     return Correction(factor_M, acted | drops)
 
@@ -95,7 +102,7 @@ def correct(
 def _drops(
     tokens: PolicyTokens, engine_M: Tensor, log_ratio_M: Tensor, params: Mapping[str, float | str]
 ) -> dict[str, Tensor]:
-    """Where each part leaves a token out."""
+    """Return masks of the tokens that each part leaves out."""
     rows, drops = (tokens.row_of_M, tokens.num_rows), {}
     if "reject_level" in params:
         drops["rejected"] = rejected(log_ratio_M, *rows, Band.of(params, "reject"))

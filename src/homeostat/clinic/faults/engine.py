@@ -1,4 +1,4 @@
-"""Faults between trainer and engine: other weights, other sampling, a process that is gone."""
+"""Faults between trainer and engine: other weights, other sampling, a dead process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ OWN_PROCESS = Body("sort", steps=30, changes={"engine": {"type": "native", "own_
 
 
 def part_ways(engine: Any) -> Decoder:
-    """From here on the engine computes with a copy of the weights as they are now."""
+    """Let the engine compute with a copy of the weights as they are now."""
     engine.model = copy.deepcopy(engine.model)
     engine.runner.model = engine.model
     return engine.model
 
 
 class StaleEngine(Injector):
-    """Publications get lost: the engine goes on with old weights, and names them new."""
+    """Publications get lost: the engine keeps old weights but reports the new version."""
 
     name, family = "stale_engine", Family.SYNC
     expects = ("weights-not-updated", "train-infer-logprob-drift", "engine-weights-differ")
@@ -46,7 +46,7 @@ class StaleEngine(Injector):
 
 
 class LayerDamaged(Injector):
-    """One layer arrives damaged in the engine, at every publication; the rest arrives whole."""
+    """One layer arrives damaged in the engine at every publication; the rest is correct."""
 
     name, family = "engine_layer_damaged", Family.SYNC
     expects = ("engine-weights-differ", "engine-logprob-mismatch", "weight-conversion-wrong")
@@ -137,7 +137,7 @@ class BadPublication(Injector):
 
 
 class BadPublicationVerified(BadPublication):
-    """The same under sync.verify: it is found out at once, and ends a run that may not heal."""
+    """A damaged publication with sync.verify: it is detected, and ends a run that may not heal."""
 
     name, verify, is_fatal = "bad_publication_verified", True, True
 
@@ -157,7 +157,7 @@ class EngineKilled(Injector):
 
 
 class EngineHung(Injector):
-    """The engine's process stops, and answers nothing any more."""
+    """The engine's process stops and no longer answers."""
 
     name, family = "engine_hung", Family.GENERATION
     expects = ("engine-step-timeout", "hang-after-weight-update")

@@ -1,4 +1,4 @@
-"""Faults of the updates: rates, schedules, and weights that do not move or move too far."""
+"""Faults of the updates: learning rates, schedules, and weights that move too little or too far."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RateTooHigh(Injector):
 
 
 class RateTooHighInRl(Injector):
-    """The learning rate of a policy is far above what it can bear."""
+    """The learning rate of a policy is far too high."""
 
     name, family = "lr_too_high_rl", Family.LEARNING
     expects = ("lr-too-high", "policy-collapse", "update-too-large")
@@ -51,7 +51,7 @@ class RateTenfoldInRl(Injector):
 
 
 class RateJumps(Injector):
-    """From a step on, the optimizer moves by many times what the schedule says."""
+    """From a step on, the optimizer moves many times as far as the schedule says."""
 
     name, family = "lr_jumps", Family.LEARNING
     expects = ("lr-too-high", "policy-collapse", "update-too-large")
@@ -90,7 +90,7 @@ class RateTooLow(Injector):
 
 
 class ScheduleTooLong(Injector):
-    """The warm-up takes all of the run: the rate that was asked for is never reached."""
+    """The warm-up takes the whole run: the configured learning rate is never reached."""
 
     name, family = "schedule_horizon", Family.LEARNING
     expects = ("lr-schedule-horizon-wrong", "warm-up-too-long")
@@ -113,7 +113,7 @@ class WeightDecayTooHigh(Injector):
 
 
 class NoClipping(Injector):
-    """No gradient clipping, no warm-up, and a rate that needs both."""
+    """There is no gradient clipping, no warm-up, and a rate that needs both."""
 
     name, family = "no_clipping", Family.LEARNING
     expects = ("lr-too-high", "no-gradient-clipping", "grad-norm-explosion", "loss-divergence")
@@ -127,7 +127,7 @@ class NoClipping(Injector):
 
 
 class FrozenLayers(Injector):
-    """Some layers lost requires_grad behind the optimizer's back."""
+    """Some layers lost requires_grad without the optimizer knowing."""
 
     name, family = "frozen_layers", Family.LEARNING
     expects = ("trained-weights-unmoved", "no-gradient-flow")
@@ -141,7 +141,7 @@ class FrozenLayers(Injector):
 
 
 class WeightsStay(Injector):
-    """Gradients arrive, and the optimizer moves nothing: the rate of its groups is 0."""
+    """Gradients arrive, but the optimizer moves nothing: the rate of its groups is 0."""
 
     name, family = "weights_stay", Family.LEARNING
     expects = ("trained-weights-unmoved", "no-gradient-flow")
@@ -156,7 +156,7 @@ class WeightsStay(Injector):
 
 
 class Overfitting(Injector):
-    """A handful of rows, shown again and again."""
+    """A handful of rows is shown again and again."""
 
     name, family = "overfitting", Family.LEARNING
     expects = ("overfitting", "data-repeated")
@@ -170,7 +170,7 @@ class Overfitting(Injector):
 
 
 class GradientSpikes(Injector):
-    """Now and then a gradient is damaged on its way, as by a bit that flipped."""
+    """Now and then a gradient is damaged, as if a bit had flipped."""
 
     name, family, expects = "gradient_spikes", Family.LEARNING, ("grad-norm-spikes",)
     strength = (300.0, 3000.0)

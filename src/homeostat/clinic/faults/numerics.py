@@ -1,4 +1,4 @@
-"""Faults of the numbers: weights and rows that are not finite, updates that rounding swallows."""
+"""Faults of the numbers: weights and rows that are not finite, updates lost to rounding."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class NanWeight(Injector):
 
 
 class NanWeightInSft(NanWeight):
-    """The same in SFT, where no engine would notice."""
+    """One weight becomes NaN in SFT, where no engine would notice."""
 
     name, body = "nan_weight_sft", SORT_SFT
     vital = "train/loss"
 
 
 class InfiniteRow(Injector):
-    """A symbol of a few rows overflows where it enters the model: their loss is not finite."""
+    """A symbol of a few rows overflows in the embedding: their loss is not finite."""
 
     name, family = "infinite_row", Family.NUMERICS
     expects = ("nonfinite-isolated", "bad-batch", "steps-skipped", "nan-loss")
     body, onset, strength = SORT_SFT, FROM_START, (10.0, 25.0)
-    # The trainer skips such steps whatever health.heal is.
+    # The trainer skips such steps whatever health.heal says.
     cure, vital, stays, learns = Cure.SAFE, "train/loss", True, True
 
     def prepare(self, raw: Raw, folder: Path) -> None:

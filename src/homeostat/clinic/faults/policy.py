@@ -1,4 +1,4 @@
-"""Faults of the policy and of what it is asked to say."""
+"""Faults of the policy and of sampling."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DuplicateSamples(Injector):
 
 
 class EntropyCollapse(Injector):
-    """The logits grow with every update: the policy becomes sure of whatever it says."""
+    """The logits grow with every update: the policy becomes certain of whatever it says."""
 
     name, family, expects = "entropy_collapse", Family.POLICY, ("entropy-collapse", "mode-collapse")
     strength = (1.15, 1.4)
@@ -64,7 +64,7 @@ class EntropyCollapse(Injector):
 
 
 class EntropyBonusTooHigh(Injector):
-    """The bonus for entropy outweighs the reward: the policy says anything."""
+    """The entropy bonus outweighs the reward: the policy becomes uniform."""
 
     name, family = "entropy_bonus", Family.POLICY
     expects = ("entropy-explosion", "entropy-bonus-too-high")
@@ -75,7 +75,7 @@ class EntropyBonusTooHigh(Injector):
 
 
 class KlRunaway(Injector):
-    """The reward pays for one word, and the penalty for leaving the reference is next to none."""
+    """The reward pays for one word, and the KL penalty is almost 0."""
 
     name, family, expects = "kl_runaway", Family.POLICY, ("kl-runaway",)
     body, onset, strength = WITH_KL, FROM_START, (3.0, 6.0)
@@ -88,7 +88,7 @@ class KlRunaway(Injector):
 
 
 class TooManyUpdates(Injector):
-    """Many updates on the same samples, with bounds too wide to hold any of them."""
+    """Many updates are made on the same samples, with bounds too wide to clip any of them."""
 
     name, family = "many_updates", Family.OFFPOLICY
     expects = ("too-many-updates-per-rollout", "ppo-ratio-exceeds-threshold")
@@ -112,7 +112,7 @@ class Truncated(Injector):
 
 
 class WrongEos(Injector):
-    """Model and tokenizer name another token as the end than the one that was taught."""
+    """Model and tokenizer name another end token than the one that was taught."""
 
     name, family, onset = "wrong_eos", Family.GENERATION, FROM_START
     expects = ("no-eos", "missing-stop-token", "truncation-at-cap")

@@ -17,13 +17,22 @@ from typing import Any
 from homeostat.errors import DataError
 from homeostat.health.readers.build import Found, view_of
 from homeostat.health.readers.files import found_in_named, found_in_source, found_in_text
-from homeostat.health.readers.folders import runs_in
+from homeostat.health.readers.folders import RunPlace, runs_in
 from homeostat.health.readers.run_dir import is_our_run, view_of_run
 from homeostat.health.readers.settings import read_config
 from homeostat.health.readers.source import Source
 from homeostat.health.view import RunView
 
-__all__ = ["Found", "Source", "open_run", "read_stream", "read_text", "runs_in", "view_of_run"]
+__all__ = [
+    "Found",
+    "RunPlace",
+    "Source",
+    "open_run",
+    "read_stream",
+    "read_text",
+    "runs_in",
+    "view_of_run",
+]
 
 # What every recipe of ours has.
 _RECIPE_KEYS = frozenset({"model", "data"})
@@ -31,12 +40,15 @@ _RECIPE_KEYS = frozenset({"model", "data"})
 _OUR_FILES = frozenset({"metrics.jsonl", "events.jsonl", "console.log", "config.json"})
 
 
-def open_run(path: Path, *, config: Path | None = None) -> RunView:
+def open_run(place: Path | RunPlace, *, config: Path | None = None) -> RunView:
     """The run in a file or folder. `config` is a file with its settings. Raises HomeostatError."""
     settings = read_config(config) if config is not None else None
+    path = place.path if isinstance(place, RunPlace) else place
     if path.is_dir():
-        several = [] if is_our_run(path) else runs_in(path)
-        return view_of_run(several[0] if several else path, config=settings)
+        if not isinstance(place, RunPlace):
+            several = [] if is_our_run(path) else runs_in(path)
+            place = several[0] if several else RunPlace(path)
+        return view_of_run(place.path, config=settings, only=place.files)
     if path.name in _OUR_FILES and is_our_run(path.parent):
         return view_of_run(path.parent, config=settings)
     _refuse_recipe(path)

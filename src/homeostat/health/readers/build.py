@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import re
+import stat
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -43,6 +47,8 @@ class Found:
     runs: list[tuple[str, Mapping[str, Series], Mapping[str, Any]]] = field(default_factory=list)
     summary: dict[str, float] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
+    # Names of the files of a folder that were taken as one run.
+    joined: list[str] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
 
 
@@ -68,9 +74,13 @@ def view_of(
     settings = raw if table is HOMEOSTAT else ours(raw, table)
     facts: dict[str, Any] = {
         "sources": tuple(found.sources),
+        "joined": tuple(found.joined),
         "nan_prints_as_zero": False,
         "reading": _understood(found, table),
     }
+    quiet_s = _quiet_s(found.sources)
+    if quiet_s is not None:
+        facts["quiet_s"] = quiet_s
     if found.runs:
         facts["runs"] = tuple(
             {
@@ -101,6 +111,16 @@ def view_of(
         total_steps=found.total_steps,
         decimals=decimals,
     )
+
+
+def _quiet_s(sources: Collection[str]) -> float | None:
+    """Seconds since the newest of the files was written; None for a stream or a pasted text."""
+    newest = 0.0
+    for source in sources:
+        with contextlib.suppress(OSError, ValueError):
+            state = os.stat(source)
+            newest = max(newest, state.st_mtime if stat.S_ISREG(state.st_mode) else 0.0)
+    return max(0.0, time.time() - newest) if newest else None
 
 
 def _understood(found: Found, table: Framework) -> Reading:

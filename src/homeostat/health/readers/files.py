@@ -12,11 +12,12 @@ A file is read as a stream, in lines of bounded length; so is standard input or 
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from homeostat.errors import DataError
 from homeostat.health.readers import csv_table, tensorboard, wandb_log
@@ -38,6 +39,50 @@ def found_in_file(path: Path) -> Found:
     if not path.is_file():
         raise DataError(_why_no_file(path))
     return _opened(path, limit=None)
+
+
+def found_in_parts(parts: Sequence[Path]) -> Found:
+    """As `found_in_file`, of a log that was rotated: its parts are one text, oldest first."""
+    if len(parts) == 1:
+        return found_in_file(parts[0])
+    for part in parts:
+        if not part.is_file():
+            raise DataError(_why_no_file(part))
+    try:
+        with io.BufferedReader(_Parts(parts)) as file:
+            found = _found(file, parts[-1], limit=None)
+    except OSError as error:
+        raise DataError(f"{parts[-1]}: cannot be read: {error.strerror or error}.") from None
+    found.sources = [str(part) for part in parts]
+    return found
+
+
+class _Parts(io.RawIOBase):
+    """Several files read one after the other, as if they were one."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__()
+        self._waiting = list(paths)
+        self._file: io.FileIO | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while self._file is not None or self._waiting:
+            if self._file is None:
+                self._file = io.FileIO(self._waiting.pop(0))
+            count = self._file.readinto(buffer)
+            if count:
+                return count
+            self._file.close()
+            self._file = None
+        return 0
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
 
 
 def found_in_named(path: Path) -> Found:

@@ -8,7 +8,7 @@ joined; `facts["sources"]` says which. A damaged file costs no more than what it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ _MAX_SAMPLES = 64
 _ENDS = ("run_started", "run_resumed", "run_stopped", "run_finished", "run_failed")
 
 
-def view_of_run(path: Path, *, config: Mapping[str, Any] | None = None) -> RunView:
-    """The run that a folder holds. Raises HomeostatError."""
+def view_of_run(
+    path: Path, *, config: Mapping[str, Any] | None = None, only: Sequence[Path] = ()
+) -> RunView:
+    """The run that a folder holds, or `only` these files of it. Raises HomeostatError."""
     settings = _our_config(path)
     if settings is not None:
         return _our_view(path, {**settings, **flat(config or {})})
-    found = found_in_folder(path)
+    found = found_in_folder(path, only=only)
     if not found.sources:
         raise DataError(
             f"{path}: holds no metrics or logs that are known. Give a run folder, a log, or a "

@@ -79,7 +79,7 @@ def _sampled(parts: RlParts) -> list[RolloutGroup]:
         stop_ids=training.stop_ids,
         stop_strings=training.stop_strings,
     )
-    chosen = [prompts.prompts[int(index)] for index in prompts.ids]
+    chosen = [prompts.rows[int(index)] for index in prompts.ids]
     requests = [
         Request(
             id=f"eval/{prompt.prompt_id}/{sample}",

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from homeostat.algorithms import sft
+from homeostat.data.inputs import RowSet
 from homeostat.data.loader import eval_batches
+from homeostat.data.store import RowStore
 from homeostat.observe.devices import host_rss
 from homeostat.run.learning.probes import plan_probes
 from homeostat.run.sizing.token_budget import current_sizes
@@ -18,7 +20,7 @@ from homeostat.train.scoring import score
 from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
 
 if TYPE_CHECKING:
-    from homeostat.run.wiring.sft_setup import Parts, RowSet
+    from homeostat.run.wiring.sft_setup import Parts
 
 
 def step_metrics(
@@ -52,9 +54,9 @@ def step_metrics(
     return metrics | plan_probes(plan, report) | parts.gpus.sample()
 
 
-def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
+def evaluate(parts: Parts, rows: RowSet[RowStore], *, memory: MemoryGuard) -> float:
     """The loss on the held-out rows, normalised as in training, over all of them."""
-    spec = sft.loss_spec(parts.config.algorithm, [rows.store[int(row)] for row in rows.ids])
+    spec = sft.loss_spec(parts.config.algorithm, [rows.rows[int(row)] for row in rows.ids])
 
     def total(batches: list[TrainBatch]) -> float:
         found = torch.zeros((), dtype=torch.float64)
@@ -70,7 +72,7 @@ def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
     while loss is None:
         sizes = current_sizes(parts.config.trainer, parts.state)
         ranks = parts.trainer.num_ranks
-        batches = list(eval_batches(rows.store, rows.ids, trainer=sizes, num_ranks=ranks))
+        batches = list(eval_batches(rows.rows, rows.ids, trainer=sizes, num_ranks=ranks))
         loss = memory.attempt(lambda batches=batches: total(batches), role=Role.POLICY, step=step)
         if loss is None:
             memory.shrink(batches, step=step)

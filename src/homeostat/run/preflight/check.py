@@ -13,16 +13,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.run import RunConfig
+from homeostat.data.inputs import (
+    Inputs,
+    Part,
+    choose_rows,
+    count_steps,
+    parts_of,
+    prepare_prompt_part,
+    prepare_row_part,
+    require_known_tokens,
+    require_turn_end,
+)
 from homeostat.data.loader import PlanLoader
-from homeostat.data.prepare import prepare_rows, split_rows
 from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
-from homeostat.errors import ConfigError, HomeostatError, MissingDependencyError, ModelError
+from homeostat.errors import HomeostatError, MissingDependencyError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
@@ -38,7 +45,7 @@ from homeostat.run.preflight.rl import (
     engine_items,
     evaluation_items,
     other_run_items,
-    prompt_items,
+    prompt_item,
     reward_items,
     size_items,
 )
@@ -62,8 +69,9 @@ class Preflight:
         self.config = config
         self.progress = progress
         self.tokenizer: ChatTokenizer | None = None
-        self.store: RowStore | None = None
-        self.prompts: PromptSet | None = None
+        # Rows of an SFT run, or prompts of an RL run; None until they could be read.
+        self.rows: Inputs[RowStore] | None = None
+        self.prompts: Inputs[PromptSet] | None = None
         self.held_out: RowStore | PromptSet | None = None
         self.preview: ModelPreview | None = None
         self.way = PLAIN
@@ -172,32 +180,31 @@ class Preflight:
     def _data(self) -> Iterator[Item]:
         if self.tokenizer is None:
             return
-        data = self.config.data
-        for which, sources in (("train", data.train), ("validation", data.validation)):
-            if not sources:
-                continue
-            store = self._prepare(sources)
-            if which == "train":
-                self.store = store
+        for part in parts_of(self.config.data):
+            rows = self._prepare(part)
+            if part == "train":
+                self.rows = choose_rows(self.config, rows, None)
             else:
-                self.held_out = store
-            yield _data_item(which, store)
-            if self.preview is not None and store.max_token_id >= self.preview.vocab_size:
-                raise ModelError(
-                    f"token {store.max_token_id} of the {which} rows is beyond the model's "
-                    f"vocab_size of {self.preview.vocab_size}: check model.tokenizer."
-                )
+                self.held_out = rows
+            yield _data_item(part, rows)
+            self._require_known_tokens(rows, part)
 
     def _prompts(self) -> Iterator[Item]:
         if self.tokenizer is None:
             return
-        found = prompt_items(self.config, self.tokenizer, self.preview, progress=self.progress)
-        for item, prompts in found:
-            if item.facts["which"] == "train":
-                self.prompts = prompts
+        for part in parts_of(self.config.data):
+            prompts = prepare_prompt_part(self.config, self.tokenizer, part, progress=self.progress)
+            require_turn_end(self.config, self.tokenizer, prompts, part)
+            if part == "train":
+                self.prompts = choose_rows(self.config, prompts, None)
             else:
                 self.held_out = prompts
-            yield item
+            yield prompt_item(part, prompts)
+            self._require_known_tokens(prompts, part)
+
+    def _require_known_tokens(self, rows: RowStore | PromptSet, part: Part) -> None:
+        if self.preview is not None:
+            require_known_tokens(rows, part, vocab_size=self.preview.vocab_size)
 
     def _rl_sizes(self) -> Iterator[Item]:
         if self.prompts is not None:
@@ -206,35 +213,34 @@ class Preflight:
 
     def _engine(self) -> Iterator[Item]:
         if self.prompts is not None and self.preview is not None:
-            yield from engine_items(self.config, self.preview, self.prompts, lanes=self.way.lanes)
+            prompts, lanes = self.prompts.train.rows, self.way.lanes
+            yield from engine_items(self.config, self.preview, prompts, lanes=lanes)
 
     def _rewards(self) -> Iterator[Item]:
         if self.prompts is None or self.tokenizer is None:
             return
-        for item in reward_items(self.config, self.prompts, self.tokenizer):
+        for item in reward_items(self.config, self.prompts.train.rows, self.tokenizer):
             self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
             yield item
 
-    def _prepare(self, sources: tuple[Any, ...]) -> RowStore:
+    def _prepare(self, part: Part) -> RowStore:
         assert self.tokenizer is not None
         cache = self.config.data.cache_dir
         folder = Path(cache) if cache is not None else self.config.run_dir / "data"
         # A check leaves nothing behind: mapped rows stay readable after their files are gone.
         with tempfile.TemporaryDirectory(prefix="homeostat-check-") as temporary:
-            return prepare_rows(
-                sources,
+            return prepare_row_part(
+                self.config,
                 self.tokenizer,
-                self.config.data,
+                part,
                 cache_dir=folder if folder.is_dir() else Path(temporary),
-                num_processes=self.config.data.num_processes,
                 progress=self.progress,
             )
 
     def _sizes(self) -> Iterator[Item]:
-        if self.store is None:
+        if self.rows is None:
             return
-        config, trainer = self.config, self.config.trainer
-        ids = self._row_ids()
+        config, trainer, ids = self.config, self.config.trainer, self.rows.train.ids
         shown, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
         tokens = sum(plan.num_tokens for plan in shown) / len(shown)
         batches = sum(len(plan.micro_batches) for plan in shown) / len(shown)
@@ -259,11 +265,10 @@ class Preflight:
         if trainer.batch_rows > len(ids):
             few = f"trainer.batch_rows={trainer.batch_rows} is more than the {len(ids)} rows"
             yield Item("sizes", "warning", few)
-        if problems := find_length_conflicts(config, total_steps=total):
-            raise ConfigError(problems)
+        count_steps(config, len(ids))
 
     def _memory(self) -> Iterator[Item]:
-        if self.preview is None or (self.store is None and self.prompts is None):
+        if self.preview is None or (self.rows is None and self.prompts is None):
             return
         if self.config.model.implementation != "native":
             text = "not estimated: only the native decoder can be computed without data"
@@ -287,8 +292,9 @@ class Preflight:
         config = as_chosen(config, runtime)
         if config.is_rl:
             assert self.prompts is not None
-            batch = largest_rl_batch(config, self.prompts)
-            longest = int(self.prompts.lengths.max())
+            prompts = self.prompts.train.rows
+            batch = largest_rl_batch(config, prompts)
+            longest = int(prompts.lengths.max())
             return plan_memory(config, runtime, batch, preview=self.preview, longest_prompt=longest)
         plans, _ = self._plans(config)
         batches = (batch for plan in plans for batch in plan.micro_batches)
@@ -297,20 +303,14 @@ class Preflight:
 
     def _plans(self, config: RunConfig) -> tuple[list[StepPlan], int]:
         """The first plans of an SFT run, and how many there are in all."""
-        assert self.store is not None
+        assert self.rows is not None
+        train = self.rows.train
         with PlanLoader(
-            self.store, row_ids=self._row_ids(), trainer=config.trainer, data=config.data,
+            train.rows, row_ids=train.ids, trainer=config.trainer, data=config.data,
             algorithm=config.algorithm, seed=config.seed, num_ranks=config.num_ranks,
         ) as plans:  # fmt: skip
             total = plans.total_steps
             return [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)], total
-
-    def _row_ids(self) -> np.ndarray:
-        assert self.store is not None
-        share = self.config.data.validation_share
-        if share > 0:
-            return split_rows(self.store.made_from_B, share, self.config.seed)[0]
-        return np.arange(len(self.store), dtype=np.int64)
 
     def _disk(self) -> Iterator[Item]:
         if self.preview is None:
@@ -339,11 +339,11 @@ class Preflight:
     def _health(self) -> Iterator[Item]:
         """What the rules say of all that is known by now."""
         facts: dict[str, Any] = {}
-        rows = self.prompts if self.config.is_rl else self.store
-        if rows is not None:
-            facts |= row_facts(rows, self.held_out)
+        inputs = self.prompts or self.rows
+        if inputs is not None:
+            facts |= row_facts(inputs.train.rows, self.held_out)
         if self.prompts is not None:
-            facts["longest_prompt"] = int(self.prompts.lengths.max())
+            facts["longest_prompt"] = int(self.prompts.train.rows.lengths.max())
         if self.preview is not None:
             facts |= {"vocab_size": self.preview.vocab_size, "model_bytes": self.preview.num_bytes}
             facts["model_length"] = self.preview.max_positions
@@ -374,19 +374,19 @@ class Preflight:
         yield Item("run folder", "ok", f"{self.config.run_dir} would go on from {where}")
 
 
-def _data_item(which: str, store: RowStore) -> Item:
+def _data_item(part: Part, store: RowStore) -> Item:
     report = store.report
     lost = report.seen - report.kept
     share = report.trained_tokens / report.tokens
     text = (
-        f"{which}: {report.kept} of {report.seen} rows kept, {fmt.count(report.tokens)} tokens, "
+        f"{part}: {report.kept} of {report.seen} rows kept, {fmt.count(report.tokens)} tokens, "
         f"{100 * share:.0f} % trained, longest row {int(store.lengths.max())}"
     )
     if lost:
         text += f"; {report.dropped_overlong} too long, {report.num_bad} unusable"
     level: Level = "warning" if lost > 0.1 * report.seen else "ok"
     facts = {name: v for name, v in report.to_json().items() if "examples" not in name}
-    return Item("data", level, text, {"which": which, **facts})
+    return Item("data", level, text, {"which": part, **facts})
 
 
 def _existing(path: Path) -> Path:

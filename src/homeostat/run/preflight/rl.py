@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.rollout import CheckpointReference
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
 from homeostat.config.vllm import VllmEngineConfig
-from homeostat.data.prepare import split_rows
-from homeostat.data.prompts import PromptSet, prepare_prompts
+from homeostat.data.inputs import Inputs, Part, count_steps, require_stop_ids
+from homeostat.data.prompts import PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
-from homeostat.errors import ConfigError, DataError, ModelError, Problem
+from homeostat.errors import ConfigError, DataError, Problem
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.observe.processor import this_processor
@@ -30,7 +29,7 @@ from homeostat.rollout.vllm.options import (
 from homeostat.run.evaluation.solved import deciding_rewards
 from homeostat.run.preflight.item import Item
 from homeostat.run.wiring.engines import sampling_processes
-from homeostat.run.wiring.rl_setup import require_stop_ids, require_turn_end, saved_journal
+from homeostat.run.wiring.rl_setup import saved_journal
 from homeostat.train.build import named_reference, reference_model
 from homeostat.train.runtime import resolve_device, resolve_dtype
 
@@ -38,46 +37,25 @@ from homeostat.train.runtime import resolve_device, resolve_dtype
 NUM_TRIED = 4
 
 
-def prompt_items(
-    config: RunConfig,
-    tokenizer: ChatTokenizer,
-    preview: ModelPreview | None,
-    *,
-    progress: Callable[[int, int], None],
-) -> Iterator[tuple[Item, PromptSet]]:
-    """A line for the training prompts and one for the held-out ones, with the prompts."""
-    data = config.data
-    for which, sources in (("train", data.train), ("validation", data.validation)):
-        if not sources:
-            continue
-        prompts = prepare_prompts(sources, tokenizer, data, progress=progress)
-        require_turn_end(config, tokenizer, prompts, which=which)
-        report = prompts.report
-        lost = report.seen - report.kept
-        text = (
-            f"{which}: {report.kept} of {report.seen} prompts kept, longest "
-            f"{int(prompts.lengths.max())} tokens, mean {prompts.lengths.mean():.0f}"
-        )
-        if lost:
-            text += f"; {report.dropped_overlong} too long, {report.num_bad} unusable"
-        facts = {name: v for name, v in report.to_json().items() if "examples" not in name}
-        level = "warning" if lost > 0.1 * report.seen else "ok"
-        yield Item("data", level, text, {"which": which, **facts}), prompts
-        if preview is not None and prompts.max_token_id >= preview.vocab_size:
-            raise ModelError(
-                f"token {prompts.max_token_id} of the {which} prompts is beyond the model's "
-                f"vocab_size of {preview.vocab_size}: check model.tokenizer."
-            )
+def prompt_item(part: Part, prompts: PromptSet) -> Item:
+    report = prompts.report
+    lost = report.seen - report.kept
+    text = (
+        f"{part}: {report.kept} of {report.seen} prompts kept, longest "
+        f"{int(prompts.lengths.max())} tokens, mean {prompts.lengths.mean():.0f}"
+    )
+    if lost:
+        text += f"; {report.dropped_overlong} too long, {report.num_bad} unusable"
+    facts = {name: v for name, v in report.to_json().items() if "examples" not in name}
+    level = "warning" if lost > 0.1 * report.seen else "ok"
+    return Item("data", level, text, {"which": part, **facts})
 
 
-def size_items(config: RunConfig, prompts: PromptSet) -> Iterator[Item]:
+def size_items(config: RunConfig, inputs: Inputs[PromptSet]) -> Iterator[Item]:
     """One arithmetic: prompts x samples = rows, split into updates."""
-    trainer, rollout = config.trainer, config.rollout
-    num_prompts = len(prompts)
-    if config.data.validation_share > 0:
-        ids, _ = split_rows(prompts.made_from_B, config.data.validation_share, config.seed)
-        num_prompts = len(ids)
-    sizes = {"rows_per_step": rollout.prompts_per_step}
+    trainer, rollout, prompts = config.trainer, config.rollout, inputs.train.rows
+    num_prompts = len(inputs.train)
+    sizes = {"rows_per_step": config.rows_per_step}
     total = trainer.total_steps(num_prompts, **sizes)
     longest = int(prompts.lengths.max()) + rollout.max_new_tokens
     most = rollout.samples_per_step * (float(np.mean(prompts.lengths)) + rollout.max_new_tokens)
@@ -103,8 +81,7 @@ def size_items(config: RunConfig, prompts: PromptSet) -> Iterator[Item]:
             "prompts: some come twice in a step"
         )
         yield Item("sizes", "warning", few)
-    if problems := find_length_conflicts(config, total_steps=total):
-        raise ConfigError(problems)
+    count_steps(config, num_prompts)
 
 
 def evaluation_items(config: RunConfig) -> Iterator[Item]:
@@ -151,7 +128,7 @@ def engine_items(
     config: RunConfig, preview: ModelPreview, prompts: PromptSet, *, lanes: int
 ) -> Iterator[Item]:
     engine, device = config.engine, resolve_device(config)
-    require_stop_ids(config, vocabulary=preview.vocab_size)
+    require_stop_ids(config, vocab_size=preview.vocab_size)
     running = min(engine.max_concurrency, config.rollout.samples_per_step)
     text = f"{engine.type} on {device.type}: up to {running} completions at one time"
     facts: dict[str, Any] = {"type": engine.type, "running": running}

@@ -33,6 +33,7 @@ from homeostat.config.trainer import Checkpointing
 from homeostat.models.build import (
     LoadedModel,
     attention_name,
+    config_origin,
     decoder_flags,
     give_weights,
     model_sheet,
@@ -64,9 +65,10 @@ def load_sharded(
     started = time.perf_counter()
     source = open_source(model)
     config, generation_config = read_configs(source)
-    shape = decoder_config(config)
+    origin = config_origin(source)
+    shape = decoder_config(config, origin=origin)
     place = {"dtype": runtime.dtype, "device": runtime.device}
-    require_memory(shape.num_params // ranks.num_shards, **place)
+    require_memory(shape.num_params // ranks.num_shards, **place, what=origin.sizes)
     flags = decoder_flags(model, shape, gradient_checkpointing, **place)
     with torch.device("meta"):
         module = Decoder(shape, **flags).to(runtime.dtype)
