@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 
 class Reader(StrEnum):
-    """Who reads a column. A forward pass gets every column; a loss names those that it needs."""
+    """A reader of a column. A forward pass gets all columns; a loss names those that it needs."""
 
     MODEL = "model"
     LOSS = "loss"
@@ -69,7 +69,7 @@ class Column:
     """The declaration of a column.
 
     `dims` names the dimensions behind the tokens'; their sizes belong to the model. A prompt's
-    tokens have values of their own where `on_prompts` says so. Tokens without a value hold `fill`,
+    tokens have values, too, where `on_prompts` says so. Tokens without a value hold `fill`,
     or an empty list where the column is ragged.
     """
 
@@ -89,7 +89,7 @@ class Column:
         return np.full((num_tokens, *shape), self.fill, dtype=self.dtype)
 
     def why_odd(self, values: ColumnArray, *, num_tokens: int) -> str:
-        """What of the values is not as declared; '' where all is."""
+        """Return what of the values is not as declared; '' if nothing."""
         if isinstance(values, Ragged) != self.is_ragged:
             return f"it is {'ragged' if self.is_ragged else 'dense'} by its declaration"
         if values.dtype != np.dtype(self.dtype):

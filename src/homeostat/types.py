@@ -238,7 +238,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a forward pass is asked for.
+    """A request for outputs of a forward pass.
 
     `logp` and `entropy` are of the trained tokens, under the distribution at `temperature`;
     `value` needs a model with a value head. `hidden` names layers as transformers numbers them (0
@@ -260,7 +260,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a forward pass gave of one batch; None or no entry where it was not asked for.
+    """The outputs of a forward pass over one batch; None or no entry for what was not asked for.
 
     `hidden` maps a layer to what the reducer made of its states.
     """

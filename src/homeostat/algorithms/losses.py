@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EntropyNeed(StrEnum):
-    """What a loss needs of the distribution's entropy: nothing, its value, or its gradient too."""
+    """A loss needs nothing of the distribution's entropy, its value, or its gradient too."""
 
     NONE = "none"
     VALUE = "value"

@@ -29,7 +29,7 @@ from homeostat.types import Role
 
 
 class LoadModel(Protocol):
-    """How a backend builds a model; one that is not `trained` needs no gradients."""
+    """Builds a model as a backend does; one that is not `trained` needs no gradients."""
 
     def __call__(
         self, model: ModelConfig, lora: LoraConfig | None, *, trained: bool
@@ -97,7 +97,7 @@ def reference_model(model: ModelConfig, choice: CheckpointReference) -> ModelCon
 
 @contextmanager
 def named_reference() -> Iterator[None]:
-    """What is wrong with a reference is said of its own key, not of the policy's."""
+    """Make errors about a reference name its own key, not the policy's."""
     try:
         yield
     except ModelError as error:

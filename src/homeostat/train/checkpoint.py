@@ -48,7 +48,7 @@ _REPLACED = ".replaced_"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A valid checkpoint, and the newer ones that had to be passed over with the reason."""
+    """A valid checkpoint, and the newer ones that had to be skipped, with the reason."""
 
     path: Path
     step: int
@@ -94,7 +94,7 @@ class CheckpointStore:
         """Save what `write` puts into a folder, about `num_bytes` of it, beside `state`.
 
         Raises CheckpointWriteError, leaving no trace, where it cannot; DiskFullError where that is
-        for want of space.
+        for lack of space.
         """
         final = self.path(step)
         building = self.folder / f".building_{final.name}"
@@ -126,7 +126,7 @@ class CheckpointStore:
         return self._pointed("best")
 
     def newest_valid(self) -> Found | None:
-        """The newest checkpoint that is whole; broken ones are passed over and reported."""
+        """The newest checkpoint that is whole; broken ones are skipped and reported."""
         self._put_back()
         passed_over: list[tuple[str, str]] = []
         for step in reversed(self.steps()):
@@ -185,7 +185,7 @@ class CheckpointStore:
         return removed
 
     def set_aside_after(self, step: int) -> list[int]:
-        """Move away what lies beyond the step a run continues from: it will be made anew."""
+        """Move away what lies beyond the step a run continues from: it will be made again."""
         later = [other for other in self.steps() if other > step]
         if not later:
             return []

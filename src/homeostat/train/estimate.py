@@ -1,4 +1,4 @@
-"""What an update will hold at most, found by doing it without data.
+"""Estimates what an update will hold at most, by doing it without data.
 
     held throughout   weights, the optimizer's masters, gradients and moments, a reference
     on top, at most   what one micro-batch keeps between forward and backward, its logits, and the
@@ -87,7 +87,7 @@ def _reference_bytes(config: RunConfig, shape: ShapeDecoder) -> int:
 
 
 def estimate_prefill(config: RunConfig, runtime: Runtime, *, num_tokens: int) -> int:
-    """What a pass over so many prompt tokens needs, without gradients."""
+    """Bytes that a pass over so many prompt tokens needs, without gradients."""
     kernel = _kernel(config, runtime)
     shape = shape_decoder(
         config.model, config.lora, dtype=runtime.dtype, kernel=kernel, gradient_checkpointing=False

@@ -1,6 +1,6 @@
 """From a micro-batch to its log-probs and its share of the update's loss, on any backend.
 
-    rows laid end to end -> hidden states -> log-probs of the tokens that are trained (and only
+    packed rows -> hidden states -> log-probs of the tokens that are trained (and only
     those: the LM head is never run for the others) -> the terms of the loss
 
 The loss is found by its name (`algorithms/losses.py`), and gets the columns that its entry names.
@@ -33,9 +33,9 @@ from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Of the M trained tokens of a batch: log-prob and entropy of the distribution it is under.
+    """Log-probs of the M trained tokens of a batch, and entropies of their distributions.
 
-    `index_M` is the token's place in the batch, `row_of_M` its row.
+    `index_M` is a token's place in the batch, `row_of_M` its row.
     """
 
     logp_M: Tensor
@@ -46,7 +46,7 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """What a forward pass gave of one batch, before it is copied to the host."""
+    """The outputs of a forward pass over one batch, before they are copied to the host."""
 
     scores: TokenScores | None
     hidden: dict[int, Tensor]
@@ -64,7 +64,7 @@ class OnDevice:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """How a role's model computes a micro-batch. `has_dropout`: its adapter drops at random."""
+    """Computes micro-batches with a role's model. `has_dropout`: its adapter has dropout."""
 
     config: TrainerConfig
     runtime: Runtime
@@ -77,7 +77,7 @@ class Forward:
         return cls(config, runtime, seed, has_dropout)
 
     def outputs(self, model: Model, batch: TrainBatch, outputs: Outputs) -> OnDevice:
-        """What is asked for, and no more. Nothing is dropped at random."""
+        """Compute what is asked for, and no more. There is no dropout."""
         states = HiddenStates(outputs.hidden) if outputs.hidden else None
         tokens_N = self._send(batch.tokens_N)
         hidden_ND = self._hidden(model, batch, tokens_N, states=states)
@@ -102,7 +102,7 @@ class Forward:
         entropy: EntropyNeed = EntropyNeed.NONE,
         dropout_step: int | None = None,
     ) -> TokenScores:
-        """Log-probs of the trained tokens, with a gradient. `dropout_step` keys what is dropped."""
+        """Compute log-probs of the trained tokens, with a gradient. `dropout_step` keys dropout."""
         tokens_N = self._send(batch.tokens_N)
         hidden_ND = self._hidden(model, batch, tokens_N, dropout_step=dropout_step)
         return self._scores(
@@ -112,7 +112,7 @@ class Forward:
     def loss(
         self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
     ) -> tuple[TokenScores, LossTerms]:
-        """What the batch adds to the loss of update `step`, which keys dropout."""
+        """Compute what the batch adds to the loss of update `step`, which keys dropout."""
         loss = loss_of(spec)
         scores = self.scores(
             model,

@@ -35,7 +35,7 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
 
 
 def require_same_frozen(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError where an adapter would go on over another base model, or a policy
+    """Raise CheckpointError if an adapter would continue over another base model, or a policy
     beside another reference."""
     other = own.keys() ^ stored.keys()
     other |= {name for name in own.keys() & stored.keys() if int(own[name]) != int(stored[name])}

@@ -1,4 +1,4 @@
-"""Where a NaN or an infinity came from.
+"""Finds where a NaN or an infinity came from.
 
 The update that failed was not applied. It is replayed once, row by row, with every module's
 output and gradient watched and autograd's anomaly detection on, so that the answer names the rows,
@@ -28,12 +28,12 @@ from homeostat.types import Computed, LossSpec, Outputs, Role, StepPlan, TokenRo
 # What torch hands to a backward hook.
 Grads = tuple[Tensor, ...] | Tensor
 
-# The direction of an origin that no other rows can mend.
+# The direction of an origin that other rows cannot cure.
 STORED_WEIGHTS = "stored weights"
 
 
 class Replayed(Protocol):
-    """What of a rank's trainer is used to repeat an update that failed."""
+    """The part of a rank's trainer that is used to repeat an update that failed."""
 
     @property
     def shards(self) -> Shards: ...
@@ -128,7 +128,7 @@ class Replay:
         self.trainer.accumulate(plan.role, [self._mine(batch)], plan.loss, step=plan.step)
 
     def pending_finite(self) -> bool:
-        """Whether loss and gradient of what was accumulated are finite."""
+        """Return True if loss and gradient of what was accumulated are finite."""
         share = self.trainer.pending(self.plan.role)
         return math.isfinite(share.loss) and math.isfinite(share.grad_norm)
 

@@ -56,7 +56,7 @@ class MemoryGuard:
         self._message = ""
 
     def attempt(self, work: Callable[[], Result], *, role: Role, step: int) -> Result | None:
-        """What the work on a role gives, or None when memory ran out: then nothing was changed."""
+        """Do the work on a role. Returns None if memory ran out: then nothing was changed."""
         result = self._once(work, role, step, None)
         if result is None:
             # Once more as it is: a fragmented cache is whole again now, and if memory does run
@@ -94,7 +94,7 @@ class MemoryGuard:
         try:
             return work()
         except HomeostatError:
-            # From other processes, which cannot begin again, whatever their last words were.
+            # It comes from other processes, which cannot begin again, whatever they reported.
             raise
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

@@ -37,7 +37,7 @@ def is_measured(step: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one rank saw of an update: tensor -> whether it moved; group -> squares of norms."""
+    """One rank's view of an update: tensor -> whether it moved; group -> squares of norms."""
 
     changed: Mapping[str, bool]
     update_squares: Mapping[str, float]

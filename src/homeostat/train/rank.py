@@ -83,7 +83,7 @@ class RankTrainer:
     def forward(
         self, role: Role, batches: Sequence[TrainBatch | None], outputs: Outputs
     ) -> list[Computed]:
-        """What is asked for of each batch that is this rank's."""
+        """Compute what is asked for, for each batch that is this rank's."""
         state = self._state(role)
         require_outputs(outputs, role=role, sheet=state.sheet)
         with self.shards.naming_memory(), torch.no_grad(), state.acting() as model:
@@ -123,7 +123,7 @@ class RankTrainer:
 
     @torch.no_grad()
     def measure(self, role: Role, batches: Sequence[TrainBatch | None], spec: LossSpec) -> Measured:
-        """Of this rank's micro-batches."""
+        """Measure this rank's micro-batches."""
         state = self._state(role)
         require_columns(spec, batches)
         found = []
@@ -171,7 +171,7 @@ class RankTrainer:
         return report
 
     def pending(self, role: Role) -> UpdateShare:
-        """What all ranks have accumulated so far."""
+        """Combine what all ranks have accumulated so far."""
         training = _training(self._state(role))
         is_begun = bool(training.pending) or not self.shards.is_alone
         assert is_begun, "apply needs at least one accumulate before it"
@@ -208,7 +208,7 @@ class RankTrainer:
 
     @property
     def state_bytes(self) -> int:
-        """What this rank will write, about."""
+        """About as many bytes as this rank will write."""
         groups = self.state().values()
         written = sum(rows.tensor.nbytes for group in groups for rows in group.values())
         return written if self.shards.saves else 0
@@ -246,7 +246,7 @@ class RankTrainer:
         return groups
 
     def memory_report(self) -> MemoryReport:
-        """Of this rank."""
+        """Peak memory of this rank."""
         return peak_memory(self.runtime.device)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Reducers: what becomes of hidden states on the rank that computed them, by name.
+"""Reducers by name: each makes something small of hidden states on the rank that computed them.
 
-Hidden states are [N, D] per layer, too much to send to another process. A reducer makes something
-small of them, and that is what a trainer gives back. Each is a pure function on tensors.
+Hidden states are [N, D] per layer, too much to send to another process, so a trainer gives back
+only what a reducer returns. Each is a pure function on tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TokenPlaces:
-    """Where a batch's trained tokens (`_M`) and rows (`_B`) are among its packed tokens."""
+    """The places of a batch's trained tokens (`_M`) and rows (`_B`) among its packed tokens."""
 
     index_M: Tensor
     row_of_M: Tensor

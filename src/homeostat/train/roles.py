@@ -43,7 +43,7 @@ class RoleModel:
 
 @dataclass(slots=True)
 class Training:
-    """What a role that is trained has besides its model: its optimizer and the pending update.
+    """The trained side of a role: its optimizer, its schedule (`config`) and the pending update.
 
     `params` are its trained parameters; the optimizer owns this rank's part of each.
     """

@@ -3,9 +3,9 @@
     micro-batches -> dealt in rounds, one to a rank -> ranks (train/fsdp) -> one report for all
 
 The ranks hold the model; here are only the calls, their deadlines, and the proof that all ranks
-did the same. Every rank is told everything that has a collective in it, with one call for a whole
+did the same. Every rank gets every call that has a collective in it, with one call for a whole
 list of micro-batches. A rank that fails leaves the others waiting for it, so the group is ended
-then: what was saved stays, and the same command goes on from there.
+then: what was saved stays, and the same command resumes from there.
 """
 
 from __future__ import annotations
@@ -152,14 +152,14 @@ class ShardedTrainer:
         return sum(self._all("num_state_bytes"))
 
     def save(self, folder: Path) -> None:
-        # Each rank writes files of its own: one that cannot keeps no other waiting.
+        # Each rank writes separate files: one that fails keeps no other waiting.
         self._gather(self.group.call_all("save", folder), grace_s=self.timeout_s)
 
     def load(self, folder: Path) -> None:
         self._all("load", folder)
 
     def memory_report(self) -> MemoryReport:
-        """Of the rank that needs most."""
+        """Memory of the rank that needs most."""
         reports = self._all("memory_report")
         return MemoryReport(
             max_alloc=max(report.max_alloc for report in reports),

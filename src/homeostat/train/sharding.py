@@ -1,9 +1,9 @@
-"""How one rank of a trainer holds its tensors, and what it tells the other ranks.
+"""The seam between a rank's trainer and how the rank holds tensors and talks to other ranks.
 
 `RankTrainer` (train/rank.py) does the same work whether a rank holds whole tensors or parts of
 them; all that differs is behind `Shards`:
 
-    Whole        a world of one rank: every tensor is whole, and there is nobody to tell
+    Whole        a world of one rank: every tensor is whole, and there are no other ranks
     FsdpShards   train/fsdp/sharding.py: each rank holds some rows of every tensor (FSDP2)
 """
 
@@ -31,17 +31,17 @@ class Shards(Protocol):
 
     @property
     def is_alone(self) -> bool:
-        """Whether this rank is the only one, so that nobody waits for it."""
+        """True if this rank is the only one, so that nobody waits for it."""
         ...
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank computes and writes what only one of them should."""
+        """True if this rank computes and writes what only one of them should."""
         ...
 
     @property
     def saves(self) -> bool:
-        """Whether this rank writes its part into checkpoints."""
+        """True if this rank writes its part into checkpoints."""
         ...
 
     def owned(self, parameter: nn.Parameter) -> Tensor:

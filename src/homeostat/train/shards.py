@@ -60,7 +60,7 @@ def write_shard(
 
 
 def stems(folder: Path) -> list[str]:
-    """What tensors a folder holds."""
+    """Return the stems of the tensor files that a folder holds."""
     matches = {file.stem: _SHARD.fullmatch(file.stem) for file in folder.glob(f"*{_SUFFIX}")}
     return sorted({match["stem"] if match else stem for stem, match in matches.items()})
 

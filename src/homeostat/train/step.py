@@ -100,8 +100,8 @@ class GuardedStep:
             )
 
     def _why_halt(self, origin: Origin, *, is_isolated: bool) -> str | None:
-        """Why the run cannot go on, and what to do; None when it can. Where some rows are at fault
-        (`is_isolated`), weights and other rows are sound: it may go on for longer."""
+        """Return why the run cannot continue, and what to do; None if it can. If some rows are at
+        fault (`is_isolated`), weights and other rows are sound: it may continue for longer."""
         if origin.direction == STORED_WEIGHTS:
             return (
                 "Halted at once because no other rows can mend that: check the files of "

@@ -1,7 +1,7 @@
 """The Trainer protocol: what a training backend must do. tests/contract holds every one to it.
 
-Models are addressed by role, and no role is special: one that is trained has an optimizer and an
-update of its own, one that is frozen has neither. An update is any number of `accumulate` calls and
+Models are addressed by role, and no role is special: one that is trained has its own optimizer and
+pending update, one that is frozen has neither. An update is any number of `accumulate` calls and
 one `apply`; the gradient is the same however the update's rows are split over micro-batches, calls
 and ranks, because the loss carries its denominator with it. Until `apply`, weights and optimizer
 state are untouched, so `discard` undoes an update that was begun. The learning rate comes with
@@ -56,7 +56,7 @@ class MemoryReport:
 class Trainer(Protocol):
     @property
     def sheet(self) -> ModelSheet:
-        """What is known of the policy's model."""
+        """The properties of the policy's model."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class Trainer(Protocol):
         ...
 
     def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
-        """What the loss measures on these micro-batches, without a gradient."""
+        """Return what the loss measures on these micro-batches, without a gradient."""
         ...
 
     def discard(self, role: Role) -> None:
@@ -96,7 +96,7 @@ class Trainer(Protocol):
         ...
 
     def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
-        """Of an update that was not applied: the rows at fault, and where it first went wrong."""
+        """Find the rows at fault in an update that was not applied, and where it went wrong."""
         ...
 
     def refresh(self, role: Role, *, source: Role = Role.POLICY) -> None:
@@ -117,7 +117,7 @@ class Trainer(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """What `save` will write, about."""
+        """About as many bytes as `save` will write."""
         ...
 
     def save(self, folder: Path) -> None:

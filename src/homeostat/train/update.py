@@ -1,4 +1,4 @@
-"""What an update did, from the device to the report.
+"""Brings the results of an update from the device to the report.
 
     Accumulated ... (device) -> UpdateShare (host, one copy) -> merged over ranks -> UpdateReport
 
@@ -22,7 +22,7 @@ from homeostat.types import FloatArray, IntArray, Role, TrainBatch, UpdateReport
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """What is remembered of a micro-batch, or a part of it, until its update is applied."""
+    """The record of a micro-batch, or a part of it, until its update is applied."""
 
     terms: LossTerms
     logp_M: Tensor
@@ -47,7 +47,7 @@ class Accumulated:
 
 @dataclass(frozen=True, slots=True)
 class UpdateShare:
-    """What one rank did for an update. `grad_norm` is over the gradients that it holds."""
+    """One rank's share of an update. `grad_norm` is over the gradients that it holds."""
 
     loss: float
     grad_norm: float
@@ -86,7 +86,7 @@ def to_host(done: Sequence[Accumulated], grad_norm: Tensor) -> UpdateShare:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a loss measured on some rows: of `sums` and `maxima` see `LossTerms`."""
+    """The measurements of a loss on some rows; see `LossTerms` for `sums` and `maxima`."""
 
     sums: Mapping[str, float]
     maxima: Mapping[str, float]

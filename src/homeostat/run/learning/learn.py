@@ -1,4 +1,4 @@
-"""What a step learns from its groups.
+"""Turns the groups of a step into updates of the policy.
 
 groups -> rows -> log-probs of reference and old policy, where needed -> advantages
        -> updates, each guarded against memory and numbers that are not finite
@@ -64,7 +64,7 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(slots=True)
 class Learned:
-    """What came of a step's updates."""
+    """The results of a step's updates."""
 
     advantages_S: list[np.ndarray] = field(default_factory=list)
     rows: StepRows | None = None

@@ -50,7 +50,7 @@ class WorstToken:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What came of comparing: metrics, the worst tokens, and whether they are worth a word."""
+    """The result of a comparison: metrics, the worst tokens, and whether they are notable."""
 
     metrics: Mapping[str, float]
     worst: tuple[WorstToken, ...]

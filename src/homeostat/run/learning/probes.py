@@ -28,7 +28,7 @@ NUM_SCORED = 4
 
 
 def plan_probes(plan: StepPlan, report: UpdateReport) -> dict[str, float]:
-    """What the update's batches gave, against what the trainer says it had."""
+    """Compare what the update's batches gave with what the trainer says it had."""
     given = {
         int(row_id): int(count)
         for batch in plan.micro_batches
@@ -80,7 +80,7 @@ def first_ratio_off(scored: Mapping[int, FloatArray], report: UpdateReport) -> f
 
 
 def worst(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of several updates: the largest of each; NaN where one of them is."""
+    """Return the largest of each over several updates; NaN if one of them is."""
     names = dict.fromkeys(name for probes in found for name in probes)
     return {
         name: float(np.max([probes[name] for probes in found if name in probes])) for name in names

@@ -52,7 +52,7 @@ class StepRows:
     """The samples of a step as training rows; samples are in the groups' order.
 
     Of each row: `sample_R` is its sample's number in the step. `places[row]` says of each token
-    where it stands in the sample's prompt and completion laid end to end; -1 where in neither.
+    where it stands in the sample's prompt followed by its completion; -1 if in neither.
     Weights are 1 where a token is trained; `engine_logp` is a column of every row.
     """
 
@@ -71,7 +71,7 @@ class StepRows:
         return self.group_S[self.sample_R]
 
     def completion_places(self, row: int) -> IntArray:
-        """Where each token of a row stands in the sample's completion; below 0 where not in it."""
+        """Place of each token of a row in the sample's completion; below 0 if not in it."""
         return self.places[row] - self.prompt_lengths_S[self.sample_R[row]]
 
 

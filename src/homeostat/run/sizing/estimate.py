@@ -1,4 +1,4 @@
-"""What a run will hold on each device, before it starts: the plan, and what would make it smaller.
+"""Plans what a run will hold on each device before it starts, and what would make it smaller.
 
     training     held + what the largest micro-batch needs (train/estimate.py: done without data)
     sampling     held + the engine's cache, on a CPU its copies of the weights + one pass over

@@ -1,4 +1,4 @@
-"""How many tokens a micro-batch has where the recipe does not say: as many as help, if they fit.
+"""Chooses how many tokens a micro-batch has if the recipe does not say: as many as help and fit.
 
 A large GPU is faster with more tokens at a time, up to `MOST_TOKENS`; what they take is found by
 doing an update without data (train/estimate.py) against the memory that is free. A gradient is the

@@ -117,7 +117,7 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, dtype: torch.d
 
 
 def own_part(ranks: Ranks, dtype: torch.dtype) -> Part:
-    """Of a parameter, this rank's rows. All start from what the compute dtype can hold."""
+    """Select this rank's rows of a parameter. All start from what the compute dtype can hold."""
 
     def part(parameter: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
         start, stop = ranks.split(whole.shape[0])

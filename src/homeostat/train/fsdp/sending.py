@@ -1,4 +1,4 @@
-"""Weights on their way from ranks: all gather, the first one packs.
+"""Sends weights from ranks: all of them gather, the first one packs.
 
 How many tensors go into a parcel is the packer's business, which only the first rank knows. So it
 tells the others before each tensor that there is one more to gather, and after each parcel that
