@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from homeostat.models.build import Model
 from homeostat.train.optim import MasterAdamW
-from homeostat.train.shards import Rows
+from homeostat.train.shards import Rows, write_whole
 from homeostat.train.update import UpdateShare
 
 T = TypeVar("T")
@@ -153,8 +152,7 @@ class Whole:
         return share
 
     def write(self, folder: Path, stem: str, group: Mapping[str, Rows]) -> None:
-        whole = {name: rows.tensor.contiguous() for name, rows in group.items()}
-        save_file(whole, folder / f"{stem}.safetensors")
+        write_whole(folder, stem, {name: rows.tensor for name, rows in group.items()})
 
     def naming_memory(self) -> AbstractContextManager[None]:
         return nullcontext()
