@@ -62,6 +62,7 @@ def homeostat(task: Task) -> Iterator[Generate]:
     import numpy as np
     import torch
 
+    from homeostat.config.cluster import LOOPBACK, InProcessCluster
     from homeostat.config.model import ModelConfig
     from homeostat.config.rollout import NativeEngineConfig
     from homeostat.rollout.engine import Request, Sampling, generate
@@ -69,7 +70,8 @@ def homeostat(task: Task) -> Iterator[Generate]:
     from homeostat.rollout.remote import RemoteEngine
     from homeostat.rollout.split import SplitEngine
     from homeostat.workers.context import WorkerContext
-    from homeostat.workers.processes import start_processes
+    from homeostat.workers.opening import open_group
+    from homeostat.workers.spec import GroupSpec
 
     kwargs = {
         "model": ModelConfig(path=task.model),
@@ -84,12 +86,17 @@ def homeostat(task: Task) -> Iterator[Generate]:
 
     def start(log_file: Path) -> Any:
         server = {"factory": "homeostat.rollout.native.host:build_engine", "kwargs": kwargs}
-        return start_processes(
-            "homeostat.rollout.remote:serve_engine", server, name="helper", log_file=log_file
+        spec = GroupSpec(
+            factory="homeostat.rollout.remote:serve_engine",
+            kwargs=server,
+            kind="engine",
+            name="helper",
+            log_file=log_file,
         )
+        return open_group(InProcessCluster(), spec)
 
     with TemporaryDirectory() as folder:
-        engine: Any = build_engine(WorkerContext(0, 1, 0, "bench"), **kwargs)
+        engine: Any = build_engine(WorkerContext(0, 1, 0, "bench", LOOPBACK), **kwargs)
         if task.processes > 1:
             limits = {"timeout_s": 3600.0, "update_timeout_s": 60.0}
             helpers = [

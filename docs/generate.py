@@ -7,6 +7,7 @@
     the Typer app              -> cli.md
     health/registry.py         -> rules.md, and rules/ with a page for each family
     coverage/                  -> coverage.md: what five troubleshooting guides name
+    health/signatures/*.toml   -> compiled.json beside them
 
 `make docs` runs it; tests/style/test_docs.py fails while a page is stale.
 """
@@ -37,8 +38,9 @@ from homeostat.config.run import RunConfig
 from homeostat.config.schema import settings_types
 from homeostat.health import remedies
 from homeostat.health.finding import Family, Level
-from homeostat.health.registry import BY_CODE, RULES, TROUBLES
+from homeostat.health.registry import BY_CODE, RULES, SIGNATURES
 from homeostat.health.rule import Rule
+from homeostat.health.signatures.source import write_compiled
 from homeostat.health.vocabulary import WORDS
 from homeostat.observe import events, names
 
@@ -336,7 +338,7 @@ def rules_page() -> str:
     ]
     return (
         "# Rules\n\n"
-        f"{len(RULES)} rules, of which {len(TROUBLES)} know an error by its text. "
+        f"{len(RULES)} rules, of which {len(SIGNATURES)} know an error by its text. "
         "`homeostat explain CODE` shows a rule's page, [the guide](../guide/doctor.md) how to use "
         "them, [coverage](coverage.md) which of other projects' guides they cover.\n\n"
         f"{table(('code', 'name', 'family', 'level', 'about'), rows)}\n"
@@ -507,6 +509,8 @@ def _option(info: OptionInfo, kind: Any) -> str:
 
 
 def _option_help(info: OptionInfo, default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return f"{info.help} Required."
     return f"{info.help} Default: {default}." if default is not None else str(info.help)
 
 
@@ -520,6 +524,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
+    write_compiled()
     (REFERENCE / "rules").mkdir(parents=True, exist_ok=True)
     for name, content in pages().items():
         (REFERENCE / name).write_text(content, encoding="utf-8")

@@ -62,6 +62,10 @@ class DataWriteError(DataError, OSError):
     exit_code = 1
 
 
+class SignatureError(HomeostatError, ValueError):
+    """A stanza of health/signatures/*.toml cannot be used. Names file and code of every problem."""
+
+
 class ModelError(HomeostatError, ValueError):
     """A model folder cannot be used, or lacks something that the settings need."""
 

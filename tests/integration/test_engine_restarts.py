@@ -4,6 +4,7 @@ nothing else, until none is left."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from homeostat.config import RunConfig
 from homeostat.errors import EngineError
 from homeostat.observe.jsonl import read_metrics
 from homeostat.run.wiring import engines
-from homeostat.workers.launchers import LAUNCHERS
+from homeostat.workers.launchers import spawn
+from homeostat.workers.opening import LAUNCHERS
+from homeostat.workers.processes import open_processes
 
 OWN = ("model.numerics=invariant", "engine.own_process=true")
 STEPS = "trainer.max_steps=3"
@@ -45,8 +48,8 @@ def mortal(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mor
         plan = mortal_engine.write_plan(tmp_path / "plan.json", moments)
         monkeypatch.setenv(mortal_engine.PLAN, str(plan))
         monkeypatch.setattr(engines, "NATIVE", mortal_engine.FACTORY)
-        launch = mortal_engine.killing_launcher(LAUNCHERS["spawn"])
-        monkeypatch.setitem(LAUNCHERS, "spawn", launch)
+        launch = mortal_engine.killing_launcher(spawn)
+        monkeypatch.setitem(LAUNCHERS, "spawn", partial(open_processes, launch=launch))
         return tiny_rl.config(folder, f"name={tmp_path.name}", OWN[0], STEPS, *overrides)
 
     return planned

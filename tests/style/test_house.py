@@ -25,17 +25,6 @@ MAX_FUNCTION_LINES = 60
 TABLES: dict[str, str] = {
     "health/vocabulary.py": "the words of a diagnosis",
     "observe/names.py": "the metric catalogue",
-    "health/texts/checkpoint.py": "error texts",
-    "health/texts/config.py": "error texts",
-    "health/texts/data.py": "error texts",
-    "health/texts/distributed.py": "error texts",
-    "health/texts/generation.py": "error texts",
-    "health/texts/install.py": "error texts",
-    "health/texts/memory.py": "error texts",
-    "health/texts/own.py": "error texts",
-    "health/texts/precision.py": "error texts",
-    "health/texts/reward.py": "error texts",
-    "health/texts/sync.py": "error texts",
 }
 # Broad excepts, by file and function: why nothing narrower will do.
 BROAD_EXCEPTS = {

@@ -30,6 +30,7 @@ COVERED = (
     PACKAGE / "observe",
     PACKAGE / "ops",
     PACKAGE / "rewards",
+    PACKAGE / "workers",
 )
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/guide").glob("*.md")))
 # After "of its own" these show that it stands for "separate": "a process of its own that ends".

@@ -27,6 +27,7 @@ from homeostat.algorithms.policy import policy_spec
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config import RunConfig
 from homeostat.config.algorithm import SftConfig
+from homeostat.config.cluster import LOOPBACK
 from homeostat.errors import CheckpointError, CheckpointWriteError, OutOfMemoryHaltError
 from homeostat.models.lora import adapter_state
 from homeostat.sync.disk import DiskTransport
@@ -63,7 +64,7 @@ class Place:
     folder: Path
 
     def trainer(self, config: RunConfig) -> FsdpTrainer:
-        context = WorkerContext(self.rank, self.size, self.rank, "trainer")
+        context = WorkerContext(self.rank, self.size, self.rank, "trainer", LOOPBACK)
         meeting = f"file://{self.folder / f'meeting_of_{self.size}'}"
         return make_trainer(context, config=config, threads=1, rendezvous=meeting)
 

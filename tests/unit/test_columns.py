@@ -120,7 +120,7 @@ def test_a_batch_gives_back_the_columns_of_its_rows(lengths: list[int], seed: in
 def test_columns_survive_another_packing_and_lanes() -> None:
     rows = random_rows(1, [5, 9, 3, 7, 2, 8])
     plan = StepPlan(1, 0, (TrainBatch.of(rows),), LossSpec("sft", 1.0))
-    again = repack(plan, max_tokens=12, num_ranks=2)
+    again = repack(plan, max_tokens=12, num_data_groups=2)
     assert len(again.micro_batches) == 4
     assert again.role is plan.role
     assert_same_rows(by_id([r for b in again.micro_batches for r in b.rows()]), rows)

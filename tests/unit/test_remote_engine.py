@@ -13,6 +13,7 @@ from tests.parity.tiny_models import FAMILIES, random_model, save
 from tests.support.own_process import OwnProcess
 from torch import Tensor
 
+from homeostat.config.cluster import LOOPBACK
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.rollout import NativeEngineConfig
 from homeostat.errors import EngineError, SyncError
@@ -65,7 +66,9 @@ def in_process(folder: Path, **config: Any) -> RemoteEngine:
     factory = "homeostat.rollout.native.host:build_engine"
     served = {"factory": factory, "kwargs": kwargs_of(folder, **config)}
     engine = RemoteEngine(
-        lambda: InProcessGroup("homeostat.rollout.remote:serve_engine", served, name="engine"),
+        lambda: InProcessGroup(
+            "homeostat.rollout.remote:serve_engine", served, name="engine", host=LOOPBACK
+        ),
         vocabulary=VOCABULARY,
         can_decode=True,
         timeout_s=60,

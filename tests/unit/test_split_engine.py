@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import torch
 from tests.contract.engines import CHUNK_BYTES, CPU, MAX_TOKENS, VOCABULARY, Model, load, native
 
+from homeostat.config.cluster import InProcessCluster
 from homeostat.config.model import ModelConfig
 from homeostat.config.rollout import NativeEngineConfig
 from homeostat.errors import EngineDiedError
@@ -22,7 +22,8 @@ from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.split import SplitEngine
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import Completion
-from homeostat.workers.processes import start_processes
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 
 class Workshop:
@@ -40,15 +41,19 @@ class Workshop:
             "chunk_bytes": CHUNK_BYTES,
         }
         server = {"factory": "homeostat.rollout.native.host:build_engine", "kwargs": kwargs}
-        start = partial(
-            start_processes,
-            "homeostat.rollout.remote:serve_engine",
-            server,
+        spec = GroupSpec(
+            factory="homeostat.rollout.remote:serve_engine",
+            kwargs=server,
+            kind="engine",
             name="helper",
             log_file=folder / "helper.log",
         )
         self.helper = RemoteEngine(
-            start, vocabulary=VOCABULARY, can_decode=True, timeout_s=60, update_timeout_s=60
+            lambda: open_group(InProcessCluster(), spec),
+            vocabulary=VOCABULARY,
+            can_decode=True,
+            timeout_s=60,
+            update_timeout_s=60,
         )
         self.model = model
         self.lost: list[EngineDiedError] = []

@@ -11,6 +11,7 @@ from homeostat.cli import (
     explain,
     inspect,
     rules,
+    scaffold,
     schema,
     train,
 )
@@ -26,4 +27,5 @@ app.command()(rules.rules)
 app.command()(inspect.inspect)
 app.command()(clinic.clinic)
 app.command()(env.env)
+app.command()(scaffold.scaffold)
 app.command()(schema.schema)

@@ -1,4 +1,8 @@
-"""Settings of the processes of a run, and of how the trainer is distributed over them."""
+"""Settings of the processes of a run, and of how the trainer is distributed over them.
+
+A cluster answers two questions of whoever opens a group of workers (workers/opening.py): what
+launches workers of this kind, and on which address of this host they meet.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homeostat.config.base import Settings, key
+from homeostat.config.mesh import Mesh
+
+# Only processes of this host reach it.
+LOOPBACK = "127.0.0.1"
+
+# Ranks of the trainer; engines, and helpers of an engine, in separate processes.
+WorkerKind = Literal["trainer", "engine"]
+Launcher = Literal["in_process", "spawn", "torchrun"]
 
 
 class InProcessCluster(Settings):
@@ -18,6 +30,15 @@ class InProcessCluster(Settings):
     def processes(self) -> int:
         """Return the number of trainer processes, which is 1."""
         return 1
+
+    @property
+    def host(self) -> str:
+        """Return the address on which groups of workers meet and bind what they serve."""
+        return LOOPBACK
+
+    def launcher(self, kind: WorkerKind) -> Launcher:
+        """Return what launches workers of this kind: a separate engine is spawned."""
+        return "in_process" if kind == "trainer" else "spawn"
 
 
 class TorchrunCluster(Settings):
@@ -35,6 +56,15 @@ class TorchrunCluster(Settings):
         1800.0, gt=0, resume="free", help="Seconds that any single call to a rank may take."
     )
 
+    @property
+    def host(self) -> str:
+        """Return the address on which groups of workers meet and bind what they serve."""
+        return LOOPBACK
+
+    def launcher(self, kind: WorkerKind) -> Launcher:
+        """Return what launches workers of this kind: a separate engine is spawned."""
+        return "torchrun" if kind == "trainer" else "spawn"
+
 
 AnyCluster = Annotated[InProcessCluster | TorchrunCluster, Field(discriminator="type")]
 
@@ -44,11 +74,11 @@ class LocalBackend(Settings):
 
     type: Literal["local"] = "local"
 
-    def num_shards(self, num_ranks: int) -> int:
-        """Return the number of parts into which each tensor is split, which is 1."""
-        return 1
+    def mesh(self, num_ranks: int) -> Mesh:
+        """Return the mesh of a single rank."""
+        return Mesh()
 
-    def describe(self, num_ranks: int) -> str:
+    def describe(self, mesh: Mesh) -> str:
         """Return a short description of the sharding for people; empty here."""
         return ""
 
@@ -76,14 +106,15 @@ class FsdpBackend(Settings):
         "backward pass: less memory, more communication.",
     )
 
-    def num_shards(self, num_ranks: int) -> int:
-        """Return the number of parts into which each tensor is split."""
-        return num_ranks // (self.replicas or 1)
+    def mesh(self, num_ranks: int) -> Mesh:
+        """Arrange the ranks. Raises ConfigError if they cannot form the replicas."""
+        return Mesh.spread(num_ranks, replicate=self.replicas or 1)
 
-    def describe(self, num_ranks: int) -> str:
+    def describe(self, mesh: Mesh) -> str:
         """Return a short description of the sharding for people."""
+        size = mesh.world_size
         replicas = f", {self.replicas} replicas" if self.replicas is not None else ""
-        return f"{num_ranks} rank{'s' * (num_ranks > 1)} (fsdp, {self.shard} shard{replicas})"
+        return f"{size} rank{'s' * (size > 1)} (fsdp, {self.shard} shard{replicas})"
 
 
 AnyBackend = Annotated[LocalBackend | FsdpBackend, Field(discriminator="type")]

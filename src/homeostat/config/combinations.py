@@ -49,7 +49,7 @@ def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
 
 def _lanes_obstacle(config: RunConfig) -> str:
     """Return why a micro-batch cannot be computed in parallel parts."""
-    if config.num_ranks > 1 or config.trainer.backend.type != "local":
+    if config.cluster.processes > 1 or config.trainer.backend.type != "local":
         return "every rank computes for itself"
     if config.model.implementation == "transformers":
         return "lanes share the native decoder, and a transformers model computes"

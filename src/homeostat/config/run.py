@@ -10,6 +10,7 @@ from homeostat.config.base import PathText, Settings, key
 from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.config.data import DataConfig
 from homeostat.config.health import HealthConfig
+from homeostat.config.mesh import Mesh
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
 from homeostat.config.rewards import RewardsConfig
@@ -102,19 +103,14 @@ class RunConfig(Settings):
         return self.data.max_length + max(self.rollout.max_new_tokens, new_tokens)
 
     @property
-    def num_ranks(self) -> int:
-        """Return the number of processes over which the trainer is distributed."""
-        return self.cluster.processes
-
-    @property
-    def num_shards(self) -> int:
-        """Return the number of parts into which every tensor of the model is split."""
-        return self.trainer.backend.num_shards(self.num_ranks)
+    def mesh(self) -> Mesh:
+        """Return how the ranks of the trainer are arranged."""
+        return self.trainer.backend.mesh(self.cluster.processes)
 
     @property
     def ranks_line(self) -> str:
         """Describe for people how the trainer is distributed; empty if it is one process."""
-        return self.trainer.backend.describe(self.num_ranks)
+        return self.trainer.backend.describe(self.mesh)
 
     @property
     def steps_between_publications(self) -> int:

@@ -43,13 +43,13 @@ class PlanLoader:
         data: DataConfig,
         algorithm: SftConfig,
         seed: int,
-        num_ranks: int = 1,
+        num_data_groups: int = 1,
         state: Mapping[str, Any] | None = None,
     ) -> None:
         assert len(row_ids) > 0, "no rows to train on"
         self._store, self._row_ids = store, np.asarray(row_ids, dtype=np.int64)
         self._trainer, self._data, self._algorithm = trainer, data, algorithm
-        self._seed, self._num_ranks = seed, num_ranks
+        self._seed, self._num_data_groups = seed, num_data_groups
         self.total_steps = trainer.total_steps(len(row_ids))
         self._fingerprint = self._hash()
         self._last_step = 0 if state is None else self._resume_from(state)
@@ -104,7 +104,7 @@ class PlanLoader:
         return StepPlan(
             step=step,
             epoch=epoch,
-            micro_batches=micro_batches(rows, self._trainer, num_ranks=self._num_ranks),
+            micro_batches=micro_batches(rows, self._trainer, num_data_groups=self._num_data_groups),
             loss=loss_spec(self._algorithm, rows),
         )
 
@@ -143,35 +143,35 @@ class PlanLoader:
         return step
 
 
-def repack(plan: StepPlan, *, max_tokens: int, num_ranks: int = 1) -> StepPlan:
+def repack(plan: StepPlan, *, max_tokens: int, num_data_groups: int = 1) -> StepPlan:
     """Split the same rows with the same loss under another token budget.
 
     A row longer than the budget forms a micro-batch by itself.
     """
     rows = [row for batch in plan.micro_batches for row in batch.rows()]
-    bins = pack([len(row) for row in rows], max_tokens, multiple_of=num_ranks)
+    bins = pack([len(row) for row in rows], max_tokens, multiple_of=num_data_groups)
     return replace(plan, micro_batches=_batches(rows, bins))
 
 
 def eval_batches(
-    store: RowStore, row_ids: IntArray, *, trainer: TrainerConfig, num_ranks: int = 1
+    store: RowStore, row_ids: IntArray, *, trainer: TrainerConfig, num_data_groups: int = 1
 ) -> Iterator[TrainBatch]:
     """Yield every row once, in an order that depends only on the rows, read on demand."""
-    for chosen in _split(store.lengths[row_ids].tolist(), trainer, num_ranks):
+    for chosen in _split(store.lengths[row_ids].tolist(), trainer, num_data_groups):
         yield TrainBatch.of([store[int(row_ids[index])] for index in chosen])
 
 
 def micro_batches(
-    rows: Sequence[TokenRow], trainer: TrainerConfig, *, num_ranks: int = 1
+    rows: Sequence[TokenRow], trainer: TrainerConfig, *, num_data_groups: int = 1
 ) -> tuple[TrainBatch, ...]:
-    """Split the rows of an update as the trainer's settings say, for this many ranks."""
-    return _batches(rows, _split([len(row) for row in rows], trainer, num_ranks))
+    """Split the rows of an update as the trainer's settings say, in full rounds of data groups."""
+    return _batches(rows, _split([len(row) for row in rows], trainer, num_data_groups))
 
 
-def _split(lengths: list[int], trainer: TrainerConfig, num_ranks: int) -> Bins:
+def _split(lengths: list[int], trainer: TrainerConfig, num_data_groups: int) -> Bins:
     if trainer.packing:
-        return pack(lengths, trainer.tokens_per_micro_batch, multiple_of=num_ranks)
-    return group(lengths, trainer.rows_per_micro_batch(), multiple_of=num_ranks)
+        return pack(lengths, trainer.tokens_per_micro_batch, multiple_of=num_data_groups)
+    return group(lengths, trainer.rows_per_micro_batch(), multiple_of=num_data_groups)
 
 
 def _batches(rows: Sequence[TokenRow], bins: Bins) -> tuple[TrainBatch, ...]:

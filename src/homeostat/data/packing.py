@@ -1,15 +1,15 @@
 """Decide which rows share a micro-batch.
 
 `pack` first finds how few bins are needed (first fit, longest row first; plain first fit if that
-happens to need fewer), rounds their number up to a multiple of the ranks that work at the same
-time, then spreads the rows evenly over that many bins if they fit: an update of k equal
+happens to need fewer), rounds their number up to a multiple of the data groups that work at the
+same time, then spreads the rows evenly over that many bins if they fit: an update of k equal
 micro-batches is no slower than k - 1 full ones and a remainder, and its peak memory is lower. Rows
 are concatenated without padding, so fill = tokens / (bins * max_tokens) measures how many steps the
 budget costs, not wasted compute.
 
-Bins come fullest first, and ranks take them in rounds of consecutive ones, so the differences
-within the rounds add up to no more than that of the fullest and the emptiest bin: at most the
-longest row if the rows were spread, at most `max_tokens` if only first fit found room.
+Bins come fullest first, and data groups take them in rounds of consecutive ones (dealing.py), so
+the differences within the rounds add up to no more than that of the fullest and the emptiest bin:
+at most the longest row if the rows were spread, at most `max_tokens` if only first fit found room.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def pack(lengths: Sequence[int] | IntArray, max_tokens: int, *, multiple_of: int
 def group(lengths: Sequence[int] | IntArray, rows_per_batch: int, *, multiple_of: int = 1) -> Bins:
     """Put a fixed number of rows into each bin, whatever their lengths: packing off.
 
-    On one rank the rows stay in order. On several, the number of bins is rounded up as in `pack`,
-    and the rows are spread evenly over them.
+    For one data group the rows stay in order. For several, the number of bins is rounded up as in
+    `pack`, and the rows are spread evenly over them.
     """
     assert rows_per_batch >= 1, rows_per_batch
     lengths_B = np.asarray(lengths, dtype=np.int64)

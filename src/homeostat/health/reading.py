@@ -41,7 +41,7 @@ class Reading:
         )
 
 
-def shortened(line: str) -> str:
-    """Return a line as an example of its kind."""
+def example_of(line: str) -> str:
+    """Return a line, cut short, as an example of its kind."""
     text = " ".join(line[: 4 * _MAX_CHARS].split())
     return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 4]} ..."

@@ -98,7 +98,7 @@ class Rule:
     explains: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
-    doc: str = ""
+    page: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:
         assert _CODE.fullmatch(self.code), self.code
@@ -106,8 +106,10 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """Return the rule's page: the docstring of its file."""
-        return self.doc or (sys.modules[self.check.__module__].__doc__ or "")
+        """Return the rule's page in Markdown: what `page` writes, or else its file's docstring."""
+        if self.page is not None:
+            return self.page()
+        return sys.modules[self.check.__module__].__doc__ or ""
 
     def option_fields(self) -> dict[str, tuple[Any, str]]:
         """Return option -> its default and its meaning."""

@@ -48,13 +48,15 @@ class CollectiveParcel(Parcel):
 
 @dataclass(frozen=True)
 class CollectiveTransport:
-    """`folder` is where the group meets; receivers are ranks 1 to `num_receivers` of it."""
+    """`folder` is where the group meets; receivers are ranks 1 to `num_receivers` of it. gloo's
+    connections are bound to the address `host`."""
 
     folder: Path
     bucket_bytes: int
     num_receivers: int
     device: torch.device
     timeout_s: float
+    host: str
     name: ClassVar[str] = "collective"
 
     def packer(self) -> CollectivePacker:
@@ -234,7 +236,7 @@ def _backend(transport: CollectiveTransport, rank: int) -> _Backend:
         return dist.ProcessGroupNCCL(store, rank, size, options)
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=transport.host)]
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 

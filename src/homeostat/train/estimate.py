@@ -62,7 +62,7 @@ def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> U
     trained = sum(p.numel() for p in shape.parameters() if p.requires_grad)
     weights = sum(p.numel() * p.element_size() for p in shape.parameters())
     has_masters = runtime.dtype != torch.float32
-    shards = config.num_shards
+    shards = config.mesh.num_shards
     work = _work(config, runtime, shape, batch, frees_gradients=has_masters)
     # Moments, and below fp32 the masters and the gradients that are summed for them.
     return UpdateMemory(

@@ -38,7 +38,7 @@ class LocalTrainer(RankTrainer):
         self.lanes = Lanes(runtime.lanes, threads=runtime.threads) if in_lanes else None
 
     @property
-    def num_ranks(self) -> int:
+    def num_data_groups(self) -> int:
         return 1
 
     def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:

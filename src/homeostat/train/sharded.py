@@ -1,6 +1,6 @@
 """Training over several ranks, seen from the controller: a Trainer over a WorkerGroup.
 
-    micro-batches -> dealt in rounds, one to a rank -> ranks (train/fsdp) -> one report for all
+    micro-batches -> dealt to data groups, in rounds -> ranks (train/fsdp) -> one report for all
 
 The ranks hold the model; here are only the calls, their deadlines, and the proof that all ranks
 did the same. Every rank gets every call that has a collective in it, with one call for a whole
@@ -10,7 +10,6 @@ then: what was saved stays, and the same command resumes from there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import cached_property
@@ -20,6 +19,7 @@ from typing import Any
 from homeostat.algorithms.losses import require_columns
 from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.run import RunConfig
+from homeostat.data.dealing import deal, in_order, one_per_group
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
 from homeostat.models.build import ModelSheet
 from homeostat.sync.parcel import Packer, Parcel
@@ -38,7 +38,8 @@ from homeostat.types import (
     UpdateReport,
 )
 from homeostat.workers.group import Pending, WorkerGroup, gather
-from homeostat.workers.processes import start_processes
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 FACTORY = "homeostat.train.fsdp.make:make_trainer"
 # How long the other ranks may take to answer once one has failed.
@@ -46,24 +47,23 @@ GRACE_SECONDS = 3.0
 # Ranks have nothing to save when they are closed.
 CLOSE_SECONDS = 10.0
 
-Dealt = list[list[TrainBatch | None]]
-
 
 def start_sharded(config: RunConfig, runtime: Runtime, *, log_file: Path) -> ShardedTrainer:
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, TorchrunCluster), "combinations asks for it"
-    group = start_processes(
-        FACTORY,
-        {"config": config, "threads": runtime.threads},
+    spec = GroupSpec(
+        factory=FACTORY,
+        kwargs={"config": config, "threads": runtime.threads},
+        kind="trainer",
         name="trainer",
-        launcher="torchrun",
-        size=cluster.processes,
         log_file=log_file,
+        size=config.mesh.world_size,
         env={"OMP_NUM_THREADS": str(runtime.threads)},
         start_timeout_s=cluster.start_timeout_s,
         close_timeout_s=CLOSE_SECONDS,
     )
+    group = open_group(cluster, spec)
     return ShardedTrainer(group, config, runtime=runtime, timeout_s=cluster.timeout_s)
 
 
@@ -83,13 +83,13 @@ class ShardedTrainer:
         return self._all("about")[0]
 
     @property
-    def num_ranks(self) -> int:
-        return self.group.size
+    def num_data_groups(self) -> int:
+        return self.config.mesh.num_data_groups
 
     def forward(
         self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
     ) -> list[Computed]:
-        dealt = deal(batches, self.num_ranks)
+        dealt = deal(batches, self.config.mesh)
         found = self._fit(
             batches,
             [
@@ -97,14 +97,13 @@ class ShardedTrainer:
                 for rank, mine in enumerate(dealt)
             ],
         )
-        size = self.num_ranks
-        return [found[index % size][index // size] for index in range(len(batches))]
+        return in_order(found, self.config.mesh, count=len(batches))
 
     def accumulate(
         self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
     ) -> None:
         require_columns(spec, batches)
-        dealt = deal(batches, self.num_ranks)
+        dealt = deal(batches, self.config.mesh)
         self._fit(
             batches,
             [
@@ -115,11 +114,11 @@ class ShardedTrainer:
 
     def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
         require_columns(spec, batches)
-        dealt = deal(batches, self.num_ranks)
+        dealt = deal(batches, self.config.mesh)
         calls = [
             self.group.call(rank, "measure", role, mine, spec) for rank, mine in enumerate(dealt)
         ]
-        return Measured.merged(self._fit(batches, calls))
+        return Measured.merged(one_per_group(self._fit(batches, calls), self.config.mesh))
 
     def discard(self, role: Role) -> None:
         self._all("discard", role)
@@ -136,7 +135,7 @@ class ShardedTrainer:
 
     def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
         """Rank 0 packs what all ranks gather."""
-        packers = [packer, *[None] * (self.num_ranks - 1)]
+        packers = [packer, *[None] * (self.group.size - 1)]
         self._gather(self.group.call_each("start_parcels", [(role, each) for each in packers]))
         while (parcel := self._all("next_parcel")[0]) is not None:
             yield parcel
@@ -195,14 +194,3 @@ class ShardedTrainer:
                 f"{error}\nA rank that runs out of memory leaves the others waiting for it, so the "
                 f"step cannot be begun again. {ladder}"
             ) from None
-
-
-def deal(batches: Sequence[TrainBatch], num_ranks: int) -> Dealt:
-    """Per rank its micro-batches, one of each round of `num_ranks` consecutive ones.
-
-    Batches come fullest first, so that the ranks of a round have about as much to do; the last
-    round is filled up with None.
-    """
-    num_rounds = math.ceil(len(batches) / num_ranks)
-    filled = [*batches, *[None] * (num_rounds * num_ranks - len(batches))]
-    return [filled[rank::num_ranks] for rank in range(num_ranks)]

@@ -51,13 +51,13 @@ class GuardedStep:
         self.state = state
 
     def run(self, plan: StepPlan, *, learning_rate: float) -> UpdateReport:
-        budget, ranks = self.state.token_budget, self.trainer.num_ranks
+        budget, groups = self.state.token_budget, self.trainer.num_data_groups
         if budget is not None and max(batch.num_tokens for batch in plan.micro_batches) > budget:
-            plan = repack(plan, max_tokens=budget, num_ranks=ranks)
+            plan = repack(plan, max_tokens=budget, num_data_groups=groups)
         report = self._attempt(plan, learning_rate)
         while report is None:
             budget = self.memory.shrink(plan.micro_batches, step=plan.step)
-            plan = repack(plan, max_tokens=budget, num_ranks=ranks)
+            plan = repack(plan, max_tokens=budget, num_data_groups=groups)
             report = self._attempt(plan, learning_rate)
         if report.unmeasured:
             self.emit("update_unmeasured", plan.step, error=report.unmeasured)

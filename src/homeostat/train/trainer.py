@@ -63,8 +63,8 @@ class Trainer(Protocol):
     def runtime(self) -> Runtime: ...
 
     @property
-    def num_ranks(self) -> int:
-        """Micro-batches that are worked on at one time."""
+    def num_data_groups(self) -> int:
+        """Number of micro-batches that are worked on at one time (config/mesh.py)."""
         ...
 
     def forward(

@@ -33,7 +33,7 @@ from homeostat.health.readers.rows import Row, RowKind
 from homeostat.health.readers.settings import flat, settings_in, total_steps_in
 from homeostat.health.readers.shapes import PLAIN, Shape, Shapes, is_sentence, may_matter
 from homeostat.health.readers.traces import MAX_EVENTS, Samples, event_in
-from homeostat.health.reading import MAX_EXAMPLES, Reading, shortened
+from homeostat.health.reading import MAX_EXAMPLES, Reading, example_of
 from homeostat.health.view import Event
 
 # Characters of a line that are read as text; of a longer one the beginning and the end.
@@ -244,7 +244,7 @@ class TextReader:
             return
         self._num_unread += 1
         if len(self._unread) < MAX_EXAMPLES:
-            self._unread.append(shortened(body))
+            self._unread.append(example_of(body))
 
     def _bar_row(self, bar: Any, rest: str, source: str) -> tuple[Row | None, bool]:
         """A bar's own metrics, or the row that follows it on the same line."""

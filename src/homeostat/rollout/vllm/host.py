@@ -32,7 +32,7 @@ def build_engine(
 ) -> VllmEngine:
     """`tokenizer` says where the tokenizer is that stop strings need; None where there are none."""
     assert context.size == 1, "one process drives vLLM; the ranks are vLLM's own"
-    prepare_environment(config)
+    prepare_environment(config, host=context.host)
     decode = None
     if tokenizer is not None:
         from homeostat.data.tokenizer import load_tokenizer

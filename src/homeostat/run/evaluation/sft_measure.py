@@ -71,8 +71,8 @@ def evaluate(parts: Parts, rows: RowSet[RowStore], *, memory: MemoryGuard) -> fl
     step, loss = parts.state.step, None
     while loss is None:
         sizes = current_sizes(parts.config.trainer, parts.state)
-        ranks = parts.trainer.num_ranks
-        batches = list(eval_batches(rows.rows, rows.ids, trainer=sizes, num_ranks=ranks))
+        groups = parts.trainer.num_data_groups
+        batches = list(eval_batches(rows.rows, rows.ids, trainer=sizes, num_data_groups=groups))
         loss = memory.attempt(lambda batches=batches: total(batches), role=Role.POLICY, step=step)
         if loss is None:
             memory.shrink(batches, step=step)

@@ -333,7 +333,8 @@ class Learner:
         memory runs out."""
         while True:
             sizes = current_sizes(self.config.trainer, self.state)
-            batches = micro_batches(rows, sizes, num_ranks=self.trainer.num_ranks)
+            groups = self.trainer.num_data_groups
+            batches = micro_batches(rows, sizes, num_data_groups=groups)
             found = self.memory.attempt(lambda batches=batches: work(batches), role=role, step=step)
             if found is not None:
                 return batches, found

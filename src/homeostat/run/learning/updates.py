@@ -227,7 +227,7 @@ def build_update(
     left_out = [row for row, is_kept in counted if not is_kept]
     if not kept:
         return Update(None, left_out, spec)
-    batches = micro_batches(kept, sizes, num_ranks=config.num_ranks)
+    batches = micro_batches(kept, sizes, num_data_groups=config.mesh.num_data_groups)
     return Update(StepPlan(step, epoch, batches, spec), left_out, spec)
 
 

@@ -164,8 +164,9 @@ class Preflight:
             f"{self.preview.family}, {fmt.count(self.preview.num_params)} parameters, "
             f"{fmt.count(self.preview.num_trainable)} trained, {fmt.byte_size(facts['bytes'])}"
         )
-        if self.config.num_shards > 1:
-            facts["bytes_per_rank"] = math.ceil(facts["bytes"] / self.config.num_shards)
+        num_shards = self.config.mesh.num_shards
+        if num_shards > 1:
+            facts["bytes_per_rank"] = math.ceil(facts["bytes"] / num_shards)
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
         longest = self.preview.max_positions
@@ -307,7 +308,8 @@ class Preflight:
         train = self.rows.train
         with PlanLoader(
             train.rows, row_ids=train.ids, trainer=config.trainer, data=config.data,
-            algorithm=config.algorithm, seed=config.seed, num_ranks=config.num_ranks,
+            algorithm=config.algorithm, seed=config.seed,
+            num_data_groups=config.mesh.num_data_groups,
         ) as plans:  # fmt: skip
             total = plans.total_steps
             return [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)], total

@@ -281,6 +281,7 @@ class SentWeights:
             folder=self.session.run_dir.path,
             device=self.trainer.runtime.device,
             timeout_s=self.config.sync.timeout_s,
+            host=self.config.cluster.host,
             num_receivers=getattr(engine, "tensor_parallel_size", 1),
         )
         self._publisher = Publisher(transport, probe=self.probe)

@@ -150,7 +150,7 @@ def largest_rl_batch(config: RunConfig, prompts: PromptSet) -> TrainBatch:
         for _ in range(rollout.samples_per_prompt):
             rows.append(TokenRow(len(rows), tokens_T, weights_T, _columns(config, len(tokens_T))))
     rows = rows[:rows_per_update]
-    batches = micro_batches(rows, config.trainer, num_ranks=config.num_ranks)
+    batches = micro_batches(rows, config.trainer, num_data_groups=config.mesh.num_data_groups)
     return max(batches, key=lambda batch: batch.num_tokens)
 
 

@@ -23,7 +23,8 @@ from homeostat.run.wiring.helpers import with_helpers
 from homeostat.train.local import LocalTrainer
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role
-from homeostat.workers.processes import start_processes
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 SERVER = "homeostat.rollout.remote:serve_engine"
 NATIVE = "homeostat.rollout.native.host:build_engine"
@@ -91,16 +92,16 @@ def _remote(
     kwargs: dict[str, Any],
     name: str,
 ) -> RemoteEngine:
-    start = partial(
-        start_processes,
-        SERVER,
-        {"factory": factory, "kwargs": kwargs},
+    spec = GroupSpec(
+        factory=SERVER,
+        kwargs={"factory": factory, "kwargs": kwargs},
+        kind="engine",
         name=name,
         log_file=session.run_dir.path / f"{name}.log",
         start_timeout_s=config.engine.start_timeout_s,
     )
     return RemoteEngine(
-        start,
+        lambda: open_group(config.cluster, spec),
         vocabulary=trainer.sheet.vocab_size,
         can_decode=True,
         timeout_s=config.engine.stall_s,

@@ -58,7 +58,7 @@ class Parts:
             data=self.config.data,
             algorithm=self.config.algorithm,
             seed=self.config.seed,
-            num_ranks=self.trainer.num_ranks,
+            num_data_groups=self.trainer.num_data_groups,
             state=self.data_state,
         )
 

@@ -30,7 +30,7 @@ def make_trainer(
         torch.cuda.set_device(runtime.device)
     timeout_s = config.cluster.timeout_s if isinstance(config.cluster, TorchrunCluster) else 600.0
     ranks = join(
-        context, backend, device=runtime.device, timeout_s=timeout_s, rendezvous=rendezvous
+        context, config.mesh, device=runtime.device, timeout_s=timeout_s, rendezvous=rendezvous
     )
     load = partial(
         load_sharded,

@@ -105,7 +105,7 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, dtype: torch.d
         # The rotary tables stay fp32, as everywhere.
         cast_forward_inputs=False,
     )
-    how = {"mesh": ranks.mesh, "mp_policy": precision}
+    how = {"mesh": ranks.device_mesh, "mp_policy": precision}
     for layer in module.model.layers:
         fully_shard(layer, reshard_after_forward=backend.reshard_after_forward, **how)
     fully_shard(module, reshard_after_forward=False, **how)

@@ -124,7 +124,7 @@ def _reward_falls(view: RunView) -> _Harm | None:
     reward = reward.finite()
     first, last = ends(reward)
     falls = rank_correlation(reward) < -0.6 and first - last > 0.1 * max(abs(first), 0.1)
-    far, norm = mean_since(view, "kl", 0), mean_since(view, "grad_norm", 0)
+    far, norm = mean_since(view, "kl", step=0), mean_since(view, "grad_norm", step=0)
     if not falls or not ((far or 0) > 0.1 or (norm or 0) > 5):
         return None
     signs = [f"the reward falls from {first:.3g} to {last:.3g}"]

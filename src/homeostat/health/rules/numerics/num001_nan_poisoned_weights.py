@@ -99,11 +99,12 @@ def _onset(series: Series, fire: int) -> int | None:
 
 def _garbage(view: RunView, first: int) -> Iterator[str]:
     """What the policy does since then, and did not before."""
-    before, after = mean_before(view, "reward", first), mean_since(view, "reward", first + 1)
+    before = mean_before(view, "reward", step=first)
+    after = mean_since(view, "reward", step=first + 1)
     if before is not None and after is not None and before > 0.02 and after < 0.1 * before:
         yield f"the reward fell from {before:.3g} to {after:.3g}"
-    cut_before = mean_before(view, "completions/clipped_ratio", first)
-    cut = mean_since(view, "completions/clipped_ratio", first + 1)
+    cut_before = mean_before(view, "completions/clipped_ratio", step=first)
+    cut = mean_since(view, "completions/clipped_ratio", step=first + 1)
     if cut is not None and cut > 0.9 and (cut_before is None or cut_before < 0.5):
         yield f"{cut:.0%} of the completions run to the limit"
     for sample in view.samples:

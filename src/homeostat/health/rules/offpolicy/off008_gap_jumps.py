@@ -108,7 +108,7 @@ def _earlier(values: FloatArray64) -> FloatArray64:
 
 
 def _causes(view: RunView, first: int, *, far: bool) -> Iterator[Cause]:
-    was, now = mean_before(view, "reward", first), mean_since(view, "reward", first)
+    was, now = mean_before(view, "reward", step=first), mean_since(view, "reward", step=first)
     fell = was is not None and now is not None and now < 0.7 * was
     weights = Cause("engine-weights-differ", "what it samples is not the trainer's policy")
     settings = Cause("engine-logprob-mismatch", "temperature or logits are not treated alike")

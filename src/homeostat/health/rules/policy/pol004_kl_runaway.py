@@ -33,7 +33,8 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import has_lora, monotony, smooth, trend
+from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.signs import has_lora, smooth, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
@@ -85,7 +86,7 @@ def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | 
     if reward is None or not far:
         return None
     medians, _ = smooth(reward)
-    if len(medians) < 5 or monotony(kl) < 0.8 or kl.latest > options.huge:
+    if len(medians) < 5 or rank_correlation(kl) < 0.8 or kl.latest > options.huge:
         return None
     top = int(np.argmax(medians.values))
     best, since = float(medians.values[top]), medians.values[top:]

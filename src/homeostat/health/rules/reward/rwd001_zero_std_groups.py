@@ -37,11 +37,11 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.readings import mean_since
 from homeostat.health.rules.signs import (
     highest_reward,
     is_nonfinite,
     is_zero,
-    mean_since,
     samples_per_step,
     solved_share,
 )
@@ -121,10 +121,10 @@ def _are_mostly_right(view: RunView, first: int, share: float) -> bool:
 def _causes(view: RunView, first: int, *, share: float, solved: bool) -> Iterator[Cause]:
     """Those that something speaks for, the surest first."""
     reward, cut = (
-        mean_since(view, first, "reward"),
-        mean_since(view, first, "completions/clipped_ratio"),
+        mean_since(view, "reward", step=first),
+        mean_since(view, "completions/clipped_ratio", step=first),
     )
-    distinct = mean_since(view, first, "completions/distinct_share")
+    distinct = mean_since(view, "completions/distinct_share", step=first)
     samples = view.number("rollout.samples_per_prompt")
     if samples == 1:
         yield Cause("group-size-one", "one sample per prompt has no group to differ from")

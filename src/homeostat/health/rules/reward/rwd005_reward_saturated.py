@@ -31,7 +31,8 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import highest_reward, is_top_known, mean_since
+from homeostat.health.rules.readings import mean_since
+from homeostat.health.rules.signs import highest_reward, is_top_known
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
@@ -58,19 +59,20 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     first, last = int(reward.steps[spell.start]), int(reward.steps[spell.end])
     value = float(reward.values[spell.end])
-    spread = mean_since(view, first, "reward_std")
-    same = mean_since(view, first, "frac_reward_zero_std")
+    spread = mean_since(view, "reward_std", step=first)
+    same = mean_since(view, "frac_reward_zero_std", step=first)
     differs = spread is not None and spread > options.max_spread * top
     if differs or (same is not None and same < 0.5):
         return
     always = spell.start == 0 and first <= 10
     # Nothing tells answers apart: all score alike, or no gradient comes of them.
-    lowest, pull = mean_since(view, first, "reward/min"), mean_since(view, first, "grad_norm")
+    lowest = mean_since(view, "reward/min", step=first)
+    pull = mean_since(view, "grad_norm", step=first)
     is_idle = (same is not None and same >= options.min_same) or (
         lowest is not None and lowest >= top
     )
     is_idle = is_idle or (spread == 0.0 and pull == 0.0)
-    still = [mean_since(view, first, name) for name in ("train/loss", "kl")]
+    still = [mean_since(view, name, step=first) for name in ("train/loss", "kl")]
     is_idle = is_idle or (reward.values[spell.start :].min() >= top and still == [0.0, 0.0])
     yield Sighting(
         message=f"The mean reward is {value:.4g} of at most {top:.4g} since step {first}: "

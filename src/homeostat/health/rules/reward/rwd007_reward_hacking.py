@@ -27,7 +27,8 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import monotony, newest, trend
+from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -45,7 +46,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     rise = trend(reward)
     start, best = held_out.first, float(held_out.values.max())
     lost = start - held_out.latest
-    falls = lost > options.min_fall * abs(start) and monotony(held_out) < -0.7
+    falls = lost > options.min_fall * abs(start) and rank_correlation(held_out) < -0.7
     if rise is None or not rise.rises or not falls:
         return
     at = int(held_out.steps[int(held_out.values.argmax())])

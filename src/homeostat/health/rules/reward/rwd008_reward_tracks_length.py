@@ -29,7 +29,8 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import Trend, monotony, trend
+from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.signs import Trend, trend
 from homeostat.health.view import Kind, RunView
 
 
@@ -49,7 +50,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if gain is None or growth is None or not gain.rises or not growth.rises:
         return
     paid = _cut_and_paid(view, growth, options)
-    together = monotony(reward) > 0.9 and monotony(length) > 0.9 and len(reward) >= options.fire
+    together = (
+        rank_correlation(reward) > 0.9
+        and rank_correlation(length) > 0.9
+        and len(reward) >= options.fire
+    )
     if not paid and not (together and growth.end > options.min_growth * growth.start):
         return
     causes = [Cause("reward-tracks-length", "both rise in step")]

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.texts.parts import AFTERMATH
+from homeostat.health.signatures.lists import AFTERMATH
 from homeostat.health.tracebacks import Frame, Traceback
 from homeostat.health.view import RunView
 from homeostat.health.vitals import fatal_traceback
