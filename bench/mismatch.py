@@ -1,4 +1,4 @@
-"""How far are the engines from the trainer, on the tokens they sample?
+"""Measure how far the engines are from the trainer, on the tokens that they sample.
 
 Each engine samples from the same weights (random, of a Llama's shape, with logits as spread as a
 trained model's); the trainer scores what was sampled; float64 decides who of the two is nearer to
@@ -26,7 +26,7 @@ import torch
 
 from homeostat.algorithms.mismatch import TokenPairs, mismatch_metrics
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models import hf
 from homeostat.models.build import LoadedModel, load_model

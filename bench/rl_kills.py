@@ -2,12 +2,12 @@
 
     python bench/rl_kills.py --kills 60
 
-There are three kinds of run: the engine in the trainer's process, in a process of its own, and in
+There are three kinds of run: the engine in the trainer's process, in a separate process, and in
 the trainer's process with a helper. One run of each kind is left alone. The others are disturbed:
 at random moments a random victim is killed (the main process, its process group, the engine, a
 helper, a reward worker; worker, guardian or both), and in half of the cases its successor once more
 while it starts. A run whose main process was killed is begun again with the same command until it
-is complete. Then the tensors of the last checkpoint and all rounds of the journal are compared byte
+is complete. Then the tensors of the last checkpoint and all groups of the journal are compared byte
 by byte, the metrics that do not measure time value by value, and no process may be left.
 """
 
@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import common
-from safetensors.numpy import load_file
 from victims import MARK, Pair, kill, orphans, pairs
+
+from homeostat.rollout.journal_part import frames
 
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 600.0
@@ -56,8 +57,8 @@ VICTIMS = {
 
 
 def recipe(name: str, runs_dir: Path, kind: str) -> dict[str, Any]:
-    """Two updates a step, dynamic sampling, an adaptive KL and normalised rewards: all that has
-    state of its own."""
+    """Use two updates a step, dynamic sampling, an adaptive KL and normalised rewards: everything
+    that has state."""
     assets = ROOT / "recipes" / "assets"
     return {
         "name": name,
@@ -213,10 +214,12 @@ class Run:
         return {f"{last.name}/{p.name}": p.read_bytes() for p in last.glob("*.safetensors")}
 
     def journal(self) -> dict[str, bytes]:
+        """Every group as it was written last; a round that a kill cut off is written again."""
         return {
-            f"{file.name}/{name}": array.tobytes()
-            for file in sorted((self.folder / "journal").glob("*.safetensors"))
-            for name, array in load_file(file).items()
+            frame.head["key"]: json.dumps(frame.head, sort_keys=True).encode() + frame.body()
+            for file in sorted((self.folder / "journal").glob("*.log"))
+            for frame in frames(file)
+            if frame.head["kind"] == "group"
         }
 
     def metrics(self) -> list[dict[str, float]]:
@@ -250,7 +253,7 @@ def disturb(run: Run, rng: random.Random, spent: threading.Event) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a disturbed run compares with the undisturbed one of its kind."""
+    """The comparison of a disturbed run with the undisturbed one of its kind."""
 
     same_weights: bool
     same_journal: bool

@@ -79,7 +79,7 @@ def grpo(name: str, runs_dir: Path) -> dict[str, Any]:
 
 
 def dapo(kind: str) -> Callable[[str, Path], dict[str, Any]]:
-    """Dynamic sampling, adaptive KL, two rewards, evaluation: what has state of its own."""
+    """Return a run with all that has state: dynamic sampling, adaptive KL, two rewards, eval."""
     return lambda name, runs_dir: rl_kills.recipe(name, runs_dir, kind)
 
 

@@ -1,4 +1,4 @@
-"""How a GRPO step's time grows: with tokens of an update, prompts of a step, length of completions.
+"""Measure how a GRPO step's time grows with the tokens of an update, prompts and length.
 
 Three sweeps with the parts of a run in one process (native engine, local trainer, shared weights):
 
@@ -30,7 +30,7 @@ from shapes import DTYPES, END_ID, SHAPES, Shape, random_decoder
 from slopes import growth
 
 from homeostat.config.load import build_config
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.build import LoadedModel, model_sheet
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate

@@ -58,7 +58,7 @@ RUN_FOLDER = {
     "metrics.jsonl": "One record per `observe.log_interval` steps: see [metrics](metrics.md).",
     "findings.jsonl": "Findings of the health rules (`health`): a line when one opens or gets "
     "worse, a line when it closes, each with evidence, causes and fixes.",
-    "events.jsonl": "What happened, in order: see [events](events.md).",
+    "events.jsonl": "Events in the order in which they happened: see [events](events.md).",
     "row_losses.jsonl": "The ids and losses of the rows of each step (`observe.row_losses`).",
     "console.log": "Everything that was shown or logged, whichever view was chosen.",
     "report.html": "A self-contained page with plots, events and the rows of highest loss, for RL "
@@ -124,8 +124,8 @@ def config_page() -> str:
         "# Config keys\n\n"
         "A recipe is a YAML file with these keys; any of them can be set on the command line "
         "(`trainer.lr=1e-5`, `data.train.0.limit=100`). Unknown keys are refused.\n\n"
-        "Resume says whether a key may differ when a run directory is continued: `free` changes "
-        "nothing that was computed, `warn` changes the run from here on and is recorded as "
+        "Resume says whether a key may differ when a run directory is resumed: `free` changes "
+        "nothing that was computed, `warn` changes the run from this point on and is recorded as "
         "`config_changed`, `forbid` would make it another experiment and is refused.\n"
     )
     sections = "\n".join(_sections(RunConfig, ""))
@@ -134,8 +134,8 @@ def config_page() -> str:
 
 
 _PRESETS_INTRO = (
-    "`preset: low_memory`, or a list. A preset fills in defaults; a key in the recipe or on the "
-    "command line always wins, and a preset's key that cannot work beside it gives way."
+    "Set `preset: low_memory`, or a list. A preset changes defaults; a key in the recipe or on the "
+    "command line always wins, and a key of a preset that cannot work with it is left out."
 )
 
 
@@ -260,7 +260,7 @@ def _default(info: FieldInfo) -> str:
 
 
 def _help(info: FieldInfo) -> str:
-    return info.description or "Which kind it is."
+    return info.description or "Chooses the kind."
 
 
 def _resume(info: FieldInfo) -> str:
@@ -284,11 +284,11 @@ def metrics_page() -> str:
         "the metrics of the steps since the record before it (`observe.log_interval`). The same "
         "names go to TensorBoard, W&B and trackio.\n\n"
         f"{table(('name', 'unit', 'reduced by', 'meaning'), rows)}\n"
-        "Reduced by: `mean` of the steps; `rate`, all tokens over all seconds; `last`, the newest "
-        "value; `sum`; `max`. A value that is not finite makes the mean, sum and maximum that it "
-        "enters not finite: it is never hidden. Such a value is written as the text `nan`, `inf` "
-        "or `-inf`, since JSON has no number for it. A record is closed at each evaluation and "
-        "each checkpoint, so that a resumed run writes the records of an uninterrupted one.\n"
+        "A record combines the steps since the one before by `mean`; `rate` (all tokens over all "
+        "seconds); `last` (the newest value); `sum`; `max`; or `min`. A value that is not finite "
+        "makes the result not finite, so it is never hidden. It is written as the text `nan`, "
+        "`inf` or `-inf`, because JSON has no number for it. A record is closed at each evaluation "
+        "and each checkpoint, so a resumed run writes the same records as an uninterrupted one.\n"
     )
 
 
@@ -299,10 +299,10 @@ def events_page() -> str:
     ]
     return (
         "# Events\n\n"
-        "Each line of `events.jsonl` is one thing that happened: `kind`, `step`, `time` (seconds "
-        "since 1970) and the fields below. Events are history: a resume cuts metric records of "
-        "steps that are computed again, but no event. Each is on the disk before the run goes "
-        "on.\n\n"
+        "Each line of `events.jsonl` is one event: `kind`, `step`, `time` (seconds since 1970) and "
+        "the fields below. Events are history: a resume removes metric records of steps that are "
+        "computed again, but never an event. Each event is synced to disk before the run "
+        "continues.\n\n"
         f"{table(('kind', 'meaning', 'fields'), rows)}"
     )
 
@@ -311,11 +311,11 @@ def run_folder_page() -> str:
     rows = [(f"`{name}`", meaning) for name, meaning in RUN_FOLDER.items()]
     return (
         "# The run folder\n\n"
-        "Everything a run does is under `<runs_dir>/<name>/`.\n\n"
+        "A run writes everything to `<runs_dir>/<name>/`.\n\n"
         f"{table(('path', 'holds'), rows)}\n"
         "One process writes at a time: a second `homeostat train` on the same folder is refused, "
-        "and says which process has it. The lock is the kernel's and goes with the process. "
-        "Reading needs no lock.\n"
+        "and the message names the process that holds it. The lock is the kernel's and is released "
+        "when the process ends. Reading needs no lock.\n"
     )
 
 
@@ -338,13 +338,14 @@ def rules_page() -> str:
     ]
     return (
         "# Rules\n\n"
-        f"{len(RULES)} rules, of which {len(SIGNATURES)} know an error by its text. "
-        "`homeostat explain CODE` shows a rule's page, [the guide](../guide/doctor.md) how to use "
-        "them, [coverage](coverage.md) which of other projects' guides they cover.\n\n"
+        f"{len(RULES)} rules, of which {len(SIGNATURES)} recognise an error by its text. "
+        "`homeostat explain CODE` shows the page of a rule. [The guide](../guide/doctor.md) "
+        "describes how to use them, and [coverage](coverage.md) lists which troubleshooting guides "
+        "of other projects they cover.\n\n"
         f"{table(('code', 'name', 'family', 'level', 'about'), rows)}\n"
         "## Words\n\n"
-        "Every name that a finding or a cause may have. Those that begin with `benign-` look like "
-        "an illness and are none: their findings have level info.\n\n"
+        "These are all names that a finding or a cause may have. Those that begin with `benign-` "
+        "look like an illness but are harmless: their findings have level info.\n\n"
         f"{table(('name', 'family', 'meaning'), words)}"
     )
 
@@ -402,9 +403,9 @@ def coverage_page() -> str:
     legend = "; ".join(f"`{word}`: {meaning}" for word, meaning in NO_CODE.items())
     parts = [
         "# Coverage\n\n"
-        "Every trouble and every setting that five troubleshooting guides name, with the rule that "
-        "recognises it and the key that it has here; and where a guide is wrong. `pending` means "
-        "that a later stage brings it: logs of other frameworks are diagnosed all the same.\n\n"
+        "Every problem and every setting that five troubleshooting guides name, with the rule that "
+        "recognises it and our key for it; and where a guide is wrong. `pending` means that a "
+        "later version will have it; logs of other frameworks are diagnosed in any case.\n\n"
         + table(("guide", "symptoms", "settings", "disagreements"), [*counts, ("all", *totals)]),
         "## Symptoms\n\n"
         f"In place of a code, {legend}. Before the start: rules that `homeostat check` judges. "

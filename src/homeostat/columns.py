@@ -175,6 +175,36 @@ def aligned(parts: Sequence[Columns], *, lengths: Sequence[int]) -> list[dict[st
     ]
 
 
+def to_arrays(prefix: str, runs: Sequence[Columns]) -> dict[str, NDArray[Any]]:
+    """The columns of several runs of tokens as flat arrays, for a file. A column that no run has
+    takes nothing."""
+    found: dict[str, NDArray[Any]] = {}
+    for name in dict.fromkeys(name for run in runs for name in run):
+        whole = concatenate([run[name] for run in runs if name in run])
+        found[f"{prefix}/{name}/has"] = np.array([name in run for run in runs], dtype=np.int64)
+        if isinstance(whole, Ragged):
+            found |= {f"{prefix}/{name}/values": whole.values}
+            found |= {f"{prefix}/{name}/sizes": whole.sizes_T}
+        else:
+            found[f"{prefix}/{name}/values"] = whole
+    return found
+
+
+def from_arrays(
+    prefix: str, arrays: Mapping[str, NDArray[Any]], lengths: NDArray[np.int64]
+) -> list[dict[str, ColumnArray]]:
+    """The columns of each run, from what `to_arrays` made of them."""
+    runs: list[dict[str, ColumnArray]] = [{} for _ in lengths]
+    keys = [key for key in arrays if key.startswith(f"{prefix}/") and key.endswith("/has")]
+    for name in (key.removeprefix(f"{prefix}/").removesuffix("/has") for key in keys):
+        has = arrays[f"{prefix}/{name}/has"].astype(bool)
+        values, sizes = arrays[f"{prefix}/{name}/values"], arrays.get(f"{prefix}/{name}/sizes")
+        whole = values if sizes is None else Ragged(values, _offsets(sizes))
+        for run, part in zip(np.flatnonzero(has), split(whole, lengths[has]), strict=True):
+            runs[run][name] = part
+    return runs
+
+
 def as_json(values: ColumnArray) -> ColumnArray | list[NDArray[Any]]:
     """The column as a list with one entry per token, for a file that people read."""
     if not isinstance(values, Ragged):

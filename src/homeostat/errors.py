@@ -99,9 +99,7 @@ class WorkerOutOfMemoryError(WorkerDiedError, MemoryError):
 
 
 class SyncError(HomeostatError, RuntimeError):
-    """New weights did not reach the engine, or the engine does not serve the weights it
-    received.
-    """
+    """New weights did not reach the engine, or the engine does not serve them."""
 
     exit_code = 1
 

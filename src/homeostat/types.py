@@ -27,6 +27,9 @@ FloatArray = NDArray[np.float32]
 FloatArray64 = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
+# The id of the policy in a run that trains one.
+POLICY_ID = "policy"
+
 
 class Role(StrEnum):
     """The model that a Trainer call addresses."""
@@ -72,7 +75,7 @@ class Segment:
     tokens_T: IntArray
     engine_logp_T: FloatArray
     policy_version: int
-    policy_id: str = "policy"
+    policy_id: str = POLICY_ID
     author: Author = Author.ENGINE
     sampled_logp_T: FloatArray | None = None
     columns: Columns = field(default_factory=dict)
@@ -114,7 +117,34 @@ class Completion:
         return joined([segment.columns for segment in self.segments], lengths=lengths)
 
     def __len__(self) -> int:
+        """Number of tokens, whoever wrote them; `num_policy_tokens` counts the policy's own."""
         return sum(len(segment.tokens_T) for segment in self.segments)
+
+    @cached_property
+    def by_policy_T(self) -> BoolArray:
+        """True for the tokens that the policy sampled, False for a tool's or a user's."""
+        sampled = [segment.author is Author.ENGINE for segment in self.segments]
+        return np.repeat(np.array(sampled, dtype=bool), self._segment_lengths)
+
+    @property
+    def policy_tokens_T(self) -> IntArray:
+        """The tokens that the policy sampled: only these are decoded, rewarded and trained."""
+        return self.tokens_T[self.by_policy_T]
+
+    @property
+    def num_policy_tokens(self) -> int:
+        """The completion's length, as metrics, penalties and rewards count it."""
+        return int(np.count_nonzero(self.by_policy_T))
+
+    @property
+    def policy_versions_T(self) -> IntArray:
+        """The policy version that sampled each of `policy_tokens_T`."""
+        versions = np.array([segment.policy_version for segment in self.segments], dtype=np.int64)
+        return np.repeat(versions, self._segment_lengths)[self.by_policy_T]
+
+    @property
+    def _segment_lengths(self) -> list[int]:
+        return [len(segment.tokens_T) for segment in self.segments]
 
 
 @dataclass(frozen=True, slots=True)

@@ -394,8 +394,8 @@ def check_weights(bench: Bench, tmp_path: Path) -> None:
     expected = {name: tensor.clone() for name, tensor in bench.beside.weights(POLICY)}
     for _ in range(2):
         found = {}
-        for parcel in trainer.parcels(POLICY, packer):
-            found |= {name: tensor.clone() for name, tensor in receiver.unpack(parcel)}
+        for bucket in trainer.weight_buckets(POLICY, packer):
+            found |= {name: tensor.clone() for name, tensor in receiver.unpack(bucket)}
         assert list(found) == list(expected)
         for name, tensor in found.items():
             assert torch.equal(tensor, expected[name]), name

@@ -4,6 +4,7 @@ nothing else, until none is left."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tests.support import mortal_engine, runs, tiny_rl
 from homeostat.config import RunConfig
 from homeostat.errors import EngineError
 from homeostat.observe.jsonl import read_metrics
-from homeostat.run.wiring import engines
+from homeostat.rollout.registry import ENGINES
 from homeostat.workers.launchers import spawn
 from homeostat.workers.opening import LAUNCHERS
 from homeostat.workers.processes import open_processes
@@ -40,6 +41,11 @@ def undisturbed(folder: Path) -> RunConfig:
     return config
 
 
+def made_by(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes are made by another factory."""
+    monkeypatch.setitem(ENGINES, "native", replace(ENGINES["native"], factory=factory))
+
+
 @pytest.fixture
 def mortal(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mortal:
     """The config of a run whose engine processes die by a plan."""
@@ -47,7 +53,7 @@ def mortal(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mor
     def planned(moments: list[str | None], *overrides: str) -> RunConfig:
         plan = mortal_engine.write_plan(tmp_path / "plan.json", moments)
         monkeypatch.setenv(mortal_engine.PLAN, str(plan))
-        monkeypatch.setattr(engines, "NATIVE", mortal_engine.FACTORY)
+        made_by(mortal_engine.FACTORY, monkeypatch)
         launch = mortal_engine.killing_launcher(spawn)
         monkeypatch.setitem(LAUNCHERS, "spawn", partial(open_processes, launch=launch))
         return tiny_rl.config(folder, f"name={tmp_path.name}", OWN[0], STEPS, *overrides)
@@ -141,7 +147,7 @@ def test_an_engine_that_refuses_to_start_is_not_started_again(
 ) -> None:
     """What its factory raises would be raised again."""
     config = mortal([None], OWN[1])
-    monkeypatch.setattr(engines, "NATIVE", "tests.support.mortal_engine:no_such_factory")
+    made_by("tests.support.mortal_engine:no_such_factory", monkeypatch)
     with pytest.raises(EngineError, match="no_such_factory"):
         runs.train(config)
     assert runs.events(config, "engine_restarted") == []

@@ -315,7 +315,7 @@ def test_checkpoints_of_an_unknown_run_are_not_taken_over(tmp_path: Path) -> Non
     config = tiny.config(tmp_path)
     runs.train(config)
     (config.run_dir / "events.jsonl").unlink()
-    with pytest.raises(RunDirError, match="holds checkpoints, but nothing says"):
+    with pytest.raises(RunDirError, match=r"holds checkpoints, but events\.jsonl is missing"):
         runs.train(config)
 
 

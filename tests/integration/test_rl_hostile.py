@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.support import runs, tiny_rl
+from tests.support.old_journal import rewrite_as_rounds
 
 from homeostat.config import RunConfig
+from homeostat.data.prompts import prepare_prompts
+from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import CheckpointError, ConfigError, DataError, TrainingHaltedError
 from homeostat.observe.completions import completion_steps
 from homeostat.observe.jsonl import read_metrics
@@ -103,6 +106,36 @@ def test_a_run_begun_again_over_changed_files_replays_nothing(
     for name in ("reward", "grad_norm", "rewards/first/none", "rewards/first/logged/n"):
         assert values(again, name) == values(fresh, name)
     assert runs.final_tensors(again) == runs.final_tensors(fresh)
+
+
+def test_a_run_goes_on_with_the_journal_of_an_earlier_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reward.py").write_text(REWARD.format(offset=0))
+    sections: dict[str, Any] = {
+        "checkpoint": {"interval_steps": 2, "export": "off"},
+        "rewards": {
+            "functions": [{"type": "function", "path": f"{tmp_path / 'reward.py'}:first"}],
+            "normalise": "standardise",
+        },
+        "algorithm": {"type": "dapo", "dynamic_sampling": {"max_rounds": 3}},
+    }
+    config = tiny_rl.config(tmp_path, "trainer.max_steps=5", **sections)
+    crash_in_step(config, 4, monkeypatch)
+    prompts = prepare_prompts(config.data.train, load_tokenizer(config.model), config.data)
+    written = rewrite_as_rounds(config.run_dir / "journal", prompts.__getitem__)
+    assert len(written) >= 2
+    runs.train(config)
+    whole = tiny_rl.config(tmp_path, "name=whole", "trainer.max_steps=5", **sections)
+    runs.train(whole)
+    replayed = values(config, "rollout/replayed_rounds")
+    assert replayed[2:4] == values(whole, "rollout/rounds")[2:4]
+    assert replayed[4] == 0.0
+    for name in ("reward", "grad_norm", "rewards/first/none", "rewards/first/logged/n"):
+        assert values(config, name) == values(whole, name)
+    assert runs.final_tensors(config) == runs.final_tensors(whole)
+    # What the earlier version wrote is pruned like the rest.
+    assert not any(file.exists() for file in written)
 
 
 FLAKY = """

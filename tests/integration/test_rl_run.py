@@ -94,10 +94,13 @@ CRASHES = {
         "from homeostat.rollout.native.engine import NativeEngine as Part\nname, count = '_step', 9"
     ),
     "while scoring": (
-        "from homeostat.rewards.pool import RewardPool as Part\nname, count = 'score', 3"
+        "from homeostat.rewards.pool import RewardPool as Part\nname, count = 'submit', 10"
     ),
     "while the journal is written": (
-        "from homeostat.rollout.journal import Journal as Part\nname, count = 'write', 4"
+        "from homeostat.rollout.journal import Journal as Part\nname, count = 'append', 15"
+    ),
+    "before the journal's barrier": (
+        "from homeostat.rollout.journal import Journal as Part\nname, count = 'barrier', 4"
     ),
 }
 PRELUDE = """
@@ -120,6 +123,7 @@ setattr(Part, name, dying)
         pytest.param("while sampling", marks=pytest.mark.slow),
         pytest.param("while scoring", marks=pytest.mark.slow),
         pytest.param("while the journal is written", marks=pytest.mark.slow),
+        pytest.param("before the journal's barrier", marks=pytest.mark.slow),
     ],
 )
 def test_a_crash_costs_nothing_and_changes_nothing(tmp_path: Path, moment: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from tests.parity.tiny_models import FAMILIES, random_model, save
 
 from homeostat.config.load import build_config
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.build import load_model
 from homeostat.rollout.engine import Engine, Request, Sampling, generate
@@ -85,8 +85,8 @@ def test_both_are_right_and_only_when_it_is_due(tmp_path: Path) -> None:
     engine = engine_of(trainer.roles[Role.POLICY].model, version=3)
     groups = sampled(engine)
     verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=events)
-    assert verifier.verify(groups, step=3) == {}
-    metrics = verifier.verify(groups, step=4)
+    assert verifier.verify(groups, step=3, version=2) == {}
+    metrics = verifier.verify(groups, step=4, version=3)
     assert {name.split("/")[1] for name in metrics} == {"trainer", "engine", "engine_scoring"}
     assert all(value == 0 for name, value in metrics.items() if name.endswith("share_off"))
     assert 0 < metrics["verify/engine/error_max"] < 2e-5
@@ -101,7 +101,7 @@ def test_an_engine_with_other_weights_is_named(tmp_path: Path) -> None:
         other.model.layers[1].mlp.down_proj.weight[3] *= 1.5
     engine = engine_of(other, version=0)
     verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=events)
-    metrics = verifier.verify(sampled(engine), step=1)
+    metrics = verifier.verify(sampled(engine), step=1, version=0)
     assert metrics["verify/trainer/share_off"] == 0
     assert metrics["verify/engine/share_off"] > 0.5
     assert metrics["verify/engine_scoring/share_off"] > 0.5
@@ -119,7 +119,7 @@ def test_a_trainer_that_computes_wrongly_is_named(tmp_path: Path) -> None:
     norm = trainer.roles[Role.POLICY].model.model.layers[0].input_layernorm
     norm.register_forward_hook(lambda module, args, output: output * 1.01)
     verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=events)
-    metrics = verifier.verify(groups, step=1)
+    metrics = verifier.verify(groups, step=1, version=0)
     assert metrics["verify/trainer/share_off"] > 0.5
     assert metrics["verify/engine/share_off"] == 0
     assert "the trainer is off" in events[0][2]["verdict"]
@@ -131,7 +131,7 @@ def test_tokens_of_an_older_policy_are_not_judged(tmp_path: Path) -> None:
     trainer = trainer_of(settings)
     engine = engine_of(copy.deepcopy(trainer.roles[Role.POLICY].model), version=0)
     verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=Events())
-    metrics = verifier.verify(sampled(engine), step=4)
+    metrics = verifier.verify(sampled(engine), step=4, version=3)
     assert {name.split("/")[1] for name in metrics} == {"trainer"}
 
 

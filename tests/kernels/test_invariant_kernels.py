@@ -17,7 +17,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.ops import kernels

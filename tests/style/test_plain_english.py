@@ -21,18 +21,53 @@ PACKAGE = ROOT / "src" / "homeostat"
 COVERED = (
     PACKAGE / "types.py",
     PACKAGE / "errors.py",
+    PACKAGE / "api.py",
+    PACKAGE / "run" / "sft.py",
+    PACKAGE / "run" / "preflight",
+    PACKAGE / "run" / "sizing",
+    PACKAGE / "run" / "session" / "restarts.py",
+    PACKAGE / "run" / "session" / "result.py",
+    PACKAGE / "run" / "session" / "resume.py",
+    PACKAGE / "run" / "session" / "session.py",
+    PACKAGE / "run" / "session" / "signals.py",
+    PACKAGE / "run" / "session" / "waiting.py",
+    PACKAGE / "run" / "evaluation" / "sft_measure.py",
+    PACKAGE / "run" / "evaluation" / "solved.py",
+    PACKAGE / "run" / "healing" / "tokenizer_probe.py",
+    PACKAGE / "run" / "healing" / "watch.py",
+    PACKAGE / "run" / "publication" / "completions.py",
+    PACKAGE / "run" / "publication" / "saving.py",
+    PACKAGE / "run" / "wiring" / "cache_damage.py",
+    PACKAGE / "run" / "wiring" / "compile_cache.py",
+    PACKAGE / "run" / "wiring" / "hooks.py",
+    PACKAGE / "run" / "wiring" / "inputs.py",
+    PACKAGE / "run" / "wiring" / "sft_setup.py",
     PACKAGE / "algorithms",
     PACKAGE / "cli",
     PACKAGE / "clinic",
     PACKAGE / "config",
     PACKAGE / "data",
+    PACKAGE / "health",
     PACKAGE / "models",
     PACKAGE / "observe",
     PACKAGE / "ops",
     PACKAGE / "rewards",
     PACKAGE / "workers",
+    ROOT / "bench",
+    ROOT / "examples",
+    ROOT / "tests" / "support",
 )
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/guide").glob("*.md")))
+# Parts of covered folders that are not rewritten yet. Remove a line once its text is.
+NOT_YET = (
+    PACKAGE / "health" / "registry.py",
+    PACKAGE / "health" / "rules" / "readings.py",
+    PACKAGE / "health" / "rules" / "signs.py",
+    PACKAGE / "health" / "signatures",
+)
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md")),
+    *sorted((ROOT / "docs" / "guide").glob("*.md")),
+)
 # After "of its own" these show that it stands for "separate": "a process of its own that ends".
 FUNCTION_WORDS = "and|are|at|by|for|from|if|in|is|on|or|so|that|to|when|where|which|with"
 # Words that only this project gave their meaning, and the words to use instead.
@@ -71,16 +106,18 @@ PRIVATE_WORDS = {
 NOUN_PHRASES = {"What", "Which", "Of", "Whose", "Whom", "How", "Where", "Whether", "When", "Who"}
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`+[^`]*`+|\]\([^)]*\)|<[^>\s]+>")
-ANY_PRIVATE = re.compile(
-    "|".join(rf"(?P<w{n}>\b(?:{word})\b)" for n, word in enumerate(PRIVATE_WORDS)), re.IGNORECASE
-)
+PATTERNS = {
+    re.compile(rf"\b(?:{word})\b", re.IGNORECASE): PRIVATE_WORDS[word] for word in PRIVATE_WORDS
+}
+ANY_PRIVATE = re.compile(rf"\b(?:{'|'.join(PRIVATE_WORDS)})\b", re.IGNORECASE)
 
 
 def sources() -> list[Path]:
     found = (
         file for place in COVERED for file in ([place] if place.suffix else place.rglob("*.py"))
     )
-    return sorted(file for file in found if file.read_text(encoding="utf-8").strip())
+    wanted = (file for file in found if not any(file.is_relative_to(place) for place in NOT_YET))
+    return sorted(file for file in wanted if file.read_text(encoding="utf-8").strip())
 
 
 def name_of(file: Path) -> str:
@@ -90,12 +127,11 @@ def name_of(file: Path) -> str:
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and text of every docstring; the module's name is empty."""
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every docstring."""
     for node in ast.walk(tree):
         if isinstance(node, Documented) and (text := ast.get_docstring(node)):
-            name = "" if isinstance(node, ast.Module) else node.name
-            yield node.body[0].lineno, name, text
+            yield node.body[0].lineno, text
 
 
 def comments(text: str) -> Iterator[tuple[int, str]]:
@@ -118,24 +154,27 @@ def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def texts_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield everything in a source that people read, with its line."""
+    """Yield what people read in a source, with its line, if it may have a private word."""
     source = file.read_text(encoding="utf-8")
+    # Tokenising is slow, and most files have none of the words anywhere.
+    if not ANY_PRIVATE.search(" ".join(source.split())):
+        return
     tree = ast.parse(source)
-    yield from ((line, text) for line, _, text in docstrings(tree))
+    yield from docstrings(tree)
     yield from comments(source)
     yield from help_texts(tree)
 
 
 def private_words(text: str) -> list[str]:
     """Return the private words of a text, each with its standard word. Code is ignored."""
-    standard = list(PRIVATE_WORDS.values())
-    found = []
-    for match in ANY_PRIVATE.finditer(" ".join(CODE.sub(" ", text).split())):
-        assert match.lastgroup is not None
-        names = {key for key, value in match.groupdict().items() if value and key.startswith("w")}
-        place = min(int(name[1:]) for name in names)
-        found.append(f"{match.group()!r} -> {standard[place]}")
-    return found
+    prose = " ".join(CODE.sub(" ", text).split())
+    if not ANY_PRIVATE.search(prose):
+        return []
+    return [
+        f"{match.group()!r} -> {standard}"
+        for pattern, standard in PATTERNS.items()
+        for match in pattern.finditer(prose)
+    ]
 
 
 def why_unclear(text: str) -> str:
@@ -157,25 +196,24 @@ def test_every_covered_place_exists() -> None:
     assert len(PAGES) > 10
 
 
-@pytest.mark.parametrize("file", sources(), ids=name_of)
-def test_docstrings_begin_with_a_sentence(file: Path) -> None:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+def test_docstrings_begin_with_a_sentence() -> None:
     found = [
         f"{name_of(file)}:{line} {why}: {text.splitlines()[0]}"
-        for line, name, text in docstrings(tree)
-        if not name.startswith("_") and (why := why_unclear(text))
+        for file in sources()
+        for line, text in docstrings(ast.parse(file.read_text(encoding="utf-8")))
+        if (why := why_unclear(text))
     ]
-    assert not found, "\n".join(found)
+    assert not found, "\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize("file", sources(), ids=name_of)
-def test_texts_in_the_sources_use_standard_words(file: Path) -> None:
+def test_texts_in_the_sources_use_standard_words() -> None:
     found = [
         f"{name_of(file)}:{line} {word}: {' '.join(text.split())[:90]}"
+        for file in sources()
         for line, text in texts_of(file)
         for word in private_words(text)
     ]
-    assert not found, "\n".join(found)
+    assert not found, "\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -116,7 +116,7 @@ def random_rows(num: int = 7, seed: int = 0) -> list[TokenRow]:
 
 
 def batches_of(rows: list[TokenRow]) -> list[TrainBatch]:
-    """Of unequal sizes, and one more than any number of ranks here divides."""
+    """Return batches of unequal sizes, and one more than any number of ranks here divides."""
     return [TrainBatch.of(rows[:3]), *(TrainBatch.of([row]) for row in rows[3:])]
 
 
@@ -556,22 +556,22 @@ def check_export_is_what_a_local_trainer_writes(place: Place) -> None:
     assert update(place, sharded, step=2).applied
 
 
-def check_parcels_hold_all_weights(place: Place) -> None:
+def check_buckets_hold_all_weights(place: Place) -> None:
     sharded = place.trainer(place.config("qwen3", lora={"rank": 2}))
-    transport = DiskTransport(place.folder, f"parcels_of_{place.size}", 3000)
+    transport = DiskTransport(place.folder, f"buckets_of_{place.size}", 3000)
     packer = pickle.dumps(transport.packer())
     receiver = transport.receiver(0, 1)
     for step in (1, 2):
         update(place, sharded, step=step)
-        # It travels anew each time, as it was before its first use.
-        sharded.start_parcels(POLICY, pickle.loads(packer) if place.rank == 0 else None)
-        got, num_parcels = {}, 0
-        while sharded.ranks.of_first((parcel := sharded.next_parcel()) is not None):
-            num_parcels += 1
-            if parcel is not None:
-                got |= {name: tensor.clone() for name, tensor in receiver.unpack(parcel)}
+        # It is sent again each time, as it was before its first use.
+        sharded.start_buckets(POLICY, pickle.loads(packer) if place.rank == 0 else None)
+        got, num_buckets = {}, 0
+        while sharded.ranks.of_first((bucket := sharded.next_bucket()) is not None):
+            num_buckets += 1
+            if bucket is not None:
+                got |= {name: tensor.clone() for name, tensor in receiver.unpack(bucket)}
         expected = dict(sharded.weights(POLICY))
-        assert num_parcels > 5
+        assert num_buckets > 5
         if place.rank == 0:
             assert list(got) == list(expected)
             assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
@@ -586,7 +586,7 @@ CHECKS: dict[str, Callable[[Place], None]] = {
 
 
 def run_checks(place: Place, names: list[str]) -> dict[str, str]:
-    """What went wrong, by the name of the check."""
+    """Return what went wrong, by the name of the check."""
     found = {}
     for name in names:
         print(f"{time.monotonic() - START:.1f} s: {name}", flush=True)

@@ -14,7 +14,9 @@ import pytest
 from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.errors import WorkerError
 from homeostat.rollout.native.host import build_engine
-from homeostat.rollout.remote import EngineServer, RemoteEngine
+from homeostat.rollout.registry import ENGINES
+from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.server import SERVER, EngineServer
 from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import Pending, WorkerGroup
@@ -121,7 +123,7 @@ def shared_engine_process() -> Iterator[None]:
     seconds. Not for tests of the start, or ones that kill the process."""
 
     def open_shared(cluster: AnyCluster, spec: GroupSpec) -> Any:
-        assert (spec.factory, spec.kwargs["factory"]) == (engines.SERVER, engines.NATIVE)
+        assert (spec.factory, spec.kwargs["factory"]) == (SERVER, ENGINES["native"].factory)
         return SHARED.lease(spec.kwargs["kwargs"])
 
     with pytest.MonkeyPatch.context() as patch:

@@ -18,6 +18,8 @@ from homeostat.algorithms.losses import LOSSES
 from homeostat.columns import COLUMNS, Column, ColumnArray, Ragged, Reader
 from homeostat.data.loader import repack
 from homeostat.observe.jsonl import encode
+from homeostat.rollout.group_arrays import decode as decode_groups
+from homeostat.rollout.group_arrays import encode as encode_groups
 from homeostat.run.learning.updates import StepRows, build_update, step_advantages, step_rows
 from homeostat.train.lanes import split
 from homeostat.train.local import LocalTrainer
@@ -228,6 +230,24 @@ def test_what_an_engine_recorded_of_tokens_reaches_the_rows(tmp_path: Path) -> N
     assert batch.columns["routed"].shape[1:] == (LAYERS, EXPERTS)
 
 
+def test_what_an_engine_recorded_survives_the_journal() -> None:
+    groups = groups_of()
+    legend, arrays = encode_groups(groups)
+    prompts = {group.prompt.prompt_id: group.prompt for group in groups}
+    again = decode_groups(legend, arrays, prompts.__getitem__, place=Path("journal"))
+    for one, other in zip(groups, again, strict=True):
+        for left, right in zip(one.samples, other.samples, strict=True):
+            pairs = [(left.completion.prompt_columns, right.completion.prompt_columns)]
+            segments = zip(left.completion.segments, right.completion.segments, strict=True)
+            pairs += [(a.columns, b.columns) for a, b in segments]
+            for before, after in pairs:
+                assert before.keys() == after.keys()
+                for name, values in before.items():
+                    assert_same_column(values, after[name])
+    # Where nothing was recorded, nothing is written.
+    assert not [key for key in encode_groups(groups_of(has_columns=False))[1] if "columns" in key]
+
+
 def test_scoring_gets_the_columns_of_the_rows_as_training_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +273,7 @@ def in_two(step: StepRows) -> StepRows:
     """Each sample as two rows: the second has all tokens, the first trains those before a cut."""
     rows, places, samples = [], [], []
     for number, row in enumerate(step.rows):
-        cut = int(step.prompt_lengths_S[number]) + 4
+        cut = int(step.starts_S[number]) + 4
         for end, is_mine in ((cut, slice(0, cut)), (len(row), slice(cut, len(row)))):
             weights_T = np.zeros(len(row), dtype=np.float32)
             weights_T[is_mine] = row.weights_T[is_mine]

@@ -97,7 +97,7 @@ def shown(config: RunConfig, name: str) -> list[str]:
 def test_rl_samples_to_the_end_of_the_turn(tmp_path: Path) -> None:
     config = rl_config(tmp_path, BASE)
     tokenizer = make_tokenizer(tmp_path / "model", BASE)
-    stops = training_sampling(config, tokenizer).stop_ids
+    stops = training_sampling(config.rollout, tokenizer).stop_ids
     assert "<|im_end|>" in {tokenizer.decode([token]) for token in stops}
     told = shown(config, "tokenizer")
     assert any("'<|im_end|>'" in text and "stop token" in text for text in told)

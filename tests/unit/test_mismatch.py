@@ -314,7 +314,7 @@ def test_weights_are_divided_by_their_mean_over_all_rows_of_the_update(
     logp = trainer_logp(rows)
     made = [with_column(row, "old_logp", logp[index]) for index, row in enumerate(rows.rows)]
     # Row 2 teaches nothing and is left out of the batches, row 3 is not trained at all.
-    advantages = [np.full(len(s.completion), 0.0 if i == 2 else 1.0)
+    advantages = [np.full(s.completion.num_policy_tokens, 0.0 if i == 2 else 1.0)
                   for i, s in enumerate(s for g in groups for s in g.samples)]  # fmt: skip
     trained = np.arange(8) != 3
     plan = build_update(

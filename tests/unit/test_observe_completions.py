@@ -88,7 +88,7 @@ def test_rollouts_of_any_shape_can_be_written(tmp_path, seed):
     write_completions(tmp_path, 1, groups, advantages=advantages)
     rows = read_completions(tmp_path, 1)
     samples = [sample for group in groups for sample in group.samples]
-    assert [row["num_tokens"] for row in rows] == [len(sample.completion) for sample in samples]
+    assert [row["num_tokens"] for row in rows] == [s.completion.num_policy_tokens for s in samples]
     for row, sample in zip(rows, samples, strict=True):
         for name, value in sample.rewards.items():
             found = row[f"reward/{name}"]

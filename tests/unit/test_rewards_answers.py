@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from homeostat.observe.names import describe
 from homeostat.rewards.answers import BadAnswerError, CallAnswer, read_answer, read_load_failures
 from homeostat.rewards.calls import MAX_LOGGED_NAMES, Answer, check_logged_name
-from homeostat.rewards.trouble import TroubleKind
+from homeostat.rewards.problems import ProblemKind
 from homeostat.rollout.collect import StepRollouts
 
 PROBLEM = {"kind": "timeout", "message": "late", "samples": [1], "traceback": ""}
@@ -31,7 +31,7 @@ def test_a_good_answer_tells_failures_from_none() -> None:
     answer = read_answer(GOOD, num=3)
     assert answer.values == [1.0, None, None]
     assert answer.failed == {1}
-    assert [problem.kind for problem in answer.problems] == [TroubleKind.TIMEOUT, TroubleKind.NONE]
+    assert [problem.kind for problem in answer.problems] == [ProblemKind.TIMEOUT, ProblemKind.NONE]
     assert answer.extras == {"parsed": ["7", 3, None]}
 
 
@@ -168,10 +168,10 @@ def test_other_names_are_an_error_of_the_function(name: str) -> None:
 def test_a_journal_that_holds_a_name_of_another_kind_is_replayed_without_it() -> None:
     """Earlier versions wrote any name to the journal, and could not be resumed over it."""
     names = ["accuracy/easy", "solved @ 2 %", "bell\x07", "x" * 101]
-    logged = {f"rewards/mine/logged/{name}": [3.0, 2] for name in names}
+    logged = {f"rewards/mine/logged/{name}": [2.0, 1.0] for name in names}
     rollouts = StepRollouts()
-    rollouts.take_facts({"logged": logged})
-    rollouts.take_facts({"logged": logged})
+    rollouts.take_logged([logged, {}])
+    rollouts.take_logged([logged])
     kept = {f"rewards/mine/logged/{name}": [6.0, 4] for name in names[:2]}
     assert rollouts.logged == kept
 

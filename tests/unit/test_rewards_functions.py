@@ -19,7 +19,7 @@ from homeostat.errors import ConfigError, MissingDependencyError, RewardError
 from homeostat.rewards import functions
 from homeostat.rewards.calls import Answer, Call, TrainerState, answer_call
 from homeostat.rewards.functions import load_reward
-from homeostat.rewards.trouble import TroubleKind
+from homeostat.rewards.problems import ProblemKind
 
 CHAT = [{"role": "user", "content": "what is 6 x 7?"}]
 
@@ -40,7 +40,7 @@ def ask(reward: Any, call: Call, **options: Any) -> Answer:
         return answer_call(reward, call, options=options, runner=runner)
 
 
-def kinds(answer: Answer) -> dict[TroubleKind, list[int]]:
+def kinds(answer: Answer) -> dict[ProblemKind, list[int]]:
     return {problem["kind"]: problem["samples"] for problem in answer.problems}
 
 
@@ -87,13 +87,13 @@ def test_case_matters_unless_told() -> None:
 
 def test_a_row_without_an_answer_is_left_out_and_one_without_the_column_is_an_error() -> None:
     reward = load_reward("exact_match", {"column": "answer", "extract": None, "ignore_case": False})
-    assert kinds(ask(reward, call_of(["a", "b"], {"answer": None}))) == {TroubleKind.NONE: [0, 1]}
+    assert kinds(ask(reward, call_of(["a", "b"], {"answer": None}))) == {ProblemKind.NONE: [0, 1]}
     answer = ask(reward, call_of(["a", "b"], {"solution": "a"}))
-    assert kinds(answer) == {TroubleKind.EXCEPTION: [0, 1]}
+    assert kinds(answer) == {ProblemKind.EXCEPTION: [0, 1]}
     assert "no column 'answer'" in answer.problems[0]["message"]
     assert "solution" in answer.problems[0]["message"]
     answer = ask(reward, call_of(["a"], {"answer": ["a"]}))
-    assert kinds(answer) == {TroubleKind.EXCEPTION: [0]}
+    assert kinds(answer) == {ProblemKind.EXCEPTION: [0]}
 
 
 def test_format_is_of_the_whole_completion() -> None:
@@ -139,7 +139,7 @@ def test_math_that_is_not_finished_in_time_has_failed_and_is_not_wrong(
     monkeypatch.setattr(functions, "MATH_SECONDS", 0)
     answer = ask(reward, call_of([r"\boxed{7}", r"\boxed{8}"], {"answer": "7"}))
     assert answer.values == [1.0, None]
-    assert kinds(answer) == {TroubleKind.TIMEOUT: [1]}
+    assert kinds(answer) == {ProblemKind.TIMEOUT: [1]}
     assert "did not finish" in answer.problems[0]["message"]
 
 
@@ -282,7 +282,7 @@ def test_any_iterable_is_a_list(result: Any) -> None:
 def test_what_is_no_number_costs_only_its_own_sample(value: Any, kind: str) -> None:
     answer = ask(lambda **_: [1.0, value, 2.0, value], call_of(["a", "b", "c", "d"]))
     assert answer.values == [1.0, None, 2.0, None]
-    assert kinds(answer) == {TroubleKind(kind): [1, 3]}
+    assert kinds(answer) == {ProblemKind(kind): [1, 3]}
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_what_is_no_number_costs_only_its_own_sample(value: Any, kind: str) -> N
 def test_an_answer_of_the_wrong_shape_counts_for_no_sample(result: Any, kind: str) -> None:
     answer = ask(lambda **_: result, call_of(["a", "b"]))
     assert answer.values == [None, None]
-    assert kinds(answer) == {TroubleKind(kind): [0, 1]}
+    assert kinds(answer) == {ProblemKind(kind): [0, 1]}
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_whatever_is_raised_is_an_answer(error: BaseException) -> None:
 
     answer = ask(reward, call_of(["a", "b"]))
     assert answer.values == [None, None]
-    assert kinds(answer) == {TroubleKind.EXCEPTION: [0, 1]}
+    assert kinds(answer) == {ProblemKind.EXCEPTION: [0, 1]}
     assert type(error).__name__ in answer.problems[0]["message"]
     # Only the user's own lines are shown.
     assert "in reward" in answer.problems[0]["traceback"]

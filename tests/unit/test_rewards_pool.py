@@ -20,7 +20,7 @@ from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.rewards import log_limit, process
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
-from homeostat.rewards.trouble import RewardTrouble, TroubleKind
+from homeostat.rewards.problems import ProblemKind, RewardProblem
 from homeostat.types import Prompt
 
 # One file of rewards: each does what the row's column `act` says, where that is its business.
@@ -119,11 +119,11 @@ def rewards_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Bench:
-    """Builds pools over the file of rewards, and keeps the troubles."""
+    """Builds pools over the file of rewards, and keeps the problems."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.troubles: list[RewardTrouble] = []
+        self.problems: list[RewardProblem] = []
 
     def config(self, *names: str, **settings: Any) -> RewardsConfig:
         raw = [{"type": "function", "path": f"{self.file}:{name}"} for name in names]
@@ -131,7 +131,7 @@ class Bench:
 
     def pool(self, *names: str, log_file: Path | None = None, **settings: Any) -> RewardPool:
         config = self.config(*names, **settings)
-        return RewardPool(config, on_trouble=self.troubles.append, log_file=log_file)
+        return RewardPool(config, on_problem=self.problems.append, log_file=log_file)
 
 
 @pytest.fixture
@@ -188,10 +188,10 @@ def test_a_failure_costs_its_own_call_and_no_more(
     assert before.values == after.values == again.values
     assert before.values == {"acting": [1, 1, 1], "length": [1, 2, 3]}
     assert failed.values == {"acting": [None] * 3, "length": [1, 2, 3]}
-    (trouble,) = bench.troubles
-    assert (trouble.reward, trouble.kind, trouble.prompt_id) == ("acting", kind, 1)
-    assert (trouble.prompt, trouble.num_samples) == ("prompt 1", 3)
-    assert hint in trouble.message
+    (problem,) = bench.problems
+    assert (problem.reward, problem.kind, problem.prompt_id) == ("acting", kind, 1)
+    assert (problem.prompt, problem.num_samples) == ("prompt 1", 3)
+    assert hint in problem.message
     assert failed.failed == {"acting": frozenset({0, 1, 2}), "length": frozenset()}
     assert before.failed == {"acting": frozenset(), "length": frozenset()}
 
@@ -204,13 +204,13 @@ def test_hangs_end_at_the_limit_and_show_where(bench: Bench) -> None:
         assert time.monotonic() - started < 20
     assert [one.values["acting"][0] for one in scored] == [None, 1.0, None, None, 1.0]
     assert all(one.values["length"] == [1, 2, 3] for one in scored)
-    assert [t.kind for t in bench.troubles] == [TroubleKind.TIMEOUT] * 3
-    assert all("rewards.timeout_s" in t.message for t in bench.troubles)
-    assert all('acts.py", line' in t.traceback_tail for t in bench.troubles)
-    assert "fullmatch" in bench.troubles[2].traceback_tail
+    assert [t.kind for t in bench.problems] == [ProblemKind.TIMEOUT] * 3
+    assert all("rewards.timeout_s" in t.message for t in bench.problems)
+    assert all('acts.py", line' in t.traceback_tail for t in bench.problems)
+    assert "fullmatch" in bench.problems[2].traceback_tail
     # An answer in between ends a streak.
-    assert [t.streak for t in bench.troubles] == [1, 1, 2]
-    assert "2 calls in a row" in str(bench.troubles[2])
+    assert [t.streak for t in bench.problems] == [1, 1, 2]
+    assert "2 calls in a row" in str(bench.problems[2])
 
 
 def test_the_limit_is_for_one_call_not_for_the_group(bench: Bench, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_the_limit_is_for_one_call_not_for_the_group(bench: Bench, tmp_path: Pat
     with bench.pool("f0", "f1", "f2", "f3", timeout_s=1.0) as pool:
         scored = score(pool, group(0, ["x"]), group(1, ["x"]))
     assert [one.values for one in scored] == [{f"f{n}": [1.0] for n in range(4)}] * 2
-    assert not bench.troubles
+    assert not bench.problems
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,9 @@ def test_values_that_are_none_are_counted_by_sample(
     with bench.pool("acting") as pool:
         (scored,) = score(pool, group(4, act=act))
     assert scored.values == {"acting": values}
-    (trouble,) = bench.troubles
-    assert (trouble.kind, trouble.completion) == (TroubleKind(kind), completion)
-    assert trouble.kind.is_error == (kind != "none")
+    (problem,) = bench.problems
+    assert (problem.kind, problem.completion) == (ProblemKind(kind), completion)
+    assert problem.kind.is_error == (kind != "none")
     without = {sample for sample, value in enumerate(values) if value is None}
     assert scored.failed == {"acting": frozenset() if kind == "none" else without}
 
@@ -271,7 +271,7 @@ def test_strange_texts_and_columns_arrive_as_they_are(bench: Bench) -> None:
     assert scored.values["sees"] == [2000 + 10 * len("datetime64") + len(text) for text in texts]
 
 
-def test_a_trouble_is_short_and_holds_no_secret(bench: Bench, tmp_path: Path) -> None:
+def test_a_problem_is_short_and_holds_no_secret(bench: Bench, tmp_path: Path) -> None:
     bench.file = tmp_path / "judge.py"
     bench.file.write_text(
         "def judge(completions):\n"
@@ -279,12 +279,12 @@ def test_a_trouble_is_short_and_holds_no_secret(bench: Bench, tmp_path: Path) ->
     )
     with bench.pool("judge") as pool:
         score(pool, group(0, ["\ud800" * 10**5]))
-    (trouble,) = bench.troubles
-    assert "refused" in trouble.message
-    assert "abcdefgh" not in trouble.message + trouble.traceback_tail
-    assert len(trouble.message) + len(trouble.traceback_tail) < 10_000
-    assert trouble.completion is not None
-    assert len(trouble.completion) < 400
+    (problem,) = bench.problems
+    assert "refused" in problem.message
+    assert "abcdefgh" not in problem.message + problem.traceback_tail
+    assert len(problem.message) + len(problem.traceback_tail) < 10_000
+    assert problem.completion is not None
+    assert len(problem.completion) < 400
 
 
 def test_order_is_kept_and_work_is_shared(bench: Bench) -> None:
@@ -303,7 +303,32 @@ def test_failures_among_many_groups_and_workers_lose_nothing_else(bench: Bench) 
         assert score(pool, group(0, act=""))[0].values["acting"] == [1, 1, 1]
     assert {n for n, one in enumerate(scored) if one.values["acting"] == [None] * 3} == set(ill)
     assert all(one.values["length"] == [1, 2, 3] for one in scored)
-    assert sorted(t.prompt_id for t in bench.troubles) == sorted(ill)
+    assert sorted(t.prompt_id for t in bench.problems) == sorted(ill)
+
+
+def test_groups_are_scored_while_the_caller_goes_on(bench: Bench) -> None:
+    """And problems are reported by whoever asks for the result, in the order of asking."""
+    acts = ["", "raise", "nan", ""]
+    with bench.pool("acting", "length", workers=2) as pool:
+        pending = [
+            pool.submit(group(number, act=act), step=2, total_steps=9)
+            for number, act in enumerate(acts)
+        ]
+        assert eventually(lambda: all(one.job.done.done() for one in pending), seconds=20.0)
+        assert bench.problems == []
+        found = {number: pending[number].result() for number in (3, 2, 1, 0)}
+    assert [problem.prompt_id for problem in bench.problems] == [2, 1]
+    assert found[0].values == found[3].values == {"acting": [1, 1, 1], "length": [1, 2, 3]}
+    assert found[1].values["acting"] == [None] * 3
+
+
+def test_a_pool_that_is_closed_gives_up_what_it_was_scoring(bench: Bench) -> None:
+    started = time.monotonic()
+    with bench.pool("acting", timeout_s=120.0) as pool:
+        for number in range(3):
+            pool.submit(group(number, act="sleep"), step=2, total_steps=9)
+    assert time.monotonic() - started < 60
+    assert bench.problems == []
 
 
 def test_nothing_to_score(bench: Bench) -> None:
@@ -324,14 +349,14 @@ def test_a_worker_loads_nothing_heavy_and_stays_in_the_folder(
 def test_signals_are_left_to_the_parent(bench: Bench) -> None:
     with bench.pool("acting") as pool:
         assert score(pool, group(0, act="interrupt"))[0].values == {"acting": [1, 1, 1]}
-    assert not bench.troubles
+    assert not bench.problems
 
 
 def test_a_forked_child_cannot_answer_for_the_worker(bench: Bench) -> None:
     with bench.pool("acting", "length") as pool:
         scored = score(pool, group(0, act="fork"), *(group(n, act="") for n in range(1, 6)))
     assert all(one.values == {"acting": [1] * 3, "length": [1, 2, 3]} for one in scored)
-    assert not bench.troubles
+    assert not bench.problems
 
 
 # The file NUM_KILLS holds how many processes are still to be killed, by themselves, over a reward.
@@ -372,22 +397,22 @@ def test_workers_that_are_killed_change_no_reward(
     with bench.pool("f", timeout_s=20.0) as pool:
         kills.write_text("2")
         if moment == "load":
-            for worker in pool._workers:
+            for worker in pool._workers._workers:
                 os.killpg(worker._process.pid, signal.SIGKILL)
         scored = score(pool, group(0), group(1))
     assert kills.read_text() == "0"
     assert [one.values for one in scored] == [{"f": [1.0, 2.0, 3.0]}] * 2
-    assert not bench.troubles
+    assert not bench.problems
     assert not any(one.failed.get("f") for one in scored)
 
 
 def test_idle_workers_may_all_be_lost_at_once(bench: Bench) -> None:
     with bench.pool("length", workers=4) as pool:
-        for worker in pool._workers:
+        for worker in pool._workers._workers:
             os.killpg(worker._process.pid, signal.SIGKILL)
         scored = score(pool, *(group(number) for number in range(8)))
     assert [one.values for one in scored] == [{"length": [1, 2, 3]}] * 8
-    assert not bench.troubles
+    assert not bench.problems
 
 
 @pytest.mark.parametrize("act", ["grandchild_then_exit", "grandchild_then_hang"])
@@ -427,9 +452,9 @@ def test_a_malformed_answer_costs_its_call_and_no_more(bench: Bench) -> None:
     assert lied.values == {"acting": [None] * 3, "length": [1, 2, 3]}
     assert lied.failed["acting"] == {0, 1, 2}
     assert after.values == {"acting": [1] * 3, "length": [1, 2, 3]}
-    (trouble,) = bench.troubles
-    assert trouble.kind is TroubleKind.WORKER_DIED
-    assert "makes no sense: 1 values for 3 samples" in trouble.message
+    (problem,) = bench.problems
+    assert problem.kind is ProblemKind.WORKER_DIED
+    assert "makes no sense: 1 values for 3 samples" in problem.message
 
 
 def test_nothing_is_left_after_the_pool(bench: Bench) -> None:
@@ -454,7 +479,7 @@ def test_a_reward_that_does_not_load_is_refused_with_its_traceback(
         pass
 
 
-def test_a_file_that_breaks_during_the_run_is_a_trouble_not_an_end(
+def test_a_file_that_breaks_during_the_run_is_a_problem_not_an_end(
     bench: Bench, tmp_path: Path
 ) -> None:
     bench.file = tmp_path / "changing.py"
@@ -463,8 +488,8 @@ def test_a_file_that_breaks_during_the_run_is_a_trouble_not_an_end(
         bench.file.write_text("def f(:")
         scored = score(pool, group(0, act=""), group(1, act=""))
     assert [one.values["f"] for one in scored] == [[None] * 3] * 2
-    assert [t.kind for t in bench.troubles] == [TroubleKind.WORKER_DIED, TroubleKind.EXCEPTION]
-    assert "does not load any more" in bench.troubles[1].message
+    assert [t.kind for t in bench.problems] == [ProblemKind.WORKER_DIED, ProblemKind.EXCEPTION]
+    assert "does not load any more" in bench.problems[1].message
 
 
 def test_workers_that_cannot_start_are_an_error(
@@ -487,7 +512,7 @@ def test_a_missing_package_is_told_by_the_worker(
     Path("math_verify.py").write_text("raise ModuleNotFoundError(name='math_verify')")
     config = RewardsConfig.model_validate({"functions": ({"type": "math_verify"},)})
     with pytest.raises(MissingDependencyError, match=r"homeostat\[tasks\]"):
-        RewardPool(config, on_trouble=print).__enter__()
+        RewardPool(config, on_problem=print).__enter__()
 
 
 PARENT = """
@@ -500,7 +525,7 @@ from homeostat.types import Prompt
 
 path = {"type": "function", "path": sys.argv[1] + ":acting"}
 config = RewardsConfig.model_validate({"functions": (path,), "workers": 2, "timeout_s": 500.0})
-with RewardPool(config, on_trouble=print) as pool:
+with RewardPool(config, on_problem=print) as pool:
     print("ready", flush=True)
     prompt = Prompt(0, np.array([1]), "p", {"act": sys.argv[2]})
     pool.score([UnscoredGroup(prompt, ["x"], [[1]])] * 2, step=0, total_steps=1)

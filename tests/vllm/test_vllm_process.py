@@ -33,7 +33,7 @@ from homeostat.rollout.engine import Quiesce, Request, Sampling
 from homeostat.rollout.remote import RemoteEngine
 from homeostat.rollout.vllm.host import FACTORY
 from homeostat.rollout.vllm.served import Served
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.publish import Publisher
 from homeostat.sync.transports import open_transport
 from homeostat.types import FloatArray, TokenRow
@@ -52,7 +52,7 @@ class Source:
 
     model: Model
 
-    def parcels(self, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, packer: Packer) -> Iterator[Bucket]:
         return packer.pack(merged_state(self.model.ours))
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
@@ -75,7 +75,7 @@ def engine(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         "policy_version": 2,
     }
     spec = GroupSpec(
-        factory="homeostat.rollout.remote:serve_engine",
+        factory="homeostat.rollout.server:serve_engine",
         kwargs={"factory": FACTORY, "kwargs": kwargs},
         kind="engine",
         name="engine",

@@ -67,6 +67,7 @@ def has_signal(rewards_G: FloatArray64) -> bool:
     known_G = rewards_G[~np.isnan(rewards_G)]
     if len(known_G) < 2:
         return False
+    # Relative to the largest: rewards of 1e6 and of 1e-3 round by different amounts.
     return bool(np.ptp(known_G) > ROUNDING * np.abs(known_G).max())
 
 
@@ -83,6 +84,7 @@ def leave_one_out(rewards_S: FloatArray64, group_S: IntArray) -> FloatArray64:
     centred_S = np.zeros(len(rewards_S))
     for members in _groups_with_signal(rewards_S, group_S):
         rewards_G = rewards_S[members]
+        # A group with a signal has at least two members, so this does not divide by zero.
         others_G = (rewards_G.sum() - rewards_G) / (len(members) - 1)
         centred_S[members] = rewards_G - others_G
     return centred_S
@@ -120,6 +122,7 @@ def whitened(values_ST: list[FloatArray64], counted_S: BoolArray) -> list[FloatA
     values_M = np.concatenate(counted) if counted else np.zeros(0)
     if not has_signal(values_M):
         return [np.zeros_like(values_T) for values_T in values_ST]
+    # Divide by n, unlike the statistics of rewards above, which divide by n - 1.
     mean, deviation = values_M.mean(), values_M.std()
     return [(values_T - mean) / (deviation + WHITEN_EPS) for values_T in values_ST]
 

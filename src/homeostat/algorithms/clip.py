@@ -50,6 +50,7 @@ def clipped(ratio_M: Tensor, advantage_M: Tensor, bounds: ClipBounds) -> Surroga
     low_M = (advantage_M < 0) & (ratio_M < 1 - bounds.low)
     high_M = (advantage_M > 0) & (ratio_M > 1 + bounds.high)
     dual_M = (advantage_M < 0) & (ratio_M > bounds.dual)
+    # masked_fill gives a constant without gradient, which is what clipping means here.
     bounded_M = ratio_M.masked_fill(low_M, 1 - bounds.low).masked_fill(high_M, 1 + bounds.high)
     bounded_M = bounded_M.masked_fill(dual_M, bounds.dual)
     return Surrogate(-bounded_M * advantage_M, ratio_M.detach(), low_M, high_M, dual_M)

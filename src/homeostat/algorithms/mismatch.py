@@ -84,6 +84,7 @@ def _by_age(log_M: FloatArray64, age_M: IntArray) -> dict[str, float]:
 
 def k3(log_ratio_M: FloatArray64) -> float:
     """Return the k3 estimate of the KL divergence."""
+    # One absurd token must not make the mean infinite; a NaN still passes through.
     log_M = np.minimum(log_ratio_M, MAX_LOG_RATIO)
     return float((np.expm1(log_M) - log_M).mean())
 
@@ -93,6 +94,7 @@ def effective_share(log_weights: FloatArray64) -> float:
 
     The largest weight is factored out first, so nothing overflows.
     """
+    # The share does not depend on a common factor of the weights.
     weights = np.exp(log_weights - log_weights.max())
     return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
@@ -100,6 +102,7 @@ def effective_share(log_weights: FloatArray64) -> float:
 def is_notable(pairs: TokenPairs) -> BoolArray:
     """Return where the two differ by more than rounding; a NaN counts as different."""
     size_M = np.minimum(np.abs(pairs.engine_logp_M), np.abs(pairs.trainer_logp_M))
+    # Negated, so that a NaN, for which every comparison is False, counts as different.
     return ~(np.abs(pairs.log_ratio_M) <= NOTABLE + NOTABLE_SHARE * size_M)
 
 
@@ -114,5 +117,6 @@ def _ratio(log_ratio: FloatArray64) -> FloatArray64:
 
 
 def _row_sums(values_M: FloatArray64, row_of_M: IntArray) -> FloatArray64:
+    # Row numbers may have gaps, because rows without trained tokens are missing.
     _, index_M = np.unique(row_of_M, return_inverse=True)
     return np.bincount(index_M, weights=values_M).astype(np.float64, copy=False)

@@ -69,6 +69,8 @@ def policy_spec(
 def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
     """Compute this micro-batch's share of the update's loss."""
     now_M, params = tokens.trainer_logp_M, spec.params
+    # In the first update the weights are those that sampled: the ratio is exactly 1 but keeps its
+    # gradient.
     old_M = now_M.detach() if tokens.old_logp_M is None else tokens.old_logp_M
     log_ratio_M = now_M - old_M
     algorithm = ALGORITHMS[str(params["algorithm"])]
@@ -77,6 +79,7 @@ def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
     kl_M = _kl(tokens, spec)
     loss_M = surrogate.loss_M
     if correction is not None:
+        # Only the surrogate is corrected; the KL term and the entropy bonus below are not.
         loss_M = correction.factor_M * loss_M
     if "kl_coefficient" in params:
         assert kl_M is not None, "a KL penalty needs the reference's log-probs"
@@ -93,6 +96,8 @@ def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
         loss=(tokens.weights_M * loss_M).sum() / spec.denominator,
         row_losses_B=row_means(loss_M.detach(), tokens.row_of_M, tokens.num_rows),
         sums=sums,
+        # Micro-batches are merged by their maximum, so a minimum is sent as the maximum of the
+        # negative.
         maxima={"ratio_max": _max(ratio_M), "ratio_min_neg": _max(-ratio_M)},
     )
 

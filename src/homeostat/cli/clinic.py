@@ -1,7 +1,4 @@
-"""`homeostat clinic`:
-
-inject faults into tiny runs and measure how well they are detected and cured.
-"""
+"""`homeostat clinic`: inject faults into tiny runs, and measure detection and cure."""
 
 from __future__ import annotations
 

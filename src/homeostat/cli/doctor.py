@@ -41,9 +41,7 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config",
-            metavar="FILE",
-            help="The run's settings (YAML, JSON, TOML), if they are in another place.",
+            "--config", metavar="FILE", help="The run's settings (YAML, JSON, TOML), if elsewhere."
         ),
     ] = None,
     format: OutputFormat = Format.TEXT,
@@ -52,14 +50,12 @@ def doctor(
         typer.Option(
             "--select",
             metavar="CODES",
-            help="Evaluate only these rules: codes, prefixes of codes, names or families.",
+            help="Evaluate only these codes, prefixes, names or families.",
         ),
     ] = "",
     ignore: Annotated[
         str,
-        typer.Option(
-            "--ignore", metavar="CODES", help="Do not evaluate these rules; same form as --select."
-        ),
+        typer.Option("--ignore", metavar="CODES", help="Skip these rules; same form as --select."),
     ] = "",
     level: Annotated[
         Level, typer.Option("--level", help="Show findings of this level and above.")
@@ -83,19 +79,8 @@ def doctor(
         _judged(place, config, rules=rules, level=level, format=format, verbose=verbose)
         for place in ([None] if path == STDIN else _places(path))
     ]
-    _write_answers(judged, format)
+    _show(judged, as_json=format is Format.JSON)
     raise typer.Exit(max(one.exit_code for one in judged))
-
-
-def _write_answers(judged: list[_Judged], format: Format) -> None:
-    if format is Format.TEXT:
-        for one in judged:
-            _write((f"=== {one.path} ===\n\n" if len(judged) > 1 else "") + one.answer)
-        return
-    answers = [{"path": one.path, **json.loads(one.answer)} for one in judged]
-    if len(answers) == 1:
-        del answers[0]["path"]
-    _write(json.dumps({"runs": answers} if len(answers) > 1 else answers[0], indent=2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +90,17 @@ class _Judged:
     path: str
     answer: str
     exit_code: int
+
+
+def _show(judged: list[_Judged], *, as_json: bool) -> None:
+    """Write the answers: those of several runs as one JSON object, or one page after another."""
+    if as_json:
+        answers = [json.loads(one.answer) for one in judged]
+        runs = [{"path": one.path, **answer} for one, answer in zip(judged, answers, strict=True)]
+        _write(json.dumps({"runs": runs} if len(judged) > 1 else answers[0], indent=2))
+        return
+    for one in judged:
+        _write((f"=== {one.path} ===\n\n" if len(judged) > 1 else "") + one.answer)
 
 
 def _judged(

@@ -1,7 +1,4 @@
-"""`homeostat env`:
-
-show versions, devices, incompatibilities and missing packages; write bug reports.
-"""
+"""`homeostat env`: show versions, devices and incompatibilities; write bug reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`homeostat estimate`:
-
-predict the memory of a recipe on each device, and what would make it fit.
-"""
+"""`homeostat estimate`: predict the memory of a recipe, and what would make it fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new rule or signature looks like before its author has written it.
+"""Templates of a new rule or signature, for its author to fill in.
 
 The tests of what is laid out pass: a rule fires above a limit, a signature on its words. All else
 says PLACEHOLDER, which tests/health/test_rules.py does not let through.

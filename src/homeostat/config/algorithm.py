@@ -170,10 +170,7 @@ class GrpoConfig(PolicyGradientConfig):
 
 
 class DrGrpoConfig(PolicyGradientConfig):
-    """GRPO without its two biases:
-
-    no division by standard deviation or length (arXiv:2503.20783).
-    """
+    """GRPO without division by standard deviation or length, its two biases (arXiv:2503.20783)."""
 
     type: Literal["dr_grpo"]
     normalise: Literal["token", "sequence", "fixed"] = key(

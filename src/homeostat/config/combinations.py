@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
-from homeostat.config.rollout import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
@@ -213,7 +212,7 @@ def _invariant(config: RunConfig) -> Iterator[Problem]:
     if config.model.attention not in ("auto", "sdpa"):
         yield Problem(
             "model.attention",
-            "invariant arithmetic has an attention of its own.",
+            "invariant arithmetic always uses its own attention kernel.",
             "Remove it, or set model.numerics=fast.",
         )
 
@@ -225,7 +224,7 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             f"eval.{name}",
             "there are no held-out rows to evaluate on.",
-            "Set data.validation_share (0.05, say) or data.validation.",
+            "Set data.validation_share (for example 0.05) or data.validation.",
         )
 
 
@@ -326,7 +325,7 @@ def _on_gpu(config: RunConfig) -> Iterator[Problem]:
             "lanes share the cores of a CPU, and this run is on a GPU.",
             "Remove it.",
         )
-    if isinstance(config.engine, NativeEngineConfig) and (config.engine.processes or 1) > 1:
+    if config.engine.num_helpers > 0:
         yield Problem(
             "engine.processes",
             "helpers share the cores of a CPU, and this run is on a GPU.",

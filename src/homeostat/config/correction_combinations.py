@@ -75,7 +75,7 @@ def _geometric(band: AnyWeight | AnyReject, place: str) -> Iterator[Problem]:
                 f"{place}.{name}",
                 f"{getattr(band, name)} is a bound for tokens: the geometric mean over a "
                 "completion stays within a few percent of 1, so it would never act.",
-                "Use 0.99 to 1.01, say, or type: token.",
+                "Use for example 0.99 to 1.01, or type: token.",
             )
 
 

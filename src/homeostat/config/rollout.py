@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homeostat.config.base import PathText, Settings, key
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 
 
@@ -55,86 +56,6 @@ class RolloutConfig(Settings):
     def samples_per_step(self) -> int:
         """Return the number of completions in a step."""
         return self.prompts_per_step * self.samples_per_prompt
-
-
-class NativeEngineConfig(Settings):
-    """homeostat's own engine, in the trainer's process or in its own.
-
-    In the trainer's process it shares the weights, so publishing them costs no copy. With
-    `own_process` the weights are sent to it (sync).
-    """
-
-    type: Literal["native"] = "native"
-    own_process: bool = key(
-        False,
-        resume="warn",
-        help="Run in a separate process, with its own copy of the weights. They are sent "
-        "through sync.transport every sync.interval updates.",
-    )
-    processes: int | None = key(
-        None,
-        ge=1,
-        le=64,
-        resume="warn",
-        help="Number of processes that sample in parallel on a CPU: the trainer's own, and "
-        "helpers with a copy of its weights. Default: 1 if decoding is compiled, because its "
-        "threads use all cores; otherwise as many as trainer.lanes, and 1 for small models, "
-        "whose steps take less time than sending the weights.",
-    )
-    max_concurrency: int = key(
-        256, ge=1, resume="warn", help="Number of completions that are sampled at the same time."
-    )
-    memory_share: float = key(
-        0.5,
-        gt=0,
-        le=0.95,
-        resume="free",
-        help="Share of the free memory that the KV cache may use.",
-    )
-    prefill_tokens: int = key(
-        8192, ge=1, resume="warn", help="Largest number of prompt tokens in one forward pass."
-    )
-    decode: Literal["auto", "graphs", "fused", "compiled", "compact", "plain"] = key(
-        "auto",
-        resume="warn",
-        help="Decode path. graphs: several steps at a time with fused kernels in CUDA graphs. "
-        "fused: the same kernels without graphs. compiled: several steps at a time on a CPU, in "
-        "C code that the machine's compiler builds once. compact: in torch on a CPU, over copies "
-        "of the weights in a layout that suits decoding. plain: the model's own forward pass, "
-        "which is the reference. auto: graphs on a GPU; compiled on a CPU, or compact without a "
-        "compiler; plain if none of these can run.",
-    )
-    stall_s: float = key(
-        1800.0,
-        gt=0,
-        resume="free",
-        help="Seconds without any finished completion after which the engine counts as stuck.",
-    )
-    sleep: bool = key(
-        True,
-        resume="free",
-        help="Free the cache while the trainer works. false keeps it: more memory, no pause.",
-    )
-    start_timeout_s: float = key(
-        300.0,
-        gt=0,
-        resume="free",
-        help="Seconds within which a separate engine process must have loaded the model and "
-        "answer.",
-    )
-    max_restarts: int = key(
-        3,
-        ge=0,
-        resume="free",
-        help="How many times a separate engine process is restarted after it died. The new "
-        "process receives the weights, and the interrupted round is sampled again from its "
-        "start.",
-    )
-
-    @property
-    def shares_weights(self) -> bool:
-        """Return whether the engine computes with the trainer's own tensors."""
-        return not self.own_process
 
 
 AnyEngine = Annotated[NativeEngineConfig | VllmEngineConfig, Field(discriminator="type")]

@@ -12,15 +12,10 @@ from homeostat.config.data import DataConfig
 from homeostat.config.health import HealthConfig
 from homeostat.config.mesh import Mesh
 from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
 from homeostat.config.rewards import RewardsConfig
-from homeostat.config.rollout import (
-    AnyEngine,
-    AnyReference,
-    DebugConfig,
-    NativeEngineConfig,
-    RolloutConfig,
-)
+from homeostat.config.rollout import AnyEngine, AnyReference, DebugConfig, RolloutConfig
 from homeostat.config.sync import SyncConfig
 from homeostat.config.trainer import TrainerConfig
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from homeostat.config.base import Settings, key
+from homeostat.config.base import key
+from homeostat.config.engine import EngineConfig
 
 # Engine arguments that homeostat sets itself, with the config key that controls each.
 OWNED = {
@@ -56,13 +57,10 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-class VllmEngineConfig(Settings):
+class VllmEngineConfig(EngineConfig):
     """vLLM in its own process, with its own copy of the weights."""
 
     type: Literal["vllm"]
-    max_concurrency: int = key(
-        256, ge=1, resume="warn", help="Number of completions that are sampled at the same time."
-    )
     memory_share: float = key(
         0.5,
         gt=0,
@@ -105,12 +103,6 @@ class VllmEngineConfig(Settings):
         help="How many times the process is restarted after it died. The new process receives "
         "the weights, and the interrupted round is sampled again from its start.",
     )
-    stall_s: float = key(
-        1800.0,
-        gt=0,
-        resume="free",
-        help="Seconds without any finished completion after which the engine counts as stuck.",
-    )
     sleep: bool = key(
         True,
         resume="free",
@@ -124,7 +116,9 @@ class VllmEngineConfig(Settings):
         help="Further arguments of vLLM's EngineArgs, under vLLM's names.",
     )
 
+    score_temperatures: ClassVar[Literal["any", "one"]] = "one"
+
     @property
-    def shares_weights(self) -> bool:
-        """Return False: vLLM always has its own copy of the weights."""
-        return False
+    def own_dtype(self) -> str | None:
+        """Return the dtype that the recipe sets for vLLM alone."""
+        return None if self.dtype == "auto" else self.dtype

@@ -59,6 +59,7 @@ def parse_chat(value: Any, *, turns: Literal["all", "last", "each"], tools: Any 
     last = len(messages) - 1 - is_assistant[::-1].index(True)
     weights = []
     for number, (_, own) in enumerate(parsed):
+        # A message's own `train` or `weight` takes precedence over the source's `turns`.
         default = float(is_assistant[number] and (turns != "last" or number == last))
         weights.append(default if own is None else own)
     return Chat(messages, weights, _parse_tools(tools))
@@ -106,6 +107,7 @@ def _objects_first(chat: Chat, encode: Callable[[Chat], Result]) -> Result:
         try:
             return encode(parsed)
         except BadRowError as error:
+            # Only a refusal by the template is a reason to try text; other defects stay defects.
             if error.reason != REFUSES:
                 raise
     return encode(chat)
@@ -150,6 +152,7 @@ def _parse_message(number: int, item: Any) -> tuple[dict[str, Any], float | None
     message = {
         name: field
         for name, field in item.items()
+        # Arrow adds missing keys as null, and to many templates a null key is present.
         if field is not None and name not in ("train", "weight")
     }
     role = message.get("role")
@@ -174,6 +177,7 @@ def _text_content(number: int, message: dict[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
+    # A turn of only tool calls has no content in many data sets.
     if content is None and message.get("tool_calls"):
         return ""
     if isinstance(content, list) and all(_is_text_part(part) for part in content):
@@ -219,9 +223,7 @@ def _parse_tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with the arguments of its tool calls as objects, if they are JSON
-    texts.
-    """
+    """Return the message with JSON texts of tool-call arguments parsed into objects."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
@@ -253,6 +255,7 @@ def _refuse_python_text(chat: Chat, text: str) -> None:
 
 
 def _refuse_lost_tools(chat: Chat, text: str, tokenizer: ChatTokenizer) -> None:
+    # Render without the tools: if nothing changes, the template ignores them.
     if chat.tools and replace(chat, tools=None).render(tokenizer, len(chat.messages)) == text:
         raise BadRowError(
             LOST,
@@ -294,17 +297,17 @@ def _turn_span(chat: Chat, number: int, text: str, tokenizer: ChatTokenizer) -> 
     if not text.startswith(through):
         through = _without_close(through, tokenizer)
     if not text.startswith(through):
-        raise _rewritten(number, "the turn itself reads differently once the chat goes on")
+        raise _rewritten(number, "the turn itself is rendered differently once the chat continues")
     if not through.startswith(head):
         before = chat.render(tokenizer, number)
         if not text.startswith(before):
-            raise _rewritten(number, "what stands before it reads differently once it is there")
+            raise _rewritten(number, "the text before it is rendered differently once it is there")
         raise BadRowError(
             "the generation prompt is not how the template renders a turn",
             f"message {number}: the template opens the assistant's turn with "
             f"{head[len(before) :][:60]!r} when it asks for one, but not when it shows one. Set "
-            "what the template offers in model.chat_template_options (enable_thinking, say), or "
-            "mend it and name the file in model.chat_template",
+            "an option of the template in model.chat_template_options (for example "
+            "enable_thinking), or fix it and name the file in model.chat_template",
         )
     return len(head), len(through)
 

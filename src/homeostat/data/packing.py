@@ -33,14 +33,19 @@ def pack(lengths: Sequence[int] | IntArray, max_tokens: int, *, multiple_of: int
     """
     assert max_tokens >= 1, max_tokens
     lengths_B = np.asarray(lengths, dtype=np.int64)
+    # The caller decides whether such rows may exist; here each one is simply alone.
     oversize = [[int(row)] for row in np.flatnonzero(lengths_B > max_tokens)]
     fitting = np.flatnonzero(lengths_B <= max_tokens)
     longest_first = _longest_first(fitting, lengths_B)
     bins = _first_fit(longest_first, lengths_B, max_tokens)
     if len(bins) > math.ceil(int(lengths_B[fitting].sum()) / max_tokens):
+        # Longest first is nearly always best, but not always; try the given order if a bin might be
+        # saved.
         bins = min(bins, _first_fit(fitting, lengths_B, max_tokens), key=len)
     num_bins = _raised(len(bins) + len(oversize), multiple_of, most=len(lengths_B)) - len(oversize)
     spread = _spread(longest_first, lengths_B, num_bins, max_tokens=max_tokens)
+    # Spreading can fail where first fit succeeded; then keep its bins and split until there are
+    # enough.
     bins = _split_fullest(bins, lengths_B, num_bins) if spread is None else spread
     return _fullest_first(bins + oversize, lengths_B)
 
@@ -75,11 +80,13 @@ def _raised(num_bins: int, multiple_of: int, *, most: int) -> int:
 
 
 def _longest_first(rows: IntArray, lengths_B: IntArray) -> IntArray:
+    # Stable sorting makes the result deterministic for rows of equal length.
     return rows[np.argsort(-lengths_B[rows], kind="stable")]
 
 
 def _fullest_first(bins: Bins, lengths_B: IntArray) -> Bins:
     bins = [sorted(rows) for rows in bins]
+    # Ties are broken by the rows themselves, so the order never depends on how bins were built.
     return sorted(bins, key=lambda rows: (-int(lengths_B[rows].sum()), rows))
 
 
@@ -108,6 +115,7 @@ def _spread(
 ) -> Bins | None:
     """Put each row into the emptiest bin that lacks rows; None if one would not fit."""
     bins: Bins = [[] for _ in range(num_bins)]
+    # A heap of (load, bin): the emptiest bin is always at the front.
     loads = [(0, number) for number in range(num_bins)]
     for row in longest_first.tolist():
         load, number = heapq.heappop(loads)

@@ -86,6 +86,7 @@ class _Encoder:
             place = (number, rows.number(index))
             try:
                 made = encode_row(rows.row(index), source=source, tokenizer=tokenizer)
+            # The row was not even tokenised: its length alone shows that it is too long.
             except OverlongTextError as error:
                 part.tally.seen += 1
                 self._drop_overlong(place, part, error.least_tokens)
@@ -158,6 +159,7 @@ def prepare_rows(
     store = open_store(folder)
     if store is None:
         store = _build(sources, tokenizer, data, folder, num_processes, progress)
+    # The cache may have been built with `drop`, while this run says `refuse`.
     judge(store.report, data)
     return store
 
@@ -171,6 +173,7 @@ def cache_key(sources: Sequence[SftSource], tokenizer: ChatTokenizer, data: Data
         "files": files,
         "tokenizer": tokenizer.fingerprint,
         "max_length": data.max_length,
+        # drop and refuse keep the same rows, so they share a cache.
         "truncate": data.overlong == "truncate",
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -181,6 +184,7 @@ def _identity(file: Path) -> list[str | int]:
         stat = file.stat()
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror}.") from None
+    # Size and modification time identify a file without reading it.
     return [str(file.absolute()), stat.st_size, stat.st_mtime_ns]
 
 
@@ -295,7 +299,7 @@ def _encode_all(encoder: _Encoder, sizes: list[int], num_processes: int) -> Iter
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise DataError(
-            "a process that tokenises rows ended without a word, most likely killed for want of "
+            "a process that tokenises rows ended without a message, most likely killed for lack of "
             f"memory. Set data.num_processes below {num_processes}, or free memory."
         ) from None
     finally:

@@ -86,10 +86,7 @@ class RowSource(Protocol):
 
 
 def open_rows(path: str, *, columns: Sequence[str] | None) -> RowSource:
-    """Open a source.
-
-    Of Parquet and Arrow only `columns` are read and must exist; None means all.
-    """
+    """Open a source; only `columns` of Parquet and Arrow are read and must exist (None: all)."""
     kind = _file_kind(path)
     if kind == "folder":
         return _SavedDataset(path, columns)

@@ -1,7 +1,4 @@
-"""Find ids that a tokenizer's files leave open:
-
-the pad token, and the start of a plain document.
-"""
+"""Find ids that a tokenizer's files leave open: the pad token, and a document's prefix."""
 
 from __future__ import annotations
 

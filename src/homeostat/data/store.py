@@ -119,6 +119,7 @@ def open_store(folder: Path) -> RowStore | None:
         if meta["version"] != FORMAT_VERSION:
             return None
         for name in _DTYPES:
+            # A wrong byte would train on wrong tokens without any other sign.
             if sha256_of(folder / f"{name}.bin") != meta["sha256"][name]:
                 return None
         return RowStore(folder, meta)
@@ -166,6 +167,7 @@ class StoreWriter:
     ) -> None:
         for column in self.columns.values():
             column.file.close()
+        # After a commit the hidden folder no longer exists, so this only cleans up failures.
         shutil.rmtree(self.hidden, ignore_errors=True)
 
     def _write(self, name: str, values: np.ndarray) -> None:
@@ -217,6 +219,7 @@ def _publish(hidden: Path, folder: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
+        # Another process built the same store first; its rows are the same.
         if open_store(folder) is not None:
             return
         aside = hidden.with_name(f"{hidden.name}.damaged")

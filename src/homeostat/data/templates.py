@@ -72,7 +72,7 @@ def check_template(template: Any, *, setting: str) -> None:
     if power is not None:
         raise ModelError(
             f"{setting}: the chat template computes a power (**) in line {power}, which may take "
-            "for ever and is not allowed. Mend it and name the file in model.chat_template."
+            "forever and is not allowed. Fix it and name the file in model.chat_template."
         )
 
 
@@ -117,13 +117,13 @@ def _render(template: str, conversations: list[list[dict[str, Any]]], **options:
     except MemoryError:
         raise ModelError(
             f"the chat template (model.chat_template, or that of model.path) needs more than "
-            f"{MAX_MEMORY >> 20} MiB on one row. Mend it and name the file in model.chat_template."
+            f"{MAX_MEMORY >> 20} MiB on one row. Fix it and name the file in model.chat_template."
         ) from None
     except TimeoutError:
         # Not the row's fault: other rows would take as long.
         raise ModelError(
-            f"the chat template (model.chat_template, or that of model.path) came to no end in "
-            f"{MAX_CPU_S:.0f} s on one row. Mend its loops and name the file in "
+            f"the chat template (model.chat_template, or that of model.path) did not finish within "
+            f"{MAX_CPU_S:.0f} s on one row. Fix its loops and name the file in "
             "model.chat_template."
         ) from None
 

@@ -15,12 +15,13 @@ _MAX_CHARS = 200
 class Reading:
     """Counts over all files of a run.
 
-    num_lines        lines of text that were read num_rows         records with metrics among them,
-    of any format num_unread_rows  lines that give numbers with decimals by name, which no reader
-    knows as metrics unread_rows      the first few of those lines, shortened num_known
-    metrics of the run that a rule may know: they have a name of ours unknown_metrics  the other
-    metrics, by the names that the log gives them notes            sentences about what was cut,
-    skipped or not waited for
+    num_lines        lines of text that were read
+    num_rows         records with metrics among them, of any format
+    num_unread_rows  lines that give numbers with decimals by name, which no reader knows as metrics
+    unread_rows      the first few of those lines, shortened
+    num_known        metrics of the run that a rule may know: they have a name of ours
+    unknown_metrics  the other metrics, by the names that the log gives them
+    notes            sentences about what was cut, skipped or not waited for
     """
 
     num_lines: int = 0

@@ -71,9 +71,7 @@ class Tails:
             self.metrics[name] = tail.series()
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Add events and keep the newest of each kind, so that a frequent kind displaces no
-        other.
-        """
+        """Add events and keep the newest of each kind, so that no kind displaces another."""
         before = self._num_events
         for event in events:
             kept = self._events.setdefault(event.kind, deque(maxlen=KEEP_EVENTS))

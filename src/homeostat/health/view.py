@@ -1,10 +1,11 @@
 """The input of a rule: one run, read-only, whichever framework wrote it.
 
-metrics    canonical name -> Series, strictly growing steps settings   our key -> value, whatever
-the framework calls it; `raw` has its own names events     ours (events.jsonl), or those that a
-reader recognised in a log log        console text that is not metrics, with the step at each line
-samples    completions that were kept or printed facts      results of probes: preflight's and the
-run's invariants
+metrics    canonical name -> Series, strictly growing steps
+settings   our key -> value, whatever the framework calls it; `raw` has its own names
+events     ours (events.jsonl), or those that a reader recognised in a log
+log        console text that is not metrics, with the step at each line
+samples    completions that were kept or printed
+facts      results of probes: preflight's and the run's invariants
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ framework: "no illness" is only reported if they are good. The rules of rules/vi
 findings.
 
     ending       finished, exception, killed, stopped, open (the log ends before the last step and
-                 does not say why: it goes on, or was killed without a word), unknown
+                 does not say why: it is running, or was killed), unknown
     vital        the loss; the gradient norm; in RL the reward; in preference training the margin
     frozen       exactly the same number, record after record: no optimizer does that
 """
@@ -214,7 +214,7 @@ def _without_end(view: RunView, where: str) -> Ending:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """How far a run came of what was planned. `is_short`: by a record's interval or more."""
+    """The part of its plan that a run has done. `is_short`: an interval of records is missing."""
 
     words: str
     share: float

@@ -98,6 +98,7 @@ class Attention(nn.Module):
         k_NHd = self.k_proj(x_ND).unflatten(1, heads)
         v_NHd = self.v_proj(x_ND).unflatten(1, heads)
         if self.q_norm is not None and self.k_norm is not None:
+            # Per head and before the rotation, as in Qwen3.
             q_NHd, k_NHd = self.q_norm(q_NHd), self.k_norm(k_NHd)
         q_NHd, k_NHd = apply_rope_to_both(q_NHd, k_NHd, context.cos_N1d, context.sin_N1F)
         out_NHd = context.attention.attend(
@@ -121,6 +122,7 @@ class MLP(nn.Module):
     def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
         gate_NF, up_NF = self.gate_proj(x_ND), self.up_proj(x_ND)
         gated = partial(gated_silu, gate_NF, up_NF, numerics=self.numerics)
+        # One of the widest activations of a layer, and cheap to recompute from gate and up.
         gated_NF = gated()
         with forgotten(gated_NF, gated, enabled=context.is_selective):
             return self.down_proj(gated_NF)
@@ -144,9 +146,11 @@ class Layer(nn.Module):
             normed_ND = self.input_layernorm(x_ND)
         else:
             x_ND, normed_ND = self.input_layernorm(x_ND, update_ND)
+        # x_ND is kept anyway for the residual stream, so the norm is cheap to recompute.
         again = partial(self.input_layernorm, x_ND)
         with forgotten(normed_ND, again, enabled=context.is_selective):
             update_ND = self.self_attn(normed_ND, context)
+        # The sum is delayed until the next norm, so that one kernel can do both.
         x_ND, normed_ND = self.post_attention_layernorm(x_ND, update_ND)
         again = partial(self.post_attention_layernorm, x_ND)
         with forgotten(normed_ND, again, enabled=context.is_selective):

@@ -69,6 +69,7 @@ class LoraLinear(Linear):
     ) -> None:
         sizes = base.in_features, base.out_features
         flags = {"bias": False, "numerics": base.numerics if isinstance(base, Linear) else "fast"}
+        # On the meta device, because the parameters of `base` replace these right away.
         super().__init__(*sizes, **flags, device="meta")
         self.weight, self.bias = base.weight, base.bias
         flags |= {"dtype": base.weight.dtype, "device": base.weight.device}
@@ -80,6 +81,7 @@ class LoraLinear(Linear):
         self.keys = keys
 
     def forward(self, x: Tensor) -> Tensor:
+        # The adapter stays unmerged, so that trainer and native engine compute the same.
         update = self.lora_B(self.lora_A(self._drop(x)))
         return super().forward(x) + update * self.scaling
 
@@ -100,6 +102,7 @@ class LoraLinear(Linear):
     def merged_weight(self, whole: Whole = Tensor.detach) -> Tensor:
         """Return the weight with the adapter added, summed in fp32 and rounded once."""
         weight = whole(self.weight)
+        # In fp32: a bf16 product and sum would round the small update away.
         update = whole(self.lora_B.weight).float() @ whole(self.lora_A.weight).float()
         return (weight.float() + update * self.scaling).to(weight.dtype)
 
@@ -123,9 +126,10 @@ def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
 
 
 def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> None:
-    """Initialise A Kaiming-uniform with a = sqrt(5), on the CPU so that devices agree, and B to
-    0.
+    """Initialise B to 0 and A Kaiming-uniform with a = sqrt(5), on the CPU so that devices
+    agree.
     """
+    # Drawn in the order of the modules from one generator, so the result depends only on the seed.
     generator = torch.Generator("cpu").manual_seed(seed)
     for _, adapted in lora_modules(model):
         fresh = torch.empty(adapted.lora_A.weight.shape)
@@ -148,6 +152,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     assert adapted, "the model has no adapter"
     scalings = [module.scaling for module in adapted]
     for module in adapted:
+        # A scale of 0 gives exactly the base, without moving any tensor.
         module.scaling = 0.0
     try:
         yield
@@ -172,6 +177,7 @@ def merged_state(model: nn.Module, whole: Whole = Tensor.detach) -> Iterator[tup
     adapters = {name for name, _ in adapter_state(model)}
     seen: set[int] = set()
     for name, tensor in model.causal_lm.state_dict(keep_vars=True).items():
+        # Tied tensors appear under two names in state_dict, but checkpoints store them once.
         if name in adapters or id(tensor) in seen:
             continue
         seen.add(id(tensor))
@@ -245,6 +251,7 @@ def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]
     linears = {
         name: module
         for name, module in base.named_modules()
+        # Compare tensors, not names: the head may be tied to the embedding or have another name.
         if isinstance(module, nn.Linear) and module.weight is not head_weight
     }
     if targets == (ALL_LINEAR,):

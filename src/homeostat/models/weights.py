@@ -68,12 +68,14 @@ def fill(
             filled.add(name)
             num_bytes += tensor.nbytes
         elif name == _HEAD:
+            # A tied model has no separate head, but many checkpoints store one: compare it below.
             head = tensor
         elif not _DERIVED.search(name):
             unknown.append(name)
     missing = [name for name in parameters if name not in filled]
     if missing or unknown:
         raise ModelError(f"{source}: {_mismatch(missing, unknown)}. {_ADVICE}")
+    # Without data (a preview on the meta device) there is nothing to compare.
     if head is not None and not head.is_meta:
         _require_tied(parameters[_EMBEDDING], head, part, source=source)
     return num_bytes
@@ -89,6 +91,7 @@ def draw(module: nn.Module, *, std: float, seed: int, part: Part = all_of_it) ->
         elif parameter.ndim == 1:
             drawn = torch.ones(parameter.shape)
         else:
+            # Always in fp32 on the CPU, so that all devices and dtypes start from the same numbers.
             drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
         put(parameter, drawn, part)
 

@@ -101,10 +101,10 @@ def _rows(
 
 def _own(sample: Sample) -> Row:
     completion = sample.completion
-    versions = [segment.policy_version for segment in completion.segments]
+    versions = completion.policy_versions_T.tolist()
     return {
         "completion": _clean(sample.text),
-        "num_tokens": len(completion),
+        "num_tokens": completion.num_policy_tokens,
         "stop_reason": str(completion.stop_reason),
         # The oldest version: it shows how far a completion is behind the policy.
         "policy_version": min(versions, default=None),

@@ -112,8 +112,9 @@ def bounds(values: Iterable[float]) -> tuple[float, float]:
 
 
 def _round_up(size: float) -> float:
-    """Return the next round number above a size; 1 for 0, the size itself at the limits of
-    floats.
+    """Return the next round number above a size.
+
+    It is 1 for 0, and the size itself at the limits of floats.
     """
     if size < 1e-300 or size > 1e300:
         return max(size, 1e-300) if size else 1.0

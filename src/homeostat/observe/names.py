@@ -394,8 +394,13 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         _LAST,
         "Share of the completions of held-out prompts that were truncated.",
     ),
-    MetricInfo("time/generate", "s", _MEAN, "Time spent sampling in a step."),
-    MetricInfo("time/reward", "s", _MEAN, "Time spent on rewards in a step."),
+    MetricInfo("time/generate", "s", _MEAN, "Time until the last completion of a step."),
+    MetricInfo(
+        "time/reward",
+        "s",
+        _MEAN,
+        "Time that a step waited for rewards after its last completion; they start before it.",
+    ),
     MetricInfo(
         "time/score",
         "s",

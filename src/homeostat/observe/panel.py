@@ -203,8 +203,9 @@ class SampleBoard:
         return items
 
     def _style(self, reward: float) -> str:
-        """Return green for the upper half of the rewards seen, red for the lower; none if all
-        are equal.
+        """Return green for the upper half of the rewards seen, red for the lower.
+
+        There is no colour if all are equal.
         """
         if not self._low < self._high:
             return ""

@@ -48,9 +48,7 @@ class Progress:
         self._keep(step, metrics)
 
     def remember(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Add an earlier part of the run, so that a resumed run shows its whole curve and best
-        value.
-        """
+        """Add an earlier part of the run, so that a resumed run shows its whole curve."""
         for record in records:
             self._keep(record["step"], record)
             self.latest.update({name: record[name] for name in record if name.startswith("eval/")})

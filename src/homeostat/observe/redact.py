@@ -134,10 +134,7 @@ def _is_path(text: str) -> bool:
 
 
 def _forms(secret: str) -> set[str]:
-    """Yield the forms in which a secret may appear:
-
-    as it is, escaped, by lines, and inside JSON.
-    """
+    """Yield the forms of a secret in a text: as it is, escaped, by lines, and inside JSON."""
     forms = {secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]}
     forms |= {line.strip() for line in secret.splitlines()}
     try:

@@ -64,6 +64,7 @@ class PackedLayout:
     def of(cls, lengths: tuple[int, ...] | list[int], device: torch.device) -> PackedLayout:
         lengths = tuple(int(length) for length in lengths)
         assert min(lengths, default=0) > 0, f"document lengths {lengths}"
+        # Computed on the host, so that nothing waits for the device.
         ends = (0, *accumulate(lengths))
         cu_seqlens = to_device(torch.tensor(ends, dtype=torch.int32, device="cpu"), device)
         return cls(lengths, ends[:-1], max(lengths), cu_seqlens)
@@ -78,6 +79,7 @@ class PackedLayout:
 
     def by_length(self) -> tuple[PackedLayout, Tensor]:
         """Return the layout with documents sorted by length, and the token order that gives it."""
+        # sorted() is stable, so equal batches always give the same order and the same bits.
         order = sorted(range(len(self.lengths)), key=lambda document: self.lengths[document])
         device = self.cu_seqlens.device
         spans = [
@@ -118,6 +120,7 @@ def resolve_kernel(choice: str, *, device_type: str, dtype: torch.dtype, head_di
     """Return the kernel that `model.attention` means here. Refuse an impossible choice."""
     obstacle = _varlen_obstacle(device_type, dtype, head_dim)
     if choice == "auto" and not obstacle:
+        # "rows" falls back to varlen by itself for documents of different lengths.
         return "rows" if _has_cudnn_rows(head_dim) else "varlen"
     if choice == "auto":
         return "sdpa"
@@ -163,6 +166,8 @@ def _sdpa(
     for (count, length), *qkv in parts:
         q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in qkv)
         if needs_all_heads(q, k):
+            # Repeating heads costs memory linear in the tokens; torch's fallback would be
+            # quadratic.
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         out = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -246,6 +251,7 @@ def _eager(
     lengths = torch.tensor(layout.lengths, device=q_NHd.device)
     document_N = torch.arange(len(lengths), device=q_NHd.device).repeat_interleave(lengths)
     visible_NN = (document_N[:, None] == document_N[None, :]).tril()
+    # fp32 throughout: this is the reference for the other kernels.
     scores = torch.einsum("nhd,mhd->hnm", q_NHd.float(), k_NHd.float()) * scale
     scores = scores.masked_fill(~visible_NN, float("-inf"))
     return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v_NHd.float()).to(q_NHd.dtype)

@@ -42,10 +42,7 @@ class DropoutKeys:
     def checkpoint_contexts(
         self,
     ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return `context_fn` for torch's checkpoint:
-
-        a recomputation sees the keys of its forward.
-        """
+        """Return `context_fn` of torch's checkpoint, so that a recomputation sees the same keys."""
         return nullcontext(), self.use(self.keys_N)
 
 

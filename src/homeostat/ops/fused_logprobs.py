@@ -81,6 +81,7 @@ class FusedTokenLogprobs(torch.autograd.Function):
         for first, weight_vD in vocab_chunks(weight_VD):
             width, dtype = weight_vD.shape[0], weight_vD.dtype
             dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
+            # The fp32 logits and their gradient in the weight's dtype are alive at the same time.
             row_bytes = width * (4 + dtype.itemsize)
             for rows in _tiles(targets_M.shape[0], ctx.chunk_bytes, row_bytes=row_bytes):
                 tile_mv = product(hidden_MD[rows].to(dtype), weight_vD.t())
@@ -95,6 +96,7 @@ class FusedTokenLogprobs(torch.autograd.Function):
                 dweight_VD[first : first + width] = dweight_vD
         dhidden = None
         if dhidden_MD is not None:
+            # The common factor is applied once after all chunks, in fp32.
             dhidden = dhidden_MD.mul_(narrow_M[:, None]).to(hidden_MD.dtype)
         return dhidden, dweight_VD, None, None, None, None, None
 

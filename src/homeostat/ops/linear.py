@@ -35,7 +35,9 @@ from homeostat.ops import kernels
 
 Numerics = Literal["fast", "invariant"]
 
+# Rows of a tile. Fewer waste less on padding; more make each product faster.
 TILE_ROWS = 32
+# Narrower products may become matrix-vector products, whose sums depend on the row's place.
 _MIN_OUTPUTS = 8
 
 
@@ -77,6 +79,7 @@ def tiled_product(
 
         return product(x_MK, weight_OK, bias_O, out_dtype=out_dtype)
     out_MO = _product_of_tiles(x_MK, weight_OK)
+    # Adding the bias is one rounding per element, so its result does not depend on the tile.
     return (out_MO if bias_O is None else out_MO + bias_O).to(out_dtype)
 
 
@@ -84,6 +87,7 @@ def _product_of_tiles(x_MK: Tensor, weight_OK: Tensor) -> Tensor:
     num_outputs = weight_OK.shape[0]
     if num_outputs < _MIN_OUTPUTS:
         return _product_of_tiles(x_MK, widened(weight_OK))[:, :num_outputs]
+    # A contiguous input gives every tile the same strides and alignment.
     x_MK, weight_KO = x_MK.contiguous(), weight_OK.t()
     out_MO = x_MK.new_empty(x_MK.shape[0], num_outputs)
     num_left = x_MK.shape[0] % TILE_ROWS
@@ -93,6 +97,8 @@ def _product_of_tiles(x_MK: Tensor, weight_OK: Tensor) -> Tensor:
         for tile_mK, out_mO in tiles:
             torch.mm(tile_mK, weight_KO, out=out_mO)
     if num_left:
+        # The remainder must have the same shape as all other tiles, or the library may sum in
+        # another order.
         padded_mK = _pad_rows(x_MK[num_full:])
         out_MO[num_full:] = torch.mm(padded_mK, weight_KO)[:num_left]
     return out_MO

@@ -118,6 +118,7 @@ class _TokenLogprobs(torch.autograd.Function):
         lse_MC = hidden_MD.new_empty((num_tokens, num_chunks), dtype=torch.float32)
         entropy_MC = None if entropy is Entropy.NONE else torch.empty_like(lse_MC)
         target_logit_M = hidden_MD.new_zeros(num_tokens, dtype=torch.float32)
+        # A constant height gives all products one shape, so rows do not depend on the batch.
         height = TILE_ROWS if numerics == "invariant" else None
         for chunk, (first, weight_vD) in enumerate(vocab_chunks(weight_VD)):
             width = weight_vD.shape[0]
@@ -125,11 +126,14 @@ class _TokenLogprobs(torch.autograd.Function):
                 tile_mv = _logits(hidden_MD[rows], weight_vD, scale, height=height)
                 at_m, inside_m = _target_columns(targets_M[rows], first, width)
                 picked_m = tile_mv[: len(at_m)].gather(1, at_m[:, None]).squeeze(1)
+                # Each target lies in exactly one chunk; the others add 0, without a device sync to
+                # find out which.
                 target_logit_M[rows] += picked_m.where(inside_m, 0.0)
                 lse_m, entropy_m = _normaliser_(tile_mv, with_entropy=entropy_MC is not None)
                 lse_MC[rows, chunk] = lse_m[: len(at_m)]
                 if entropy_MC is not None:
                     entropy_MC[rows, chunk] = entropy_m[: len(at_m)]
+        # Chunks are combined once at the end, in a fixed order, for the same bits in any batch.
         lse_M = lse_MC.logsumexp(1)
         entropy_M = None if entropy_MC is None else _whole_entropy(entropy_MC, lse_MC, lse_M)
         ctx.scale, ctx.chunk_bytes = scale, chunk_bytes
@@ -145,14 +149,14 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_MD, weight_VD, targets_M, lse_M, entropy_M = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_M, entropy_grad_M = grads
-        # Without the entropy the upstream gradient is a common factor of a token's logits. Apply it
-        # to
-        # the smaller operand of the products, which saves a pass over the tile.
+        # Without the entropy the upstream gradient is a common factor of a token's logits. Apply
+        # it to the smaller operand of the products, which saves a pass over the tile.
         narrow_M = grad_M * ctx.scale if entropy_M is None else torch.full_like(grad_M, ctx.scale)
         dhidden_MD = torch.zeros_like(hidden_MD, dtype=torch.float32) if needs_hidden else None
         dweight_VD = torch.empty_like(weight_VD) if needs_weight else None
         for first, weight_vD in vocab_chunks(weight_VD):
             width = weight_vD.shape[0]
+            # Summed over all tokens in fp32 and rounded once: bf16 sums would lose small gradients.
             dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
             for rows in token_tiles(targets_M.shape[0], tile_height(ctx.chunk_bytes, 4 * width)):
                 tile_mv = _logits(hidden_MD[rows], weight_vD, ctx.scale).sub_(lse_M[rows, None])
@@ -164,6 +168,8 @@ class _TokenLogprobs(torch.autograd.Function):
                     upstream = grad_M[rows], entropy_grad_M[rows], entropy_M[rows]
                     _weigh_(tile_mv, *upstream)
                     at_target_m = at_target_m * grad_M[rows]
+                # The tile holds p; subtracting 1 at the target gives minus the gradient of the log-
+                # prob.
                 tile_mv.scatter_add_(1, at_m[:, None], -at_target_m[:, None])
                 # The operands of a matrix product must share a dtype; its sums stay fp32.
                 tile_mv = tile_mv.to(weight_vD.dtype)

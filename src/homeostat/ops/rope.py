@@ -62,6 +62,7 @@ def inverse_frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:
 
 def rope_tables(positions_N: Tensor, inv_freq_F: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor]:
     """Return fp32 tables for all heads: cos [N, 1, d], each value twice, and sin [N, 1, F]."""
+    # fp32, as in transformers: a position in bf16 would be rounded beyond 256.
     angles_N1F = positions_N[:, None, None].float() * inv_freq_F
     if angles_N1F.device.type == "cpu":
         angles_N1F = _within_one_turn(angles_N1F)
@@ -116,12 +117,14 @@ class _Rotation(torch.autograd.Function):
 
 def rotate(x_NHd: Tensor, cos: Tensor, sin: Tensor, *, sign: int = 1) -> Tensor:
     """Apply the rotation, or its inverse for `sign` -1. Not differentiable."""
+    # Rotate in at least fp32 and round once at the end; float64 inputs stay float64.
     wide_NHd = x_NHd.to(torch.promote_types(x_NHd.dtype, torch.float32))
     out_NHd = wide_NHd * cos
     left, right = wide_NHd.chunk(2, dim=-1)
     out_left, out_right = out_NHd.chunk(2, dim=-1)
     if sign < 0:
         left, right, out_left, out_right = right, left, out_right, out_left
+    # A product and a sum as separate calls: a fused one may round differently in a loop's tail.
     out_left.sub_(right * sin)
     out_right.add_(left * sin)
     return out_NHd.to(x_NHd.dtype)

@@ -61,12 +61,15 @@ class SharedPrompts:
         source_N = np.arange(len(tokens_N))
         for start, length in zip(starts_B.tolist(), prompt_lengths_B.tolist(), strict=True):
             span = slice(start, start + length)
+            # Rows share a prompt only if all of its tokens are equal, so compare the raw bytes.
             first = first_with.setdefault(tokens_N[span].tobytes(), start)
             if first != start:
                 is_copy_N[span] = True
                 source_N[span] = np.arange(first, first + length)
         if is_copy_N.mean() < MIN_SPARED_SHARE:
             return None
+        # Index of each distinct token among the distinct ones; copies look it up through their
+        # source.
         number_N = np.cumsum(~is_copy_N) - 1
         return cls(
             to_device(torch.from_numpy(np.flatnonzero(~is_copy_N)), device),
@@ -100,6 +103,8 @@ class _Spread(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         (grad_N,), sharing = grads, ctx.sharing
+        # Copy the gradients of the distinct tokens and add only those of the copies, because
+        # index_add over all tokens would be slower.
         grad_U = grad_N.index_select(0, sharing.unique_U)
         place_C = sharing.place_N.index_select(0, sharing.copies_C)
         return grad_U.index_add_(0, place_C, grad_N.index_select(0, sharing.copies_C)), None

@@ -111,6 +111,8 @@ class TilePlan:
         document_S = torch.arange(len(first_B)).repeat_interleave(num_tiles_B)
         nth_S = torch.arange(len(document_S)) - _starts(num_tiles_B)[document_S]
         start_S = (first_B[document_S] // QUERY_TILE + nth_S) * QUERY_TILE
+        # Tiles of a block go through as many key tiles as its longest one, so group similar
+        # positions.
         order_S = start_S.argsort(stable=True)
         return document_S[order_S], start_S[order_S]
 
@@ -153,6 +155,7 @@ def tiled_attention(
     assert num_queries == plan.num_queries, (q_NHd.shape, plan.num_queries)
     if kernels.fused(q_NHd):
         return _kernel_attention(q_NHd, k_Rd, v_Rd, plan, scale=scale)
+    # Scale the queries once instead of the scores of every key tile.
     q_Rd = (q_NHd * scale).flatten(0, 1)
     # One extra token receives the results of padding queries.
     out_Rd = q_NHd.new_empty((num_queries + 1) * num_heads, head_dim)
@@ -221,6 +224,7 @@ class _TiledPacked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        # Gradients need not be bitwise invariant, so a fast kernel recomputes the forward pass.
         leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
         layout, kernel = ctx.context.layout, ctx.context.kernel
         with torch.enable_grad():
@@ -249,7 +253,7 @@ def _starts(counts_B: Tensor) -> Tensor:
 def _block(
     document_S: Tensor, length_S: Tensor, position_SQ: Tensor, query_SQ: Tensor, *, padding: int
 ) -> _Block:
-    """Make a block of full size, filled up with copies of its first tile whose results are
+    """Make a block of full size, filled up with copies of its first tile; their results are
     unused.
     """
     at_S = torch.arange(BLOCK)
@@ -283,6 +287,7 @@ def _attend_block(
         at_HSK = row_SK + plan.head_rows_H[:, None, None]
         k, v = (_take(x_Rd, at_HSK.flatten(), KEY_TILE) for x_Rd in (k_Rd, v_Rd))
         scores = torch.bmm(q, k.transpose(1, 2))
+        # Earlier key tiles are visible to every query of the block, so there is nothing to hide.
         if first_key + KEY_TILE > block.first_position + 1:
             _hide(scores, v, block, first_key)
         running = _online_softmax(running, scores, v)
@@ -306,6 +311,7 @@ def _online_softmax(
     old_top, total, weighted = running
     top = torch.maximum(old_top, top)
     p = scores.sub_(top).exp_()
+    # Sums so far are relative to the old maximum; rescale them to the new one.
     shrink = (old_top - top).exp_()
     total = total.mul_(shrink).add_(p.sum(-1, keepdim=True))
     return top, total, weighted.mul_(shrink).add_(torch.bmm(p, v))

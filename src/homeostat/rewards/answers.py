@@ -24,7 +24,7 @@ from homeostat.rewards.calls import (
     check_logged_name,
 )
 from homeostat.rewards.groups import Scalar
-from homeostat.rewards.trouble import TroubleKind
+from homeostat.rewards.problems import ProblemKind
 
 # No list of rewards that failed to load is longer than this.
 MAX_LOAD_CHARS = 20_000
@@ -38,7 +38,7 @@ class BadAnswerError(ValueError):
 class CallProblem:
     """Why samples of a call have no value. `samples` are their indices in the group."""
 
-    kind: TroubleKind
+    kind: ProblemKind
     message: str
     samples: tuple[int, ...]
     traceback: str
@@ -116,7 +116,7 @@ def _problem(item: Any, *, num: int) -> CallProblem:
     if not samples or not all(type(sample) is int and 0 <= sample < num for sample in samples):
         raise BadAnswerError("a problem names samples that the group does not have")
     try:
-        kind = TroubleKind(item.get("kind"))
+        kind = ProblemKind(item.get("kind"))
     except ValueError as error:
         raise BadAnswerError(f"{_shown(item.get('kind'))} is no kind of problem") from error
     return CallProblem(

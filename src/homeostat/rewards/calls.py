@@ -23,7 +23,7 @@ from typing import Any
 
 from homeostat.errors import HomeostatError, RewardError
 from homeostat.rewards.functions import RewardFunction
-from homeostat.rewards.trouble import TroubleKind, shorten, tidy
+from homeostat.rewards.problems import ProblemKind, shorten, tidy
 
 # Training uses rewards in float32.
 MAX_REWARD = 3e38
@@ -106,7 +106,7 @@ class Answer:
             raise ValueError(f"log_extra({column!r}): {len(cells)} values for {samples} samples")
         self.extras[column] = cells
 
-    def fail(self, kind: TroubleKind, message: str, *, tail: str = "") -> None:
+    def fail(self, kind: ProblemKind, message: str, *, tail: str = "") -> None:
         """Record that the call failed as a whole."""
         self.values = [None] * len(self.values)
         self.problems = [
@@ -132,16 +132,18 @@ def answer_call(
     """
     answer = Answer([None] * len(call.texts))
     if isinstance(reward, BaseException):
-        answer.fail(TroubleKind.EXCEPTION, f"it does not load any more: {describe(reward)}")
+        answer.fail(ProblemKind.EXCEPTION, f"it does not load any more: {describe(reward)}")
         return answer
     try:
         logs = {"log_extra": answer.log_extra, "log_metric": answer.log_metric}
         result = reward(**_chosen(reward, call.keywords() | logs, options))
+        # One runner per worker: an async reward may keep connections between calls.
         if inspect.iscoroutine(result):
             result = runner.run(result)
         _judge(result, answer)
+    # Also SystemExit and KeyboardInterrupt: user code must not end the worker this way.
     except BaseException as error:
-        answer.fail(TroubleKind.EXCEPTION, describe(error), tail=tail_of(error))
+        answer.fail(ProblemKind.EXCEPTION, describe(error), tail=tail_of(error))
     return answer
 
 
@@ -179,6 +181,7 @@ def describe(error: BaseException) -> str:
 def tail_of(error: BaseException) -> str:
     """Return the traceback from the first line of the user's own code on."""
     trace = error.__traceback__
+    # Frames of our own code would only distract from the user's line.
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         trace = trace.tb_next
     if trace is None:
@@ -224,13 +227,13 @@ def _judge(result: Any, answer: Answer) -> None:
     num = len(answer.values)
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
         kind = type(result).__name__
-        answer.fail(TroubleKind.WRONG_TYPE, f"it returned a {kind}, not a list of {num} numbers")
+        answer.fail(ProblemKind.WRONG_TYPE, f"it returned a {kind}, not a list of {num} numbers")
         return
     # One more value than wanted is enough to know that there are too many.
     values = list(islice(result, num + 1))
     if len(values) != num:
         found = len(result) if isinstance(result, Sized) else f"{len(values)} or more"
-        answer.fail(TroubleKind.WRONG_LENGTH, f"it returned {found} values for {num} samples")
+        answer.fail(ProblemKind.WRONG_LENGTH, f"it returned {found} values for {num} samples")
         return
     for sample, value in enumerate(values):
         _place(value, sample, answer)
@@ -238,23 +241,23 @@ def _judge(result: Any, answer: Answer) -> None:
 
 def _place(value: Any, sample: int, answer: Answer) -> None:
     if value is None:
-        _note(answer, TroubleKind.NONE, sample, "it returned None: does not apply")
+        _note(answer, ProblemKind.NONE, sample, "it returned None: does not apply")
         return
     if isinstance(value, Exception):
         is_late = isinstance(value, TimeoutError)
-        kind = TroubleKind.TIMEOUT if is_late else TroubleKind.EXCEPTION
+        kind = ProblemKind.TIMEOUT if is_late else ProblemKind.EXCEPTION
         _note(answer, kind, sample, tidy(describe(value), MAX_MESSAGE_CHARS))
         return
     try:
         number = _number(value)
     except (TypeError, ValueError):
         text = f"it returned {shorten(repr(value), 100)}, which is no number"
-        _note(answer, TroubleKind.WRONG_TYPE, sample, text)
+        _note(answer, ProblemKind.WRONG_TYPE, sample, text)
         return
     if math.isfinite(number) and abs(number) <= MAX_REWARD:
         answer.values[sample] = number
     else:
-        _note(answer, TroubleKind.NOT_FINITE, sample, f"it returned {number}")
+        _note(answer, ProblemKind.NOT_FINITE, sample, f"it returned {number}")
 
 
 def _number(value: Any) -> float:
@@ -266,7 +269,7 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def _note(answer: Answer, kind: TroubleKind, sample: int, message: str) -> None:
+def _note(answer: Answer, kind: ProblemKind, sample: int, message: str) -> None:
     """Add a problem; samples with the same problem share an entry with the first one's message."""
     for problem in answer.problems:
         if problem["kind"] == kind:

@@ -37,6 +37,7 @@ def weighted_sum(
     if any(weights[label] != 0 for label in failed):
         return None
     terms = [weights[label] * value for label, value in values.items() if value is not None]
+    # fsum does not depend on the order of the rewards.
     return math.fsum(terms) if terms else None
 
 
@@ -82,17 +83,20 @@ class RunningMoments:
         squares = math.fsum((value - mean) ** 2 for value in values)
         total = self.count + num
         shift = mean - self.mean
+        # The second term accounts for the distance between the two means.
         self.squares += squares + shift * shift * (self.count * num / total)
         self.mean += shift * (num / total)
         self.count = total
 
     def apply(self, rewards: Sequence[float | None], mode: Mode) -> list[float | None]:
         """Add the rewards, then normalise them by everything seen so far."""
+        # Include the current rewards, so that the first step is normalised, too.
         self.update([reward for reward in rewards if reward is not None])
         if mode == "none":
             return list(rewards)
         mean = self.mean if mode == "standardise" else 0.0
         deviation = self.deviation
+        # If all rewards so far are equal, dividing would only amplify rounding.
         scale = deviation if deviation > SMALLEST_DEVIATION * abs(self.mean) else 1.0
         return [None if reward is None else (reward - mean) / scale for reward in rewards]
 

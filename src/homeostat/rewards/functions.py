@@ -159,9 +159,9 @@ _LOADERS: dict[str, Callable[..., RewardFunction]] = {
 
 
 def _finder(extract: str | None) -> Callable[[str], str | None]:
-    """Return a function that finds the answer:
+    """Return a function that finds the answer, by the pattern or as the whole completion.
 
-    the whole completion, or the last match's first group.
+    With a pattern it is the first group of the last match.
     """
     if extract is None:
         return str.strip
@@ -208,9 +208,7 @@ def _import(module: str, *, package: str, reward: str) -> Any:
 
 
 def source_of(path: str) -> bytes:
-    """Return the file that a function's path names; empty if it cannot be found without an
-    import.
-    """
+    """Return the file that a function's path names; empty if only an import could find it."""
     place = path.rpartition(":")[0]
     names = [place] if place.endswith(".py") else _files_of(place)
     for folder in (os.getcwd(), *sys.path):

@@ -26,8 +26,9 @@ from homeostat.config.rewards import (
 from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.observe import format as fmt
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
-from homeostat.rewards.pool import RewardPool, text_of_prompt
-from homeostat.rewards.trouble import RewardTrouble
+from homeostat.rewards.pool import RewardPool
+from homeostat.rewards.problems import RewardProblem
+from homeostat.rewards.workers import text_of_prompt
 from homeostat.types import Prompt
 
 EXPECTED, EMPTY, ECHO = "the expected answer", "nothing", "the prompt's text"
@@ -84,13 +85,13 @@ def _try(
         _group(prompt, tried, reward, encode)
         for prompt, tried in zip(prompts, attempts, strict=True)
     ]
-    troubles: list[RewardTrouble] = []
+    problems: list[RewardProblem] = []
     try:
-        with RewardPool(alone, on_trouble=troubles.append, log_file=log_file) as pool:
+        with RewardPool(alone, on_problem=problems.append, log_file=log_file) as pool:
             scored = pool.score(groups, step=0, total_steps=1)
     except (RewardError, MissingDependencyError) as error:
         return TrialLine(reward.label, "error", str(error))
-    if errors := [trouble for trouble in troubles if trouble.kind.is_error]:
+    if errors := [problem for problem in problems if problem.kind.is_error]:
         return _failed(reward.label, errors)
     return _judged(reward, _by_attempt(reward.label, attempts, scored))
 
@@ -167,14 +168,14 @@ def _by_attempt(label: str, attempts: list[dict[str, str]], scored: list[ScoredG
     return values
 
 
-def _failed(label: str, errors: list[RewardTrouble]) -> TrialLine:
+def _failed(label: str, errors: list[RewardProblem]) -> TrialLine:
     first = errors[0]
     text = f"row {first.prompt_id} ({first.kind}): {first.message}"
     if first.traceback_tail:
         text += f"\n{first.traceback_tail.rstrip()}"
     if first.completion is not None:
         text += f"\ncompletion: {first.completion!r}"
-    kinds = sorted({trouble.kind.value for trouble in errors})
+    kinds = sorted({problem.kind.value for problem in errors})
     text += f"\nprompt: {first.prompt!r}"
     return TrialLine(label, "error", text, {"kinds": kinds, "rows": [e.prompt_id for e in errors]})
 

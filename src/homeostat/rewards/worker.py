@@ -70,10 +70,7 @@ def _leave_to_the_parent(number: int, frame: FrameType | None) -> None:
 
 
 def _let_go(channel: socket.socket) -> None:
-    """Release a process that a reward forks:
-
-    it is no worker, cannot answer, and can be terminated.
-    """
+    """Release a process that a reward forks: it cannot answer, and can be terminated."""
     channel.close()
     for number in _LEFT_TO_THE_PARENT:
         signal.signal(number, signal.SIG_DFL)
@@ -84,7 +81,7 @@ def _guard(worker: int, log_file: str | None) -> NoReturn:
     threading.Thread(target=_follow_the_parent, args=(worker, is_over), daemon=True).start()
     if log_file is not None:
         threading.Thread(target=_bound_the_log, args=(Path(log_file),), daemon=True).start()
-    ended = 0
+    ended = status = 0
     while ended != worker:
         # This also reaps the orphans that we adopted.
         ended, status = os.waitpid(-1, 0)

@@ -6,6 +6,7 @@ import math
 
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Request, Sampling
+from homeostat.rollout.flight import num_by_others
 from homeostat.types import IntArray
 
 
@@ -18,14 +19,22 @@ def require_servable(
         or _token_problem(request.tokens_T, vocabulary)
         or next(filter(None, (_token_problem(s.tokens_T, vocabulary) for s in request.begun)), None)
         or _sampling_problem(request.sampling, can_decode)
+        or _session_problem(request)
     )
     if problem:
         raise EngineError(f"request {request.id!r} cannot be served: {problem}.")
 
 
+def _session_problem(request: Request) -> str | None:
+    if request.keep_cache and request.session_key is None:
+        return "keep_cache is for the next request of its session, and it has no session_key"
+    return None
+
+
 def _length_problem(request: Request, max_tokens: int) -> str | None:
-    prompt, new = len(request.tokens_T), request.sampling.max_new_tokens
-    if prompt == 0:
+    prompt = len(request.tokens_T) + num_by_others(request.begun)
+    new = request.sampling.max_new_tokens
+    if len(request.tokens_T) == 0:
         return "it has no tokens, so there is nothing that predicts the first one"
     if new < 1:
         return f"rollout.max_new_tokens is {new}; it must be at least 1"

@@ -1,37 +1,46 @@
-"""The rollouts of one step: prompts -> completions -> rewards -> journal.
+"""The rollouts of one step.
 
-A step samples in rounds. Each round is one submission to the engine, and goes to the journal when
-it is scored, before anything is trained on it. A run that is begun again finds the rounds it had
-finished there and samples only the next one, from its start, so that the engine sees what it would
-have seen: what comes out is the same to the bit.
+    draw prompts -> sample -> score -> journal -> totals -> keep, or drop for lack of a signal
 
-With dynamic sampling a step has further rounds, until enough groups have samples that differ in
-reward.
+A step draws in rounds. All requests of a round are submitted to the engine at once; the rewards of
+a group start when its last completion is there, while others are still being sampled. Results are
+taken in the order of drawing, and a barrier keeps the round in the journal before anything is
+trained on it, so nothing that is drawn, kept or trained depends on what finished first.
+
+A run that is begun again finds the rounds it had finished in the journal and samples only the next
+one, from its start, so that the engine sees the batch that it would have seen: what comes out is
+the same to the bit. With dynamic sampling a step has further rounds, until enough groups have
+samples that differ in reward.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from homeostat.algorithms.baselines import has_signal
-from homeostat.config.run import RunConfig
+from homeostat.config.algorithm import DynamicSamplingConfig
+from homeostat.config.rewards import RewardsConfig
+from homeostat.config.rollout import RolloutConfig
 from homeostat.data.prompts import PromptSampler, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.observe.names import describe
-from homeostat.rewards.combine import RunningMoments, finish
-from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
-from homeostat.rewards.pool import RewardPool
-from homeostat.rollout.engine import Engine, Request, Sampling, generate
+from homeostat.rewards.combine import RunningMoments
+from homeostat.rollout.engine import Sampling
+from homeostat.rollout.groups import GroupRecord
 from homeostat.rollout.journal import Journal
-from homeostat.rollout.sampled_with import require_same_sampling, sampled_with
-from homeostat.types import Completion, Prompt, RolloutGroup, Sample
+from homeostat.rollout.keys import GroupKey
+from homeostat.rollout.sampled_with import sampled_with
+from homeostat.rollout.sampler import Draw, Sampler
+from homeostat.rollout.scorer import Logged, Scorer
+from homeostat.rollout.totals import with_totals
+from homeostat.types import RolloutGroup
 
 # Says what a step is at, for people who watch: (text, done, total).
 Tell = Callable[[str, int, int], None]
@@ -47,6 +56,7 @@ class StepRollouts:
     passed_over: list[RolloutGroup] = field(default_factory=list)
     num_rounds: int = 0
     num_replayed: int = 0
+    # Until the last completion of a round, and from then to the last reward.
     generate_s: float = 0.0
     reward_s: float = 0.0
     # Sum and number of what functions handed to log_metric, by the metric's name.
@@ -56,266 +66,195 @@ class StepRollouts:
     def all_groups(self) -> list[RolloutGroup]:
         return [*self.groups, *self.passed_over]
 
-    def take_facts(self, facts: Mapping[str, Any]) -> None:
-        """Add what the rewards of a round logged, whether it was sampled now or long ago."""
-        for name, (total, count) in facts.get("logged", {}).items():
+    def take_round(self, groups: Iterable[RolloutGroup], *, needs_signal: bool) -> None:
+        """Keep the groups of a round; where a signal is needed, those whose rewards differ."""
+        self.num_rounds += 1
+        for group in groups:
+            rewards_G = np.array([sample.reward for sample in group.samples], dtype=float)
+            is_kept = not needs_signal or has_signal(rewards_G)
+            (self.groups if is_kept else self.passed_over).append(group)
+
+    def take_logged(self, logged: Iterable[Mapping[str, Sequence[float]]]) -> None:
+        """Add what rewards logged about the groups of a round, in the order of drawing."""
+        values: dict[str, list[float]] = {}
+        for of_group in logged:
+            for name, found in of_group.items():
+                values.setdefault(name, []).extend(found)
+        for name, found in values.items():
             if describe(name) is None:
                 # Journals of earlier versions hold names that no function may log any more.
                 log.warning("the logged metric %r is left out: its name cannot be used", name)
-                continue
-            before = self.logged.get(name, [0.0, 0])
-            self.logged[name] = [before[0] + total, before[1] + count]
+            elif found:
+                total, count = self.logged.get(name, [0.0, 0])
+                self.logged[name] = [total + float(sum(found)), count + len(found)]
 
 
 class Collector:
-    """Gathers the groups of a step from the engine, or from a journal."""
+    """Gathers the groups of a step from the engine, or from this run's journal."""
 
     def __init__(
         self,
-        config: RunConfig,
+        rollout: RolloutConfig,
+        rewards: RewardsConfig,
         *,
+        dynamic: DynamicSamplingConfig | None,
         prompts: PromptSet,
-        sampler: PromptSampler,
+        prompt_sampler: PromptSampler,
         tokenizer: ChatTokenizer,
-        engine: Engine | None,
-        rewards: RewardPool,
+        sampler: Sampler | None,
+        scorer: Scorer,
         moments: RunningMoments,
         journal: Journal,
         origin: str,
-        saved: Journal | None = None,
     ) -> None:
-        """`origin` names all that rollouts come from: the journal's count where it is the same.
-        `saved`: take the rollouts of another run from its journal, sample none."""
-        self.config = config
-        self.prompts = prompts
-        self.sampler = sampler
-        self.tokenizer = tokenizer
-        self.engine = engine
+        """`origin` names all that rollouts come from: the journal's count where it is the same. A
+        run that is complete has no sampler."""
         self.rewards = rewards
+        self.dynamic = dynamic
+        self.prompts = prompts
+        self.prompt_sampler = prompt_sampler
+        self.tokenizer = tokenizer
+        self.sampler = sampler
+        self.scorer = scorer
         self.moments = moments
         self.journal = journal
-        self.origin = origin
-        self.saved = saved
-        self.sampling = training_sampling(config, tokenizer)
-        self.sampled_with = sampled_with(self.sampling, tokenizer)
+        self.reconfigure(rollout, origin=origin)
 
-    def collect(self, step: int, *, version: int, total_steps: int, tell: Tell) -> StepRollouts:
-        wanted = self.config.rollout.prompts_per_step
-        dynamic = self.config.algorithm.dynamic_sampling
+    def reconfigure(self, rollout: RolloutConfig, *, origin: str) -> None:
+        """Sample by these settings from now on."""
+        self.rollout = rollout
+        self.origin = origin
+        self.sampling = training_sampling(rollout, self.tokenizer)
+        self.sampled_with = sampled_with(self.sampling, self.tokenizer)
+
+    def collect(self, step: int, *, tell: Tell) -> StepRollouts:
+        """The groups of a step. Where they come from the engine, they are in the journal."""
+        wanted, dynamic = self.rollout.prompts_per_step, self.dynamic
         found = StepRollouts()
         while len(found.groups) < wanted:
-            if self.saved is not None:
-                groups = self._saved_round(step, found)
-                if groups is None:
-                    break
-            else:
-                ids = self.sampler.take(wanted - len(found.groups))
-                groups = self._round(step, found, ids, version, total_steps, tell)
-            found.num_rounds += 1
-            if dynamic is None:
-                found.groups += groups
-                continue
-            for group in groups:
-                rewards_G = np.array([sample.reward for sample in group.samples], dtype=float)
-                (found.groups if has_signal(rewards_G) else found.passed_over).append(group)
-            if found.num_rounds == dynamic.max_rounds:
+            keys = self._draw(step, found.num_rounds, wanted - len(found.groups))
+            records = self._replayed(keys, found)
+            if records is None:
+                records = self._sampled(keys, found, tell)
+            found.take_logged(record.facts["logged"] for record in records)
+            groups = with_totals([one.group for one in records], self.rewards, self.moments)
+            found.take_round(groups, needs_signal=dynamic is not None)
+            if dynamic is not None and found.num_rounds == dynamic.max_rounds:
                 break
         return found
 
-    def _round(
-        self,
-        step: int,
-        found: StepRollouts,
-        prompt_ids: list[int],
-        version: int,
-        total_steps: int,
-        tell: Tell,
-    ) -> list[RolloutGroup]:
-        number = found.num_rounds
-        facts = {"policy_version": version, "origin": self.origin, "prompt_ids": prompt_ids}
-        stored = self._from_journal(step, number, facts)
-        if stored is not None:
-            groups, told = stored
-            found.num_replayed += 1
-        else:
-            prompts = [self.prompts[prompt_id] for prompt_id in prompt_ids]
-            started = time.perf_counter()
-            completions = self._sample(step, number, prompts, tell)
-            found.generate_s += time.perf_counter() - started
-            tell("scoring", 0, len(prompts))
-            started = time.perf_counter()
-            groups, told = self.score(prompts, completions, step=step, total_steps=total_steps)
-            found.reward_s += time.perf_counter() - started
-            kept = {**facts, "sampled_with": self.sampled_with, **told}
-            self.journal.write(step, number, groups, kept)
-        found.take_facts(told)
-        return self._with_sums(groups)
+    def _draw(self, step: int, round: int, count: int) -> dict[GroupKey, int]:
+        """The keys of a round's groups in the order of drawing, each with the id of its prompt."""
+        prompt_ids = self.prompt_sampler.take(count)
+        return {GroupKey(step, round, place): id for place, id in enumerate(prompt_ids)}
 
-    def _saved_round(self, step: int, found: StepRollouts) -> list[RolloutGroup] | None:
-        assert self.saved is not None, "debug.rollouts names a journal"
-        stored = self.saved.read(step, found.num_rounds, self.prompts.__getitem__)
-        if stored is None and found.num_rounds == 0:
-            steps = self.saved.steps()
-            has = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
-            raise DataError(
-                f"debug.rollouts: {self.saved.folder} holds {has}, and not step {step}. Set "
-                "trainer.max_steps to what is there."
-            )
-        if stored is None:
-            return None
-        groups, facts = stored
-        folder = self.saved.folder
-        require_same_sampling(facts.get("sampled_with"), self.sampled_with, folder=folder)
-        self._require_rewards(groups)
-        self.sampler.take(len(groups))
-        found.num_replayed += 1
-        found.take_facts(facts)
-        return self._with_sums(groups)
-
-    def _require_rewards(self, groups: Sequence[RolloutGroup]) -> None:
-        """Saved rollouts have the values of the rewards of then, and of no others."""
-        assert self.saved is not None, "debug.rollouts names a journal"
-        stored = groups[0].samples[0].rewards
-        unknown = [label for label in self.rewards.labels if label not in stored]
-        if unknown:
-            raise DataError(
-                f"debug.rollouts: the rollouts in {self.saved.folder} have no values of the reward "
-                f"{unknown[0]!r} (they have: {', '.join(stored)}), and none is computed anew. Name "
-                "those in rewards.functions; their weights may be others."
-            )
-
-    def _from_journal(
-        self, step: int, number: int, facts: dict[str, Any]
-    ) -> tuple[list[RolloutGroup], dict[str, Any]] | None:
+    def _replayed(
+        self, keys: Mapping[GroupKey, int], found: StepRollouts
+    ) -> list[GroupRecord] | None:
+        """The groups of a round that the journal holds whole; None where it has to be sampled."""
         try:
-            found = self.journal.read(step, number, self.prompts.__getitem__)
+            records = [self.journal.read(key, self.prompts.__getitem__) for key in keys]
         except DataError:
             # Of prompts that are no more: a run without a checkpoint may begin again with others.
-            found = [], {}
-        if found is None:
+            records = []
+        whole = [record for record in records if record is not None]
+        if not whole and records:
             return None
-        groups, stored = found
-        if {name: stored.get(name) for name in facts} != facts:
+        if [record.group.prompt.prompt_id for record in whole] != list(keys.values()) or any(
+            {name: record.facts.get(name) for name in self._facts()} != self._facts()
+            for record in whole
+        ):
             log.warning(
-                "the journal's round %d of step %d is of other settings, prompts, reward files or "
-                "model weights: sampled anew",
-                number,
-                step,
+                "the journal's groups of step %d are damaged, or of other settings, prompts, "
+                "reward files or model weights: sampled anew",
+                next(iter(keys)).step,
             )
             return None
-        return groups, stored
+        found.num_replayed += 1
+        return whole
 
-    def _sample(
-        self, step: int, number: int, prompts: Sequence[Prompt], tell: Tell
-    ) -> list[list[Completion]]:
-        assert self.engine is not None, "sampling needs an engine"
-        rollout = self.config.rollout
-        requests = [
-            Request(
-                id=f"train/{step}/{number}/{group}/{sample}",
-                tokens_T=prompt.tokens_T,
-                sampling=self.sampling,
-                seed=self.config.seed,
-                session_key=f"train/{step}/{number}/{group}",
-                deadline_s=rollout.deadline_s,
-            )
-            for group, prompt in enumerate(prompts)
-            for sample in range(rollout.samples_per_prompt)
-        ]
-        return in_groups(
-            generate(
-                self.engine,
-                requests,
-                timeout_s=self.config.engine.stall_s,
-                progress=lambda done, total: tell("sampling", done, total),
-            ),
-            rollout.samples_per_prompt,
+    def _facts(self) -> dict[str, Any]:
+        """What decides whether a group of the journal is the one that would be sampled now."""
+        assert self.sampler is not None, "sampling needs an engine"
+        return {"policy_version": self.sampler.policy_version, "origin": self.origin}
+
+    def _sampled(
+        self, keys: Mapping[GroupKey, int], found: StepRollouts, tell: Tell
+    ) -> list[GroupRecord]:
+        """Sample and score a round, and keep it in the journal."""
+        assert self.sampler is not None, "sampling needs an engine"
+        facts = {**self._facts(), "sampled_with": self.sampled_with}
+        scored = sample_and_score(
+            [Draw(str(key), self.prompts[prompt_id]) for key, prompt_id in keys.items()],
+            sampler=self.sampler,
+            scorer=self.scorer,
+            sampling=self.sampling,
+            num_samples=self.rollout.samples_per_prompt,
+            deadline_s=self.rollout.deadline_s,
+            step=next(iter(keys)).step,
+            tell=tell,
         )
-
-    def score(
-        self,
-        prompts: Sequence[Prompt],
-        completions: Sequence[Sequence[Completion]],
-        *,
-        step: int,
-        total_steps: int,
-    ) -> tuple[list[RolloutGroup], dict[str, Any]]:
-        """Groups with every reward's values, their sums still to be taken, and what the rewards
-        logged: see StepRollouts.take_facts."""
-        texts = [[self._text(completion) for completion in group] for group in completions]
-        unscored = [
-            UnscoredGroup(prompt, texts_G, [completion.tokens_T.tolist() for completion in group])
-            for prompt, texts_G, group in zip(prompts, texts, completions, strict=True)
+        found.generate_s += scored.generate_s
+        found.reward_s += scored.reward_s
+        records = [
+            GroupRecord(key, group, {**facts, "logged": logged})
+            for key, (group, logged) in zip(keys, scored.groups, strict=True)
         ]
-        scored = self.rewards.score(unscored, step=step, total_steps=total_steps)
-        groups = []
-        for request, group, answer in zip(unscored, completions, scored, strict=True):
-            samples = [
-                Sample(
-                    completion,
-                    request.texts[index],
-                    {name: values[index] for name, values in answer.values.items()},
-                    None,
-                    {name: cells[index] for name, cells in answer.extras.items()},
-                    answer.failed_on(index),
-                )
-                for index, completion in enumerate(group)
-            ]
-            groups.append(RolloutGroup(request.prompt, tuple(samples)))
-        return groups, {"logged": _logged(scored)}
-
-    def _text(self, completion: Completion) -> str:
-        special = self.tokenizer.is_special
-        return self.tokenizer.decode([t for t in completion.tokens_T.tolist() if not special(t)])
-
-    def _with_sums(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        """The rewards as trained on: weighted, normalised by the run so far, clipped."""
-        assert self.config.rewards is not None, "combinations asks for rewards"
-        labels = [reward.label for reward in self.config.rewards.functions]
-        scored = [_scored(group, labels) for group in groups]
-        sums = finish(scored, self.config.rewards, self.moments)
-        return [
-            replace(
-                group,
-                samples=tuple(
-                    replace(sample, reward=reward)
-                    for sample, reward in zip(group.samples, rewards_G, strict=True)
-                ),
-            )
-            for group, rewards_G in zip(groups, sums, strict=True)
-        ]
+        for record in records:
+            self.journal.append(record)
+        self.journal.barrier()
+        return records
 
 
-def _logged(scored: Sequence[ScoredGroup]) -> dict[str, list[float]]:
-    """Sum and number of what functions handed to log_metric, by its name in the metrics."""
-    values: dict[str, list[float]] = {}
-    for group in scored:
-        for name, logged in group.metrics.items():
-            label, _, own = name.partition("/")
-            values.setdefault(f"rewards/{label}/logged/{own}", []).extend(logged)
-    return {name: [float(sum(found)), len(found)] for name, found in values.items() if found}
+@dataclass(frozen=True, slots=True)
+class ScoredRound:
+    """The groups of a round, in the order of drawing, and what rewards logged about each.
+
+    `generate_s` is the time until the last completion; `reward_s` what was waited for rewards after
+    that.
+    """
+
+    groups: list[tuple[RolloutGroup, Logged]]
+    generate_s: float
+    reward_s: float
 
 
-def _scored(group: RolloutGroup, labels: Sequence[str]) -> ScoredGroup:
-    samples = group.samples
-    return ScoredGroup(
-        {label: [sample.rewards[label] for sample in samples] for label in labels},
-        {
-            label: frozenset(n for n, sample in enumerate(samples) if label in sample.failed)
-            for label in labels
-        },
-    )
+def sample_and_score(
+    draws: Sequence[Draw],
+    *,
+    sampler: Sampler,
+    scorer: Scorer,
+    sampling: Sampling,
+    num_samples: int,
+    step: int,
+    deadline_s: float | None = None,
+    tell: Tell = lambda text, done, total: None,
+) -> ScoredRound:
+    """Sample groups, and score each as soon as it is whole."""
+    started = time.perf_counter()
+    pending = {
+        place: scorer.begin(draws[place].prompt, completions, step=step)
+        for place, completions in sampler.sample(
+            draws,
+            sampling=sampling,
+            num_samples=num_samples,
+            deadline_s=deadline_s,
+            progress=lambda done, total: tell("sampling", done, total),
+        )
+    }
+    sampled = time.perf_counter()
+    groups = []
+    for place in range(len(draws)):
+        tell("scoring", place, len(draws))
+        groups.append(pending[place].result())
+    return ScoredRound(groups, sampled - started, time.perf_counter() - sampled)
 
 
-def training_sampling(config: RunConfig, tokenizer: ChatTokenizer) -> Sampling:
-    rollout = config.rollout
+def training_sampling(rollout: RolloutConfig, tokenizer: ChatTokenizer) -> Sampling:
+    """How the samples to train on are drawn."""
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,
         temperature=rollout.temperature,
         stop_ids=tokenizer.stop_ids | frozenset(rollout.stop_token_ids),
         stop_strings=rollout.stop,
     )
-
-
-def in_groups(completions: list[Completion], size: int) -> list[list[Completion]]:
-    return [completions[start : start + size] for start in range(0, len(completions), size)]

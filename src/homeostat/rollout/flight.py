@@ -8,6 +8,7 @@ stop tokens, stop strings, limits and segments mean the same in all of them.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -37,7 +38,9 @@ class Flight:
         self.tokens = array("q", request.tokens_T.tolist() + begun)
         self.num_prompt = len(request.tokens_T)
         self.num_given = len(self.tokens)
-        self.max_length = self.num_prompt + sampling.max_new_tokens
+        # What a tool or user wrote takes nothing from the tokens that the policy may sample.
+        self.max_length = self.num_prompt + num_by_others(request.begun) + sampling.max_new_tokens
+        self._policy_since = self.num_given - _num_last_by_policy(request.begun)
         self.expires = None if request.deadline_s is None else now + request.deadline_s
         self.is_cut = sampling.temperature > 0 and (
             sampling.top_p < 1.0 or sampling.top_k is not None
@@ -108,7 +111,8 @@ class Flight:
     def _end(self) -> StopReason | None:
         if self.tokens[-1] in self.request.sampling.stop_ids:
             return StopReason.STOP
-        if self._stops is not None and self._stops.found(self.tokens, since=self.num_prompt):
+        # A stop string that a tool wrote ends nothing.
+        if self._stops is not None and self._stops.found(self.tokens, since=self._policy_since):
             return StopReason.STOP_STRING
         return StopReason.LENGTH if len(self.tokens) >= self.max_length else None
 
@@ -127,3 +131,14 @@ class Flight:
             )
             for (start, version), end in zip(self._versions, ends, strict=True)
         )
+
+
+def num_by_others(segments: Sequence[Segment]) -> int:
+    """Number of tokens that a tool or user wrote."""
+    return sum(len(s.tokens_T) for s in segments if s.author is not Author.ENGINE)
+
+
+def _num_last_by_policy(segments: Sequence[Segment]) -> int:
+    """Number of tokens that the policy sampled after the last one that somebody else wrote."""
+    last = itertools.takewhile(lambda segment: segment.author is Author.ENGINE, reversed(segments))
+    return sum(len(segment.tokens_T) for segment in last)

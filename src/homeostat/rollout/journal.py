@@ -1,370 +1,194 @@
-"""Scored rollouts on disk before they are trained on, so that a resumed run samples nothing twice.
+"""Scored groups on disk before they are trained on, so that a resumed run samples nothing twice.
 
-    journal/step_00000012_round_00.safetensors    one file per step and round of sampling
+    append(record) ... -> barrier() -> read(key)
 
-A file is flat arrays laid end to end, with lengths beside them, and a JSON header:
+    journal/groups_000000.log    frames (journal_part.py), appended in the order of drawing
 
-    group/*    prompt ids, the prompts' tokens, samples of each
-    sample/*   request id, text, stop reason, reward, every function's reward (a number, None, or
-               failed), segments of each
-    segment/*  tokens (int32), engine_logp and sampled_logp (float32), version, policy, author
+A frame holds one group, or says that groups of later steps no longer count (`drop_after`), or is a
+barrier. Invariants: when `barrier` returns, all that was appended survives a power cut, for one
+fsync. A group counts only with the barrier behind it: of what a kill cut off nothing is found, and
+the groups between two barriers are found together or not at all. Of two groups with one key the
+later one counts. What is read is what was written, to the bit.
 
-Invariants: a file with its final name is whole (written under another name, synced, renamed). What
-is read is what was written, to the bit; a file whose checksum is wrong counts as not there. Prompts
-are the data set's: only their tokens are kept, and those must agree with what `prompt_of` gives.
-`facts` is the caller's: what the sampling depended on, for it to judge whether a file still holds.
-
-Format 1 did not tell a failed reward from None. It counted failures per round, and a round in which
-a reward failed has all its None values of that reward read as failures: better a sample that is not
-trained than one that is trained on a wrong reward.
+Files are never changed. A process begins a file of its own, and another one when old groups are
+pruned; files are removed oldest first, so that no group comes to light again that a later frame has
+replaced or dropped.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from homeostat.errors import DataError, RunDirWriteError
-from homeostat.observe.durable import sync_folder, write_atomically
-from homeostat.types import (
-    Author,
-    Completion,
-    Prompt,
-    RolloutGroup,
-    Sample,
-    Segment,
-    StopReason,
-)
+from homeostat.errors import RunDirWriteError
+from homeostat.observe.durable import sync_folder
+from homeostat.rollout.group_arrays import PromptOf, decode, encode
+from homeostat.rollout.groups import GroupRecord
+from homeostat.rollout.journal_part import Frame, PartWriter, frames
+from homeostat.rollout.journal_rounds import RoundFiles
+from homeostat.rollout.keys import GroupKey
 
-FORMAT_VERSION = 2
-_FORMATS_READ = (1, 2)
-_NAME = re.compile(r"step_(\d{8})_round_(\d{2,})\.safetensors")
-_STOPS, _AUTHORS = list(StopReason), list(Author)
-# What a cell of a table of optional numbers holds.
-_ABSENT, _NONE, _NUMBER, _FAILED = 0, 1, 2, 3
-_NOT_THERE, _HAS_FAILED = object(), object()
+FORMAT_VERSION = 3
+_NAME = re.compile(r"groups_(\d{6,})\.log")
 # What reading damaged bytes has been seen to raise.
 _DAMAGE = (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError)
 
-Arrays = dict[str, np.ndarray]
 log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The journal of one run."""
+    """The journal of one run: what its folder held when it was opened, and what is added."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._rounds = RoundFiles(folder)
+        self._parts = _parts(folder)
+        self._groups: dict[GroupKey, Frame] = {}
+        # Appended since the last barrier.
+        self._pending: list[Frame] = []
+        self._writer: PartWriter | None = None
+        for path in self._parts:
+            self._take_in(path)
 
-    def path(self, step: int, round: int) -> Path:
-        return self.folder / f"step_{step:08d}_round_{round:02d}.safetensors"
+    def append(self, record: GroupRecord) -> None:
+        """Add a group, to be kept by the next barrier. Raises RunDirWriteError."""
+        legend, arrays = encode([record.group])
+        head = {"key": str(record.key), "facts": dict(record.facts), "legend": legend}
+        self._append("group", head, save(arrays), step=record.key.step)
 
-    def write(
-        self, step: int, round: int, groups: Sequence[RolloutGroup], facts: Mapping[str, Any]
-    ) -> Path:
-        """Keep a round. On return it survives a power cut. Raises RunDirWriteError."""
-        path = self.path(step, round)
-        content = _encode(groups, facts)
-        try:
-            if not self.folder.is_dir():
-                self.folder.mkdir(parents=True)
-                sync_folder(self.folder.parent)
-            write_atomically(path, content)
-            sync_folder(self.folder)
-        except OSError as error:
-            raise RunDirWriteError(
-                f"{path}: the rollouts of step {step} cannot be written: {error.strerror}. Free "
-                "some space, or set runs_dir to another disk. Nothing saved is lost."
-            ) from error
-        return path
+    def barrier(self) -> None:
+        """Keep what was appended: it survives a power cut. Raises RunDirWriteError."""
+        if self._pending:
+            steps = [GroupKey.parse(frame.head["key"]).step for frame in self._pending]
+            self._seal(step=max(steps))
 
-    def read(
-        self, step: int, round: int, prompt_of: Callable[[int], Prompt]
-    ) -> tuple[list[RolloutGroup], dict[str, Any]] | None:
-        """The groups and facts of a round, or None where there is none that is whole.
+    def read(self, key: GroupKey, prompt_of: PromptOf) -> GroupRecord | None:
+        """The group with a key, or None where there is none that is whole.
 
-        Raises DataError where `prompt_of` gives other prompts than the round was sampled for.
+        Raises DataError where `prompt_of` gives another prompt than it was sampled for.
         """
-        path = self.path(step, round)
-        if not path.exists():
-            return None
+        frame = self._groups.get(key)
+        if frame is None:
+            return self._rounds.read(key, prompt_of)
         try:
-            header, arrays = _load(path)
+            arrays = load(frame.body())
         except _DAMAGE as error:
-            log.warning("%s is damaged and counts as not there: %s", path, error)
+            log.warning("%s: %s is damaged and counts as not there: %s", frame.path, key, error)
             return None
-        prompts = list(_prompts(arrays, prompt_of, path))
-        return _decode(header, arrays, prompts), header["facts"]
+        (group,) = decode(frame.head["legend"], arrays, prompt_of, place=frame.path)
+        return GroupRecord(key, group, frame.head["facts"])
+
+    def keys(self, step: int) -> list[GroupKey]:
+        """The groups of a step, in the order of drawing."""
+        found = {key for key in self._groups if key.step == step}
+        return sorted(found | set(self._rounds.keys(step)))
 
     def steps(self) -> list[int]:
-        return sorted({step for step, _ in self._entries()})
+        return sorted({key.step for key in self._groups} | self._rounds.steps())
 
-    def rounds(self, step: int) -> list[int]:
-        return sorted(round for found, round in self._entries() if found == step)
+    def drop_after(self, step: int) -> None:
+        """Let the groups of later steps no longer count. Raises RunDirWriteError."""
+        self._rounds.drop_after(step)
+        if any(key.step > step for key in self._groups):
+            self._append("drop_after", {"step": step}, step=step)
+            self._seal(step=step)
 
-    def drop_after(self, step: int) -> int:
-        """Remove the rounds of later steps. Returns how many there were."""
-        return self._remove(entry for entry in self._entries() if entry[0] > step)
-
-    def prune_before(self, step: int) -> int:
-        """Remove the rounds of earlier steps. Returns how many there were."""
-        return self._remove(entry for entry in self._entries() if entry[0] < step)
-
-    def _entries(self) -> list[tuple[int, int]]:
-        if not self.folder.is_dir():
-            return []
-        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
-        return [(int(match.group(1)), int(match.group(2))) for match in found if match]
-
-    def _remove(self, entries: Iterator[tuple[int, int]]) -> int:
-        count = 0
-        for step, round in entries:
+    def prune_before(self, step: int) -> None:
+        """Remove the files that hold nothing but groups of earlier steps."""
+        self._rounds.prune_before(step)
+        self.close()
+        needed = {frame.path for key, frame in self._groups.items() if key.step >= step}
+        while self._parts and self._parts[0] not in needed:
             try:
-                self.path(step, round).unlink(missing_ok=True)
-                count += 1
+                self._parts[0].unlink(missing_ok=True)
             except OSError as error:
-                # It costs room, not the run: `facts` keep it from being used in error.
-                log.warning("%s cannot be removed: %s", self.path(step, round), error.strerror)
-        return count
+                # It costs room, not the run. Later files wait for it: they may replace its groups.
+                log.warning("%s cannot be removed: %s", self._parts[0], error.strerror)
+                break
+            self._parts.pop(0)
+        kept = set(self._parts)
+        self._groups = {key: frame for key, frame in self._groups.items() if frame.path in kept}
 
+    def close(self) -> None:
+        """End the file that is written to. What has no barrier is given up. Idempotent."""
+        self._pending.clear()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
-def _encode(groups: Sequence[RolloutGroup], facts: Mapping[str, Any]) -> bytes:
-    samples = [sample for group in groups for sample in group.samples]
-    segments = [segment for sample in samples for segment in sample.completion.segments]
-    names = list(dict.fromkeys(name for sample in samples for name in sample.rewards))
-    policies = list(dict.fromkeys(segment.policy_id for segment in segments))
-    header = {
-        "version": FORMAT_VERSION,
-        "facts": dict(facts),
-        "rewards": names,
-        "policies": policies,
-        "stop_reasons": _STOPS,
-        "authors": _AUTHORS,
-    }
-    arrays = {
-        **_group_arrays(groups),
-        **_sample_arrays(samples, names),
-        **_segment_arrays(segments, policies),
-    }
-    text = json.dumps(header)
-    # One entry: safetensors would write several in any order.
-    return save(arrays, metadata={"journal": f"{_digest(text, arrays)} {text}"})
-
-
-def _group_arrays(groups: Sequence[RolloutGroup]) -> Arrays:
-    return {
-        "group/prompt_ids": _ints([group.prompt.prompt_id for group in groups]),
-        "group/prompt_tokens": _flat([group.prompt.tokens_T for group in groups], np.int32),
-        "group/prompt_lengths": _ints([len(group.prompt.tokens_T) for group in groups]),
-        "group/samples": _ints([len(group.samples) for group in groups]),
-    }
-
-
-def _sample_arrays(samples: Sequence[Sample], names: Sequence[str]) -> Arrays:
-    completions = [sample.completion for sample in samples]
-    table = [[_reward_cell(sample, name) for name in names] for sample in samples]
-    return {
-        "sample/segments": _ints([len(completion.segments) for completion in completions]),
-        "sample/stop_reasons": _ints([_STOPS.index(c.stop_reason) for c in completions]),
-        **_text_arrays("sample/texts", [sample.text for sample in samples]),
-        **_text_arrays("sample/extras", [json.dumps(dict(sample.extras)) for sample in samples]),
-        **_text_arrays("sample/request_ids", [c.request_id for c in completions]),
-        **_number_arrays("sample/reward", [[sample.reward] for sample in samples], width=1),
-        **_number_arrays("sample/rewards", table, width=len(names)),
-    }
-
-
-def _reward_cell(sample: Sample, name: str) -> Any:
-    return _HAS_FAILED if name in sample.failed else sample.rewards.get(name, _NOT_THERE)
-
-
-def _segment_arrays(segments: Sequence[Segment], policies: Sequence[str]) -> Arrays:
-    cut = [segment.sampled_logp_T for segment in segments if segment.sampled_logp_T is not None]
-    return {
-        "segment/lengths": _ints([len(segment.tokens_T) for segment in segments]),
-        "segment/tokens": _flat([segment.tokens_T for segment in segments], np.int32),
-        "segment/engine_logp": _flat([segment.engine_logp_T for segment in segments], np.float32),
-        "segment/sampled_logp": _flat(cut, np.float32),
-        "segment/is_cut": _ints([segment.sampled_logp_T is not None for segment in segments]),
-        "segment/versions": _ints([segment.policy_version for segment in segments]),
-        "segment/policies": _ints([policies.index(segment.policy_id) for segment in segments]),
-        "segment/authors": _ints([_AUTHORS.index(segment.author) for segment in segments]),
-    }
-
-
-def _ints(values: Sequence[int]) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
-
-
-def _flat(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
-
-
-def _text_arrays(name: str, texts: Sequence[str]) -> Arrays:
-    # A text may hold half a surrogate pair, which strict UTF-8 would refuse.
-    parts = [text.encode("utf-8", errors="surrogatepass") for text in texts]
-    flat = np.frombuffer(b"".join(parts), dtype=np.uint8)
-    return {name: flat, f"{name}/lengths": _ints([len(part) for part in parts])}
-
-
-def _number_arrays(name: str, table: Sequence[Sequence[Any]], *, width: int) -> Arrays:
-    """A table of numbers, some of them None, failed or not there at all."""
-    values = np.zeros((len(table), width), dtype=np.float64)
-    kinds = np.zeros((len(table), width), dtype=np.uint8)
-    for row, cells in enumerate(table):
-        for column, cell in enumerate(cells):
-            if cell is _NOT_THERE:
-                continue
-            if cell is None or cell is _HAS_FAILED:
-                kinds[row, column] = _NONE if cell is None else _FAILED
-            else:
-                kinds[row, column], values[row, column] = _NUMBER, cell
-    return {name: values, f"{name}/kinds": kinds}
-
-
-def _digest(header: str, arrays: Arrays) -> str:
-    digest = hashlib.sha256(header.encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def _load(path: Path) -> tuple[dict[str, Any], Arrays]:
-    with safe_open(path, framework="numpy") as file:
-        metadata = file.metadata() or {}
-        names = file.keys()
-        arrays = {name: file.get_tensor(name) for name in names}
-    digest, _, text = metadata["journal"].partition(" ")
-    if _digest(text, arrays) != digest:
-        raise ValueError("its checksum is wrong")
-    header = json.loads(text)
-    if header["version"] not in _FORMATS_READ:
-        raise ValueError(f"its format is {header['version']}, this is {FORMAT_VERSION}")
-    if header["version"] == 1:
-        _mark_failures(header, arrays)
-    return header, arrays
-
-
-def _mark_failures(header: dict[str, Any], arrays: Arrays) -> None:
-    """Format 1: None of a reward that failed in the round counts as failed."""
-    counts = header["facts"].get("missing", {})
-    kinds = arrays["sample/rewards/kinds"]
-    for column, name in enumerate(header["rewards"]):
-        if counts.get(f"rewards/{name}/failed", 0):
-            kinds[kinds[:, column] == _NONE, column] = _FAILED
-
-
-def _prompts(arrays: Arrays, prompt_of: Callable[[int], Prompt], path: Path) -> Iterator[Prompt]:
-    tokens = _cut(arrays["group/prompt_tokens"], arrays["group/prompt_lengths"])
-    for prompt_id, tokens_T in zip(arrays["group/prompt_ids"].tolist(), tokens, strict=True):
+    def _append(self, kind: str, head: Mapping[str, Any], body: bytes = b"", *, step: int) -> None:
         try:
-            prompt = prompt_of(prompt_id)
-        except LookupError:
-            prompt = None
-        if prompt is None or not np.array_equal(prompt.tokens_T, tokens_T):
-            raise DataError(
-                f"{path}: sampled for a prompt {prompt_id} that the data does not have (or not "
-                "with these tokens), so its rollouts cannot be trained on. Restore the data and "
-                "tokenizer settings that it was written with."
-            )
-        yield prompt
+            writer = self._writer = self._writer or self._begin_part()
+            whole = {"format": FORMAT_VERSION, "kind": kind, **head}
+            self._pending.append(writer.append(whole, body))
+        except OSError as error:
+            raise self._refusal(error, step) from error
 
+    def _seal(self, *, step: int) -> None:
+        count = len(self._pending)
+        self._append("barrier", {"frames": count}, step=step)
+        assert self._writer is not None, "what is sealed was appended"
+        try:
+            self._writer.sync()
+        except OSError as error:
+            raise self._refusal(error, step) from error
+        self._settle(self._pending[:count])
+        self._pending.clear()
 
-def _decode(
-    header: dict[str, Any], arrays: Arrays, prompts: Sequence[Prompt]
-) -> list[RolloutGroup]:
-    samples = iter(_samples(header, arrays))
-    sizes = arrays["group/samples"].tolist()
-    return [
-        RolloutGroup(prompt, tuple(itertools.islice(samples, size)))
-        for prompt, size in zip(prompts, sizes, strict=True)
-    ]
+    def _begin_part(self) -> PartWriter:
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
+            sync_folder(self.folder.parent)
+        number = 1 + max((_number(path) for path in self._parts), default=-1)
+        writer = PartWriter(self.folder / f"groups_{number:06d}.log")
+        self._parts.append(writer.path)
+        return writer
 
-
-def _samples(header: dict[str, Any], arrays: Arrays) -> Iterator[Sample]:
-    segments = iter(_segments(header, arrays))
-    stops = [StopReason(header["stop_reasons"][n]) for n in arrays["sample/stop_reasons"].tolist()]
-    rewards = _numbers(arrays, "sample/rewards", header["rewards"])
-    failed = _failed(arrays, header["rewards"])
-    totals = _numbers(arrays, "sample/reward", ["reward"])
-    texts, ids = _texts(arrays, "sample/texts"), _texts(arrays, "sample/request_ids")
-    # Journals of earlier versions have none.
-    has_extras = "sample/extras" in arrays
-    extras = _texts(arrays, "sample/extras") if has_extras else ["{}"] * len(texts)
-    counts = arrays["sample/segments"].tolist()
-    for place, (count, stop) in enumerate(zip(counts, stops, strict=True)):
-        own = tuple(itertools.islice(segments, count))
-        completion = Completion(ids[place], own, stop)
-        reward = totals[place]["reward"]
-        yield Sample(
-            completion,
-            texts[place],
-            rewards[place],
-            reward,
-            json.loads(extras[place]),
-            failed[place],
+    def _refusal(self, error: OSError, step: int) -> RunDirWriteError:
+        return RunDirWriteError(
+            f"{self.folder}: the rollouts of step {step} cannot be written: {error.strerror}. Free "
+            "some space, or set runs_dir to another disk. Nothing saved is lost."
         )
 
+    def _take_in(self, path: Path) -> None:
+        """Index the frames of a file that have a whole barrier behind them."""
+        pending: list[Frame] = []
+        try:
+            for frame in frames(path):
+                if frame.head["format"] != FORMAT_VERSION:
+                    raise ValueError(f"format {frame.head['format']}, and this is {FORMAT_VERSION}")
+                if frame.head["kind"] != "barrier":
+                    pending.append(frame)
+                    continue
+                if frame.head["frames"] == len(pending):
+                    self._settle(pending)
+                else:
+                    log.warning("%s is damaged: some of its groups count as not there", path)
+                pending = []
+        except _DAMAGE as error:
+            log.warning("%s is damaged, and the rest of it counts as not there: %s", path, error)
 
-def _segments(header: dict[str, Any], arrays: Arrays) -> Iterator[Segment]:
-    lengths = arrays["segment/lengths"]
-    is_cut = arrays["segment/is_cut"].astype(bool)
-    sampled = iter(_cut(arrays["segment/sampled_logp"], lengths[is_cut]))
-    columns = zip(
-        _cut(arrays["segment/tokens"].astype(np.int64), lengths),
-        _cut(arrays["segment/engine_logp"], lengths),
-        arrays["segment/versions"].tolist(),
-        arrays["segment/policies"].tolist(),
-        arrays["segment/authors"].tolist(),
-        is_cut.tolist(),
-        strict=True,
-    )
-    for tokens_T, engine_logp_T, version, policy, author, has_sampled in columns:
-        yield Segment(
-            tokens_T=tokens_T,
-            engine_logp_T=engine_logp_T,
-            policy_version=version,
-            policy_id=header["policies"][policy],
-            author=Author(header["authors"][author]),
-            sampled_logp_T=next(sampled) if has_sampled else None,
-        )
-
-
-def _cut(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """The parts that were laid end to end."""
-    return np.split(flat, np.cumsum(lengths))[:-1]
+    def _settle(self, sealed: list[Frame]) -> None:
+        for frame in sealed:
+            if frame.head["kind"] == "group":
+                self._groups[GroupKey.parse(frame.head["key"])] = frame
+            else:
+                last = frame.head["step"]
+                self._groups = {k: found for k, found in self._groups.items() if k.step <= last}
 
 
-def _texts(arrays: Arrays, name: str) -> list[str]:
-    parts = _cut(arrays[name], arrays[f"{name}/lengths"])
-    return [part.tobytes().decode("utf-8", errors="surrogatepass") for part in parts]
+def _parts(folder: Path) -> list[Path]:
+    """The files of a journal, oldest first."""
+    return sorted((p for p in folder.glob("groups_*.log") if _NAME.fullmatch(p.name)), key=_number)
 
 
-def _numbers(arrays: Arrays, name: str, names: Sequence[str]) -> list[dict[str, float | None]]:
-    values, kinds = arrays[name].tolist(), arrays[f"{name}/kinds"].tolist()
-    return [
-        {
-            column: value if kind == _NUMBER else None
-            for column, value, kind in zip(names, row, row_kinds, strict=True)
-            if kind != _ABSENT
-        }
-        for row, row_kinds in zip(values, kinds, strict=True)
-    ]
-
-
-def _failed(arrays: Arrays, names: Sequence[str]) -> list[frozenset[str]]:
-    return [
-        frozenset(name for name, kind in zip(names, kinds, strict=True) if kind == _FAILED)
-        for kinds in arrays["sample/rewards/kinds"].tolist()
-    ]
+def _number(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None, path
+    return int(found.group(1))

@@ -46,7 +46,7 @@ def train_rl(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Ru
             hooks.started(parts, session)
             _loop(config, parts, session, hooks)
             if not parts.is_complete:
-                session.watch.require_go_on()
+                session.watch.require_no_halt()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
@@ -69,20 +69,19 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
     session.stop.let_steps_finish()
     for step in range(state.step + 1, parts.total_steps + 1):
         started = time.perf_counter()
-        parts.troubles.step = step
+        parts.reward_problems.step = step
         healer.treat(step)
         hooks.before_step(step, parts)
-        version, total = parts.policy_version, parts.total_steps
         with healer.rescuing():
-            rollouts = collector.collect(
-                step, version=version, total_steps=total, tell=recorder.status
-            )
+            rollouts = collector.collect(step, tell=recorder.status)
         compared = replay_metrics(parts, rollouts)
-        compared |= verifier.verify(rollouts.groups, step=step)
+        compared |= verifier.verify(rollouts.groups, step=step, version=state.policy_version)
         hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
         with healer.rescuing(), parts.profiler.around(step, emit=recorder.event):
-            learned = learner.learn(step, rollouts.groups, epoch=int(collector.sampler.epoch))
+            learned = learner.learn(
+                step, rollouts.groups, epoch=int(collector.prompt_sampler.epoch)
+            )
         hooks.after_update(step, parts)
         state.step = step
         at_end = step == parts.total_steps
@@ -121,9 +120,9 @@ def _side_seconds(saver: Saver, session: Session) -> dict[str, float]:
 
 
 def _prune_journal(parts: RlParts, session: Session) -> None:
-    """Rounds are kept for the last checkpoints; the best one may be as old as the run."""
+    """Remove the groups that no resume needs: those of the steps before the last checkpoints."""
     last = session.checkpoints.steps()[-parts.config.checkpoint.keep_last :]
-    parts.collector.journal.prune_before(last[0] + 1)
+    parts.journal.prune_before(last[0] + 1)
 
 
 def _learner(parts: RlParts, session: Session) -> Learner:
@@ -190,13 +189,8 @@ def _only_sample(parts: RlParts, session: Session) -> None:
     session.stop.let_steps_finish()
     for step in range(1, parts.total_steps + 1):
         started = time.perf_counter()
-        parts.troubles.step = step
-        rollouts = parts.collector.collect(
-            step,
-            version=parts.policy_version,
-            total_steps=parts.total_steps,
-            tell=session.recorder.status,
-        )
+        parts.reward_problems.step = step
+        rollouts = parts.collector.collect(step, tell=session.recorder.status)
         parts.state.step = step
         seconds = time.perf_counter() - started
         session.recorder.log(step, rl_metrics(rollouts, Learned(), parts=parts, seconds=seconds))

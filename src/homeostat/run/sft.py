@@ -3,8 +3,8 @@
     rows -> tokens with loss weights -> packed StepPlans -> accumulate / apply
          -> metrics -> evaluation -> checkpoint
 
-Everything that happens is in the run directory; a second call on the same directory goes on where
-the first stopped, to the same bits.
+The run directory records everything that happens. A second call on the same directory resumes where
+the first one stopped, with bitwise the same results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def train_sft(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> R
             hooks.started(parts, session)
             _loop(config, parts, session, hooks)
             if not parts.is_complete:
-                session.watch.require_go_on()
+                session.watch.require_no_halt()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
@@ -104,7 +104,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
 def _evaluated(
     parts: Parts, session: Session, memory: MemoryGuard
 ) -> tuple[dict[str, float], bool]:
-    """The metrics of the held-out rows, and whether they never scored better."""
+    """Return the metrics of the held-out rows, and whether they are the best of the run so far."""
     assert parts.eval_rows is not None
     started = time.perf_counter()
     loss = evaluate(parts, parts.eval_rows, memory=memory)

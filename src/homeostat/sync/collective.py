@@ -5,7 +5,7 @@ group, which trainer and engine may each have for themselves. Its members meet i
 holds a file there while it lives, so that who never came, and who died, can be said by name, and no
 port has to be free. A folder is for one group: after a failure, open a new transport.
 
-The broadcast runs in a thread of the sender while the parcel is on its way to the receivers, who
+The broadcast runs in a thread of the sender while the bucket is on its way to the receivers, who
 take part in it when they unpack. Who starts first does not matter.
 """
 
@@ -27,8 +27,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from homeostat.errors import SyncError
-from homeostat.sync.bucket import buckets, entries_of, fill, flat_bytes, verified, views
-from homeostat.sync.parcel import Parcel
+from homeostat.sync.bucket import Bucket
+from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, verified, views
 from homeostat.sync.presence import hold, is_held
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _DEATH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveParcel(Parcel):
+class CollectiveBucket(Bucket):
     """Its bytes are wherever the broadcast is."""
 
 
@@ -77,19 +77,19 @@ class CollectivePacker:
         self.bucket_bytes = bucket_bytes
         self._sending: _Sending | None = None
 
-    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
-        for bucket in buckets(weights, bucket_bytes=self.bucket_bytes):
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+        for named in grouped(weights, bucket_bytes=self.bucket_bytes):
             if self._sending is not None:
                 raise SyncError(
                     "the broadcast before this one was given up: its group cannot be used again. "
                     "Close the engine, and open a new transport."
                 )
-            entries = entries_of(bucket)
+            entries = entries_of(named)
             num_bytes = flat_bytes(entries)
             flat = self.group.buffer(num_bytes)
-            fill(flat, bucket)
+            fill(flat, named)
             self._sending = _Sending(partial(self.group.broadcast, flat))
-            yield CollectiveParcel(entries, num_bytes)
+            yield CollectiveBucket(entries, num_bytes)
             self._sending.finish()
             self._sending = None
 
@@ -102,10 +102,10 @@ class CollectiveReceiver:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def unpack(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
-        flat = self.group.buffer(parcel.num_bytes)
+    def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        flat = self.group.buffer(bucket.num_bytes)
         self.group.broadcast(flat)
-        yield from verified(parcel, views(flat, parcel.entries), transport=CollectiveTransport.name)
+        yield from verified(bucket, views(flat, bucket.entries), transport=CollectiveTransport.name)
 
     def close(self) -> None:
         self.group.close()

@@ -20,11 +20,11 @@ from homeostat.config.sync import (
     SharedMemoryConfig,
 )
 from homeostat.errors import SyncError
+from homeostat.sync.bucket import Transport
 from homeostat.sync.collective import PREFIX, CollectiveTransport
 from homeostat.sync.cuda_ipc import CudaIpcTransport
 from homeostat.sync.disk import DiskTransport
 from homeostat.sync.in_process import InProcessTransport
-from homeostat.sync.parcel import Transport
 from homeostat.sync.shared_memory import SharedMemoryTransport
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.decoder import Decoder
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.lanes import Lanes, split
 from homeostat.train.rank import RankTrainer
 from homeostat.train.roles import RoleModel, RoleState
@@ -41,7 +41,7 @@ class LocalTrainer(RankTrainer):
     def num_data_groups(self) -> int:
         return 1
 
-    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         return packer.pack(self.weights(role))
 
     def close(self) -> None:

@@ -45,6 +45,12 @@ class RunState:
         return better
 
     @property
+    def policy_version(self) -> int:
+        """Version of the trainer's weights now: a step's updates make the version of its number,
+        0 are the weights that the run starts from."""
+        return self.step
+
+    @property
     def way(self) -> Way | None:
         """The use of the cores; None if the run has not begun."""
         if self.threads is None or self.lanes is None:

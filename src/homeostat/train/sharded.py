@@ -22,7 +22,7 @@ from homeostat.config.run import RunConfig
 from homeostat.data.dealing import deal, in_order, one_per_group
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
 from homeostat.models.build import ModelSheet
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, Origin
@@ -133,12 +133,12 @@ class ShardedTrainer:
     def refresh(self, role: Role, *, source: Role = Role.POLICY) -> None:
         self._all("refresh", role, source=source)
 
-    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """Rank 0 packs what all ranks gather."""
         packers = [packer, *[None] * (self.group.size - 1)]
-        self._gather(self.group.call_each("start_parcels", [(role, each) for each in packers]))
-        while (parcel := self._all("next_parcel")[0]) is not None:
-            yield parcel
+        self._gather(self.group.call_each("start_buckets", [(role, each) for each in packers]))
+        while (bucket := self._all("next_bucket")[0]) is not None:
+            yield bucket
 
     def checksums(self, role: Role) -> Mapping[str, int]:
         return self._all("checksums", role)[0]

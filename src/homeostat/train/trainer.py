@@ -17,7 +17,7 @@ from typing import Protocol
 
 from homeostat.config.run import RunConfig
 from homeostat.models.build import ModelSheet
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.runtime import Runtime
 from homeostat.train.update import Measured
 from homeostat.types import (
@@ -103,7 +103,7 @@ class Trainer(Protocol):
         """Give a frozen role the weights that another one has now."""
         ...
 
-    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """All weights of a role, adapters merged in, packed to travel."""
         ...
 

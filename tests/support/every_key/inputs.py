@@ -107,7 +107,10 @@ def rows_are_tokenised_by_as_many_processes(workshop: Workshop) -> None:
 
 @contextmanager
 def plans_ahead(expected: int) -> Iterator[list[int]]:
-    """How far ahead of the last applied step plans were made. Step 1 waits for its successors."""
+    """Return how far ahead of the last applied step plans were made.
+
+    Step 1 waits for its successors.
+    """
     applied, ahead = [0], [0]
     make, apply = PlanLoader.plan, LocalTrainer.apply
 
@@ -163,7 +166,7 @@ def flawed_rows_are_refused_or_dropped(workshop: Workshop) -> None:
 
 
 def prepared(group: str) -> Any:
-    """How many rows and tokens the group's sources came to."""
+    """Return how many rows and tokens the group's sources gave."""
     names = ("seen", "kept", "tokens", "trained_tokens")
 
     def see(run: Run) -> dict[str, int]:

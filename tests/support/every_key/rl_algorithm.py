@@ -30,7 +30,7 @@ BASE = "normalise: token, dynamic_sampling: null, overlong: {type: keep}"
 # The ratio leaves 1 in the second of two updates.
 UPDATES = ("trainer.updates_per_step=2", "trainer.lr=0.003")
 KL = ("algorithm.kl={coefficient: 1.0}", OTHER_REFERENCE)
-# No sample is rewarded, so that every round is passed over.
+# No sample is rewarded, so every round is discarded.
 HOPELESS = ("rewards.functions.0.pattern=no",)
 
 KindCase = Callable[[Workshop, str], None]

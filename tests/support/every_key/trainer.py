@@ -96,7 +96,7 @@ def scheduled(kind: str, change: str, *, was: list[float], now: list[float]) -> 
     return shows(f"trainer.schedule{change}", learning_rates, was=was, now=now, base=base)
 
 
-# The first of the four steps is warm-up unless a schedule is told otherwise.
+# The first of the four steps is warm-up unless the schedule is set otherwise.
 PLAIN = {
     "constant": [1.0, 1.0, 1.0, 1.0],
     "linear": [1.0, 1.0, 0.666667, 0.333333],
@@ -160,7 +160,7 @@ def lanes_are_set(workshop: Workshop) -> None:
 
 @contextmanager
 def in_parts() -> Iterator[list[int]]:
-    """How many parts each micro-batch was computed in."""
+    """Return how many parts each micro-batch was computed in."""
     counts: list[int] = []
     inner = Lanes.map
 

@@ -1,4 +1,4 @@
-"""One process that serves one vLLM after another, and tells what vLLM was told.
+"""One process that serves one vLLM after another, and reports the settings that vLLM received.
 
 To import vLLM takes longer than to start it. `open` stands in for `open_group` where a run
 starts its engine: real calls to a real process, without an import for each run.
@@ -18,7 +18,7 @@ from tests.support.own_process import Lease
 
 from homeostat.config.cluster import AnyCluster
 from homeostat.errors import WorkerError
-from homeostat.rollout.remote import EngineServer, serve_engine
+from homeostat.rollout.server import SERVER, EngineServer, serve_engine
 from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import WorkerGroup
@@ -77,7 +77,7 @@ class Seat(Lease):
 
 
 class VllmHost:
-    """The process, which begins when it is first needed, and what the last vLLM was told."""
+    """The process, which starts when it is first needed, and the settings of the last vLLM."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
@@ -85,7 +85,7 @@ class VllmHost:
         self._folder = TemporaryDirectory(prefix="vllm-host-")
 
     def open(self, cluster: AnyCluster, spec: GroupSpec) -> Seat:
-        assert spec.factory == engines.SERVER, spec.factory
+        assert spec.factory == SERVER, spec.factory
         if self._group is not None and self._group.health() is not None:
             self._group.close()
             self._group = None

@@ -44,7 +44,7 @@ EXPORTED = ("checkpoint.export=final",)
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind. `error` is how it ended, where it ended early."""
+    """The result of a run. `error` is how it ended, if it ended early."""
 
     config: RunConfig
     output: str
@@ -69,7 +69,7 @@ class Run:
         return [event for event in iter_jsonl(self.dir / "events.jsonl") if event["kind"] == kind]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """What the last checkpoint holds of the model."""
+        """Return the model's weights in the last checkpoint."""
         store = self.checkpoints
         return load_file(store.path(store.steps()[-1]) / "model.safetensors")
 
@@ -95,7 +95,7 @@ class Workshop:
         self.keep_export(self.run(*LORA, *EXPORTED), "adapter")
 
     def recipe(self, name: str) -> dict[str, Any]:
-        """What overrides are put on."""
+        """Return the recipe to which overrides are applied."""
         return base_recipe(self.folder, name=name)
 
     def run(self, *overrides: str) -> Run:
@@ -105,7 +105,7 @@ class Workshop:
         return self._kept[overrides]
 
     def again(self, *overrides: str, watch: AbstractContextManager[Any] | None = None) -> Run:
-        """A run of its own, under the eyes of `watch`."""
+        """Make a separate run, inside the context manager `watch`."""
         run = self.attempt(*overrides, watch=watch)
         if run.error is not None:
             raise run.error
@@ -286,7 +286,7 @@ def all_of(*cases: Case) -> Case:
 
 
 def assert_same(first: Run, second: Run, same: Same | None = "bits") -> None:
-    """bits: the final weights are equal to the bit. losses: sums were taken in another order."""
+    """Compare the final weights (bits), or losses, if sums were taken in another order (losses)."""
     if same == "bits":
         assert weight_bytes(first) == weight_bytes(second)
     elif same == "losses":

@@ -61,9 +61,7 @@ class Correction:
     acted: dict[str, Tensor]
 
     def sums(self, row_of_M: Tensor, num_rows: int) -> dict[str, Tensor]:
-        """Return the numbers of tokens and sequences on which each part acted, and the factors'
-        sum.
-        """
+        """Return the sum of the factors, and the tokens and sequences on which each part acted."""
         every_M = row_of_M.new_ones(row_of_M.shape)
         found = {
             "factor": self.factor_M.sum(),
@@ -83,8 +81,11 @@ def correct(
         return None
     engine_M = tokens.engine_logp_M
     assert engine_M is not None, "a correction needs the engine's log-probs"
+    # Old, not current log-probs: the mismatch of engine and trainer must not change with each
+    # update.
     log_ratio_M, rows = old_M - engine_M, (tokens.row_of_M, tokens.num_rows)
     factor_M = log_ratio_M.new_ones(log_ratio_M.shape)
+    # Without a weight the factor would be 1 even for a NaN, which would hide it.
     factor_M = factor_M.masked_fill(log_ratio_M.isnan(), math.nan)
     acted: dict[str, Tensor] = {}
     if "weight_level" in params:

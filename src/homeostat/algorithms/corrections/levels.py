@@ -41,8 +41,9 @@ class Band:
         return {f"{name}_level": self.level, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def outside(self, ratio_M: Tensor) -> Tensor:
-        """Return a mask of ratios outside the bounds; False for a NaN, which must reach the
-        loss.
+        """Return a mask of ratios outside the bounds.
+
+        It is False for a NaN, which must reach the loss.
         """
         return (ratio_M < self.low) | (ratio_M > self.high)
 

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WeightRule:
-    """The rule that turns ratios into weights:
-
-    their level, bounds, and what happens outside them.
-    """
+    """The level, the bounds and the treatment of ratios outside them."""
 
     band: Band
     masks: bool

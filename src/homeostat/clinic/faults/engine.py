@@ -20,7 +20,7 @@ from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.models.decoder import Decoder
 from homeostat.run.session.session import Session
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.types import Role
 
 OWN_PROCESS = Body("sort", steps=30, changes={"engine": {"type": "native", "own_process": True}})
@@ -120,14 +120,14 @@ class BadPublication(Injector):
         raw["trainer"]["lr"] /= 20
 
     def started(self, parts: Any, session: Session) -> None:
-        trainer, parcels = parts.trainer, parts.trainer.parcels
+        trainer, buckets = parts.trainer, parts.trainer.buckets
 
-        def damaged(role: Role, packer: Packer) -> Iterator[Parcel]:
+        def damaged(role: Role, packer: Packer) -> Iterator[Bucket]:
             if not self.strikes(parts.state.step + 1):
-                return parcels(role, packer)
+                return buckets(role, packer)
             return packer.pack(self._with_noise(trainer.weights(role)))
 
-        trainer.parcels = damaged
+        trainer.buckets = damaged
 
     def _with_noise(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         torch.manual_seed(self.dose.seed)

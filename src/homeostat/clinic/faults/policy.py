@@ -46,7 +46,7 @@ class DuplicateSamples(Injector):
             step = int(request.id.split("/")[1])
             if self.is_ill(step):
                 key = noise_key(request.seed, request.session_key or "")
-                engine._flying[request.id].noise_key = key
+                engine.life.in_flight[request.id].noise_key = key
 
         engine.submit = same_noise
 

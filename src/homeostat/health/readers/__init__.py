@@ -1,11 +1,11 @@
-"""Logs, metric files and run folders of any framework -> RunView.
+"""Read logs, metric files and run folders of any framework into a RunView.
 
     open_run(path)     a file or a folder; of a folder with several runs the newest
-    runs_in(path)      the runs of a folder that holds several
-    read_text(text)    what a user pasted
+    runs_in(path)      the runs of a folder that contains several
+    read_text(text)    text that a user pasted
     read_stream(file)  standard input
 
-Whatever the bytes are, the answer is a view or a HomeostatError: what is not metrics is log.
+Whatever the bytes are, the answer is a view or a HomeostatError: text that is not metrics is log.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ __all__ = [
     "view_of_run",
 ]
 
-# What every recipe of ours has.
+# Keys that every recipe of ours has.
 _RECIPE_KEYS = frozenset({"model", "data"})
 # A file of a run folder of ours stands for the folder.
 _OUR_FILES = frozenset({"metrics.jsonl", "events.jsonl", "console.log", "config.json"})
 
 
 def open_run(place: Path | RunPlace, *, config: Path | None = None) -> RunView:
-    """The run in a file or folder. `config` is a file with its settings. Raises HomeostatError."""
+    """Read the run in a file or folder.
+
+    `config` is a file with its settings. Raises HomeostatError.
+    """
     settings = read_config(config) if config is not None else None
     path = place.path if isinstance(place, RunPlace) else place
     if path.is_dir():
@@ -56,12 +59,12 @@ def open_run(place: Path | RunPlace, *, config: Path | None = None) -> RunView:
 
 
 def read_stream(source: Source, *, config: Mapping[str, Any] | None = None) -> RunView:
-    """The run that a stream tells of, as far as it could be read."""
+    """Read the run that a stream describes, as far as it could be read."""
     return view_of(found_in_source(source), config=config)
 
 
 def _refuse_recipe(path: Path) -> None:
-    """Raise where a file is settings and no log: nothing in it has happened yet."""
+    """Refuse a file that contains settings and no log: nothing in it has happened yet."""
     if path.suffix not in {".yaml", ".yml", ".toml"} or not path.is_file():
         return
     try:
@@ -80,5 +83,5 @@ def _refuse_recipe(path: Path) -> None:
 
 
 def read_text(text: str, *, config: Mapping[str, Any] | None = None, name: str = "-") -> RunView:
-    """The run that a text tells of: a log, rows, JSON lines or a table."""
+    """Read the run that a text describes: a log, rows, JSON lines or a table."""
     return view_of(found_in_text(text, name=name), config=config)

@@ -1,4 +1,4 @@
-"""One file -> what it holds, by its name and its first bytes.
+"""Read one file by its name and its first bytes.
 
     *.jsonl, JSON lines     metrics, many lines at a time; odd lines as log
     trainer_state.json      the log history of the HF trainer
@@ -29,13 +29,16 @@ from homeostat.health.readers.source import MAX_STREAM_BYTES, Source
 from homeostat.health.readers.text import TextReader
 from homeostat.health.reading import Reading
 
-# A document must be held whole, and its values take several times its size.
+# A document must be held as a whole, and its values take several times its size.
 _MAX_DOCUMENT = 64_000_000
 
 
 def found_in_file(path: Path) -> Found:
-    """Whatever a regular file holds. Raises DataError where it cannot be read, or is a pipe, a
-    device or a socket: a folder's scan must never wait for one."""
+    """Read whatever a regular file contains.
+
+    Raises DataError if it cannot be read, or is a pipe, a device or a socket: the scan of a folder
+    must never wait for one.
+    """
     if not path.is_file():
         raise DataError(_why_no_file(path))
     return _opened(path, limit=None)
@@ -86,7 +89,7 @@ class _Parts(io.RawIOBase):
 
 
 def found_in_named(path: Path) -> Found:
-    """As `found_in_file`; a pipe or device that the user named is read like standard input."""
+    """Read a path that the user named; a pipe or device is read like standard input."""
     if path.is_file() or not _is_readable(path):
         return found_in_file(path)
     return _opened(path, limit=MAX_STREAM_BYTES)
@@ -127,12 +130,12 @@ def _found(file: BinaryIO, path: Path, *, limit: int | None) -> Found:
 
 
 def found_in_text(text: str, *, name: str) -> Found:
-    """What a text holds that somebody pasted."""
+    """Read text that somebody pasted."""
     return found_in_source(Source(BytesIO(text.encode("utf-8", errors="replace")), name=name))
 
 
 def found_in_source(source: Source) -> Found:
-    """What a file or a stream holds: a document, a table, or a log."""
+    """Read a file or a stream: a document, a table, or a log."""
     found = _by_head(source)
     found.reading += Reading(notes=tuple(source.notes))
     return found
@@ -155,7 +158,7 @@ def _by_head(source: Source) -> Found:
 
 
 def _is_document(head: bytes, name: str) -> bool:
-    """Whether a text is one JSON object over several lines, and not one a line."""
+    """Return whether a text is one JSON object over several lines, not one per line."""
     start = head.lstrip(b"\xef\xbb\xbf \r\n\t")
     if not start.startswith(b"{"):
         return False
@@ -164,7 +167,7 @@ def _is_document(head: bytes, name: str) -> bool:
 
 
 def found_in_document(data: bytes, *, name: str) -> Found | None:
-    """A JSON document: the trainer's state with its history, or a config. None: neither."""
+    """Read a JSON document: the trainer's state with its history, or a config. None: neither."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -193,7 +196,7 @@ def _found_in_lines(batches: Iterator[list[bytes]], *, name: str) -> Found:
         plain: list[bytes] = []
         for line in lines:
             if line[:1] == b"{" and line.rstrip()[-1:] == b"}":
-                # A log: its lines must be taken in their order.
+                # In a log the lines must be taken in order.
                 reader.feed_bytes(plain)
                 plain = []
                 waiting.append(line)
@@ -209,7 +212,7 @@ def _found_in_lines(batches: Iterator[list[bytes]], *, name: str) -> Found:
 
 
 def _take(reader: TextReader, lines: list[bytes]) -> list[bytes]:
-    """Take what waits, and wait for more."""
+    """Take what is available, and wait for more."""
     if len(lines) >= 8 and lines[0][:2] == b'{"' and take_json_lines(reader.recorder, lines):
         reader.skip(len(lines))
     else:
@@ -218,7 +221,7 @@ def _take(reader: TextReader, lines: list[bytes]) -> list[bytes]:
 
 
 def found_by(reader: TextReader, *, name: str) -> Found:
-    """What a reader of text has found when the text is over."""
+    """Return what a reader of text has found at the end of the text."""
     reader.finish()
     recorder = reader.recorder
     return Found(

@@ -1,12 +1,12 @@
-"""Folders of other frameworks: every known file in them, joined.
+"""Read folders of other frameworks: every known file in them, joined.
 
-All names of a folder are looked at, however many; only files whose names are those of logs or
-metrics are opened. What is no regular file (a pipe, a socket) is never opened, because a scan must
-not wait for it. What was passed over is told. A folder whose children are runs of their own, or
-that holds loose logs of several runs, holds several runs (`runs_in`): they are never joined.
+All names of a folder are listed, however many; only files whose names are those of logs or metrics
+are opened. Anything but a regular file (a pipe, a socket) is never opened, because a scan must not
+wait for it. Skipped files are reported. A folder whose children are separate runs, or that holds
+loose logs of several runs, contains several runs (`runs_in`): they are never joined.
 
-Of a metric that several files have, the one that most is known of counts; the trainer's own state
-goes before a log, whose rows may have no steps.
+If several files have a metric, the one with the most values counts; the trainer's own state takes
+precedence over a log, whose rows may have no steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_DEPTH = 4
 _MAX_ENTRIES = 1_000_000
 _MAX_FILES = 40
 _MAX_RUNS = 1_000
-# Files of a run that are told by name.
+# Files of a run that are known by name.
 _MAX_NAMES = 8
 _LOG_NAMES = frozenset({"log.txt", "train_log.txt", "output.txt"})
 _LOG_STARTS = ("stdout", "stderr")
@@ -55,14 +55,14 @@ _NOT_METRICS = ("dataset", "data", "train.jsonl", "test.jsonl", "completions", "
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Where a run lies: a file, a folder, or `files` of a folder that holds other runs, too."""
+    """The place of a run: a file, a folder, or some `files` of a folder that holds other runs."""
 
     path: Path
     files: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
-        """As it is shown: the path, or the files that were taken as one run."""
+        """Return the name to show: the path, or the files that were taken as one run."""
         if not self.files:
             return str(self.path)
         names = [str(self.files[0]), *(file.name for file in self.files[1:])]
@@ -75,7 +75,10 @@ class RunPlace:
 
 
 def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
-    """What all known files of a folder hold, or `only` these of it, which are one run."""
+    """Read all known files of a folder, or `only` these, which are one run.
+
+    Raises DataError if it cannot be listed.
+    """
     merged = Found()
     notes: list[str] = []
     files = sorted(only or _files(path, notes))
@@ -84,7 +87,7 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
         try:
             _merge(merged, found_in_parts(parts))
         except DataError as error:
-            # One file that cannot be read says nothing about the others.
+            # A file that cannot be read must not prevent reading the others.
             notes.append(str(error))
     if len(chosen) > _MAX_FILES:
         passed = ", ".join(file.name for file in chosen[_MAX_FILES:][:3])
@@ -103,7 +106,7 @@ def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
 
 
 def runs_in(path: Path) -> list[RunPlace]:
-    """The runs of a folder that holds several and is none itself, the newest first; else []."""
+    """Return the runs of a folder that contains several, newest first; [] if it is a run itself."""
     children: list[Path] = []
     logs: list[Path] = []
     try:
@@ -113,7 +116,7 @@ def runs_in(path: Path) -> list[RunPlace]:
                     children.append(Path(entry.path))
                 elif _is_of_run(entry):
                     if not _is_console(entry.name):
-                        # The folder has metrics of its own: logs and what lies below belong to it.
+                        # The folder itself has metrics, so everything below belongs to it.
                         return []
                     logs.append(Path(entry.path))
     except OSError:
@@ -128,7 +131,7 @@ def runs_in(path: Path) -> list[RunPlace]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder has a log or metrics right in it; a checkpoint is a part of a run."""
+    """Return whether a folder directly contains a log or metrics; a checkpoint belongs to a run."""
     if folder.name.startswith(("checkpoint", "global_step")):
         return False
     try:
@@ -145,7 +148,7 @@ def _is_of_run(entry: os.DirEntry[str]) -> bool:
 
 
 def _files(path: Path, notes: list[str]) -> Iterator[Path]:
-    """The files of a folder that are wanted, by their names."""
+    """Return the files of a folder that are wanted, by their names."""
     num_seen, waiting = 0, [(path, 0)]
     while waiting:
         folder, depth = waiting.pop(0)
@@ -172,12 +175,12 @@ def _is_regular(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
     except OSError:
-        # A loop of links.
+        # The links form a loop.
         return False
 
 
 def _is_wanted(name: str) -> bool:
-    """Whether a name is that of a log or of metrics."""
+    """Return whether a name is that of a log or of metrics."""
     return (
         name == "trainer_state.json"
         or name.endswith((".jsonl", ".csv", ".wandb"))
@@ -187,7 +190,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def _is_console(name: str) -> bool:
-    """Whether a name is that of a console log."""
+    """Return whether a name is that of a console log."""
     return (
         name.endswith(LOG_SUFFIXES)
         or is_rotated(name)
@@ -197,7 +200,7 @@ def _is_console(name: str) -> bool:
 
 
 def _chosen(files: list[Path]) -> list[Path]:
-    """The files to read, in the order in which they are believed."""
+    """Return the files to read, in the order of their reliability."""
     states = [file for file in files if file.name == "trainer_state.json"]
     groups = [
         sorted(states, key=_modified)[-1:],
@@ -208,7 +211,7 @@ def _chosen(files: list[Path]) -> list[Path]:
         [file for file in files if _is_suffixed(file) and not _is_own(file)],
         [file for file in files if file.name in _LOG_NAMES or _is_redirected(file)],
     ]
-    # Where there are too many of a kind, the newest are what is asked about.
+    # If there are too many of a kind, read the newest.
     newest = [
         sorted(sorted(group, key=_modified)[-_MAX_FILES // 2 :])
         if len(group) > _MAX_FILES
@@ -225,7 +228,7 @@ def _is_suffixed(file: Path) -> bool:
 
 
 def _is_redirected(file: Path) -> bool:
-    """stdout.txt, stderr and their like."""
+    """Return whether a name is that of redirected output: stdout.txt, stderr and similar."""
     is_other = _is_suffixed(file) or file.suffix in (".jsonl", ".csv")
     return file.name.startswith(_LOG_STARTS) and not is_other
 
@@ -235,7 +238,7 @@ def _is_data(file: Path) -> bool:
 
 
 def _is_own(file: Path) -> bool:
-    """Whether a log is the tracker's about itself."""
+    """Return whether a log is the tracker's about itself."""
     return file.name.startswith("debug") and "wandb" in file.parts
 
 
@@ -272,14 +275,14 @@ def _settings(file: Path) -> dict[str, Any]:
         config = read_config(file)
     except DataError:
         return {}
-    # The description of a model is no setting of the run, though names are the same.
+    # A model's description contains no settings of the run, although some names are the same.
     if "model_type" in config or "architectures" in config:
         return {}
     return flat({name: _unwrapped(value) for name, value in config.items() if name[:1] != "_"})
 
 
 def _unwrapped(value: Any) -> Any:
-    """W&B writes every setting as {"value": ..., "desc": ...}."""
+    """Unwrap W&B's settings, which have the form {"value": ..., "desc": ...}."""
     if isinstance(value, Mapping) and "value" in value and value.keys() <= {"value", "desc"}:
         return value["value"]
     return value

@@ -38,7 +38,7 @@ _RAY_SESSION = ("raylet", "gcs_server")
 
 
 def is_rotated(name: str) -> bool:
-    """Whether a name is that of an older part of a log."""
+    """Return whether a name is that of an older part of a log."""
     return _ROTATED.fullmatch(name) is not None
 
 
@@ -75,7 +75,7 @@ def _age(file: Path) -> tuple[int, int, str]:
 
 
 def _run_name(name: str) -> str:
-    """What a file's name says about the run that it belongs to; "" where that is nothing."""
+    """Return what a file's name says about its run; "" if it says nothing."""
     found = _ROTATED.fullmatch(name)
     kept: list[str] = []
     is_numbered = False

@@ -1,7 +1,4 @@
-"""Building blocks of plots for every kind of run:
-
-lines from columns, event markers, machine plots.
-"""
+"""Building blocks of all plots: lines from columns, event markers, machine plots."""
 
 from __future__ import annotations
 

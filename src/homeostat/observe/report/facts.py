@@ -110,10 +110,7 @@ class RunFacts:
         return "not finished", ""
 
     def told(self, name: str) -> Any:
-        """Return a field of the newest event that has it:
-
-        `command`, `environment`, `total_steps`.
-        """
+        """Return a field, such as `command` or `environment`, of the newest event that has it."""
         return next((event[name] for event in reversed(self.events) if name in event), None)
 
     def config_value(self, *path: str) -> Any:

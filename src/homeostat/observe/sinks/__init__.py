@@ -1,7 +1,4 @@
-"""The destinations of metric records:
-
-metrics.jsonl always, and the services that a recipe names.
-"""
+"""The sinks of metric records: metrics.jsonl always, and the services that a recipe names."""
 
 from __future__ import annotations
 

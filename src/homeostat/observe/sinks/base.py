@@ -67,7 +67,7 @@ class VendorGuard:
             reason = f"{type(error).__name__}: {error}"
             log.warning(
                 "%s failed and is switched off for the rest of this run (%s). "
-                "metrics.jsonl goes on.",
+                "metrics.jsonl is still written.",
                 self.name,
                 reason,
             )

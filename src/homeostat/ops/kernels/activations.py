@@ -1,7 +1,7 @@
 """Compute silu(gate) * up in one pass each way. Only gate and up are kept.
 
-s = sigmoid(gate),   out = gate * s * up dgate = g * up * s * (1 + gate * (1 - s)),   dup = g * gate
-* s
+s = sigmoid(gate),   out = gate * s * up
+dgate = g * up * s * (1 + gate * (1 - s)),   dup = g * gate * s
 """
 
 from __future__ import annotations

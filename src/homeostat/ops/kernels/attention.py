@@ -55,8 +55,9 @@ def attend(
 
 
 def tile_options(q_NHd: Tensor, *, num_kv_heads: int, queries: int, keys: int) -> dict[str, Any]:
-    """Return the compile-time constants of a kernel around `over_keys`; equal ones give equal
-    bits.
+    """Return the compile-time constants of a kernel around `over_keys`.
+
+    Kernels with equal constants give equal bits.
     """
     num_heads, head_dim = q_NHd.shape[1:]
     group, dim = num_heads // num_kv_heads, max(_MIN_ROWS, block_of(head_dim))

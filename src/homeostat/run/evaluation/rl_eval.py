@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from homeostat.rewards.combine import weighted_sum
-from homeostat.rollout.collect import in_groups
-from homeostat.rollout.engine import Request, Sampling, generate
+from homeostat.rollout.collect import sample_and_score, training_sampling
+from homeostat.rollout.engine import Sampling
+from homeostat.rollout.sampler import Draw
 from homeostat.run.evaluation.solved import deciding_rewards, pass_metrics
 from homeostat.run.wiring.rl_setup import RlParts
 from homeostat.types import RolloutGroup, Sample
@@ -35,7 +37,7 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
     assert rewards is not None, "combinations asks for rewards"
     weights = {reward.label: reward.weight for reward in rewards.functions}
     samples = [sample for group in groups for sample in group.samples]
-    lengths = [len(sample.completion) for sample in samples]
+    lengths = [sample.completion.num_policy_tokens for sample in samples]
     return {
         **reward_metrics(samples, weights),
         "eval/completions/mean_length": float(np.mean(lengths)),
@@ -66,35 +68,33 @@ def reward_metrics(samples: list[Sample], weights: dict[str, float]) -> dict[str
 
 
 def _sampled(parts: RlParts) -> list[RolloutGroup]:
-    config, prompts, engine = parts.config, parts.prompts.evaluation, parts.engine
-    assert engine is not None
-    assert prompts is not None
-    rules, training = config.eval.sampling, parts.collector.sampling
+    config, prompts = parts.config, parts.prompts.evaluation
+    assert parts.sampler is not None, "an evaluation needs an engine"
+    assert prompts is not None, "an evaluation needs prompts"
+    chosen = [prompts.rows[int(index)] for index in prompts.ids]
+    scored = sample_and_score(
+        [Draw(f"eval/{prompt.prompt_id}", prompt) for prompt in chosen],
+        sampler=parts.sampler,
+        scorer=parts.scorer,
+        sampling=_sampling(parts),
+        num_samples=config.eval.sampling.samples_per_prompt,
+        step=parts.state.step,
+    )
+    return [group for group, _ in scored.groups]
+
+
+def _sampling(parts: RlParts) -> Sampling:
+    """Evaluation ends completions as training does; the rest is its own."""
+    rules = parts.config.eval.sampling
     assert rules.temperature is not None, "chosen at load"
-    sampling = Sampling(
+    training = training_sampling(parts.config.rollout, parts.tokenizer)
+    return replace(
+        training,
         max_new_tokens=rules.max_new_tokens or training.max_new_tokens,
         temperature=rules.temperature,
         top_p=rules.top_p,
         top_k=rules.top_k,
-        stop_ids=training.stop_ids,
-        stop_strings=training.stop_strings,
     )
-    chosen = [prompts.rows[int(index)] for index in prompts.ids]
-    requests = [
-        Request(
-            id=f"eval/{prompt.prompt_id}/{sample}",
-            tokens_T=prompt.tokens_T,
-            sampling=sampling,
-            seed=config.seed,
-            session_key=f"eval/{prompt.prompt_id}",
-        )
-        for prompt in chosen
-        for sample in range(rules.samples_per_prompt)
-    ]
-    completions = generate(engine, requests, timeout_s=config.engine.stall_s)
-    groups = in_groups(completions, rules.samples_per_prompt)
-    step = parts.state.step
-    return parts.collector.score(chosen, groups, step=step, total_steps=parts.total_steps)[0]
 
 
 def _share(flags: Iterable[bool]) -> float:

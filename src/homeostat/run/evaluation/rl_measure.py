@@ -36,7 +36,7 @@ def rl_metrics(
         **_missing_metrics(samples, labels),
         **{name: total / count for name, (total, count) in rollouts.logged.items()},
         **_time_metrics(rollouts, learned, seconds=seconds, num_tokens=_num_tokens(groups)),
-        "epoch": parts.collector.sampler.epoch,
+        "epoch": parts.collector.prompt_sampler.epoch,
         "num_tokens": parts.state.num_tokens,
         "train/skipped_steps": parts.state.num_skipped,
     }
@@ -78,7 +78,7 @@ def _missing_metrics(samples: list[Sample], labels: list[str]) -> dict[str, floa
 
 
 def _completion_metrics(samples: list[Sample]) -> dict[str, float]:
-    lengths = np.array([len(sample.completion) for sample in samples])
+    lengths = np.array([sample.completion.num_policy_tokens for sample in samples])
     is_cut = np.array([sample.completion.stop_reason.is_cut for sample in samples])
     ended = lengths[~is_cut]
     metrics = {
@@ -190,7 +190,8 @@ def _advantage_metrics(
 def _time_metrics(
     rollouts: StepRollouts, learned: Learned, *, seconds: float, num_tokens: int
 ) -> dict[str, float]:
-    new_tokens = sum(len(s.completion) for group in rollouts.all_groups for s in group.samples)
+    samples = [sample for group in rollouts.all_groups for sample in group.samples]
+    new_tokens = sum(sample.completion.num_policy_tokens for sample in samples)
     metrics = {
         "time/step": seconds,
         "time/generate": rollouts.generate_s,
@@ -241,6 +242,7 @@ def replay_metrics(parts: RlParts, rollouts: StepRollouts) -> dict[str, float]:
 
 
 def _num_tokens(groups: list[RolloutGroup]) -> int:
+    """Number of tokens that the trainer reads: prompts and completions, whoever wrote them."""
     return sum(
         len(group.prompt.tokens_T) + len(sample.completion)
         for group in groups

@@ -1,4 +1,4 @@
-"""What is measured of a step, and of the held-out rows."""
+"""Compute the metrics of an SFT step, and the loss of the held-out rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def step_metrics(
     plan: StepPlan, report: UpdateReport, *, parts: Parts, seconds: float
 ) -> dict[str, float]:
-    """The metrics of one update, by their names in observe/names.py."""
+    """Return the metrics of one update, by their names in observe/names.py."""
     trained = sum(int(np.count_nonzero(batch.weights_N)) for batch in plan.micro_batches)
     steps_per_epoch = parts.config.trainer.steps_per_epoch(len(parts.train_rows.ids))
     memory = parts.trainer.memory_report()
@@ -55,7 +55,7 @@ def step_metrics(
 
 
 def evaluate(parts: Parts, rows: RowSet[RowStore], *, memory: MemoryGuard) -> float:
-    """The loss on the held-out rows, normalised as in training, over all of them."""
+    """Return the loss of all held-out rows, normalised as in training."""
     spec = sft.loss_spec(parts.config.algorithm, [rows.rows[int(row)] for row in rows.ids])
 
     def total(batches: list[TrainBatch]) -> float:

@@ -221,7 +221,7 @@ class Learner:
     def _penalties(
         self, rows: StepRows, estimator: Callable[..., torch.Tensor], learned: Learned
     ) -> list[np.ndarray]:
-        """Per sample, the KL penalty of every token of its completion."""
+        """Per sample, the KL penalty of every token that the policy sampled."""
         coefficient = self.rl_state.kl_coefficient
         assert coefficient is not None, "a run with a KL term has a coefficient"
         penalty_ST = [np.zeros(int(length)) for length in rows.lengths_S]
@@ -229,18 +229,15 @@ class Learner:
         for index, row in enumerate(rows.rows):
             if "old_logp" not in row.columns:
                 continue
-            places_T = rows.completion_places(index)
-            is_completion = places_T >= 0
+            is_trained = row.weights_T > 0
             names = ("old_logp", "ref_logp")
-            pair = (torch.from_numpy(dense(row.columns[name])[is_completion]) for name in names)
-            # Tokens that are not trained have 0 in both columns, and so no penalty.
-            estimate_T = estimator(*(logp_T.double() for logp_T in pair)).numpy()
-            total += float(estimate_T.sum())
+            pair = (torch.from_numpy(dense(row.columns[name])[is_trained]) for name in names)
+            estimate_M = estimator(*(logp_M.double() for logp_M in pair)).numpy()
+            total += float(estimate_M.sum())
             count += int(row.weights_T.sum())
             # A token may stand in several rows of its sample, and is trained in one of them.
-            is_trained = row.weights_T[is_completion] > 0
             own_T = penalty_ST[rows.sample_R[index]]
-            own_T[places_T[is_completion][is_trained]] = coefficient * estimate_T[is_trained]
+            own_T[rows.policy_places(index)[is_trained]] = coefficient * estimate_M
         learned.kl = total / max(1, count)
         return penalty_ST
 
@@ -258,7 +255,7 @@ class Learner:
             known,
             spans=spans,
             updates_per_step=self.config.trainer.updates_per_step,
-            version=None if is_foreign else step - 1,
+            version=None if is_foreign else self.state.policy_version,
         )
         learned.mismatch, learned.worst_tokens = compared.metrics, compared.worst
         told_at = self._worst_told_at

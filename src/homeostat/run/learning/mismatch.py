@@ -19,7 +19,7 @@ import numpy as np
 from homeostat.algorithms.mismatch import TokenPairs, furthest, is_notable, mismatch_metrics
 from homeostat.columns import dense
 from homeostat.run.learning.updates import StepRows
-from homeostat.types import Completion, FloatArray, IntArray, RolloutGroup, UpdateReport
+from homeostat.types import FloatArray, IntArray, RolloutGroup, UpdateReport
 
 NUM_WORST = 8
 # Tokens shown before and after one of the worst.
@@ -118,10 +118,12 @@ def _table(
     chosen = sorted(known)
     trained = {index: rows.rows[index].weights_T > 0 for index in chosen}
     engine = [dense(rows.rows[index].columns["engine_logp"])[trained[index]] for index in chosen]
-    position = [rows.completion_places(index)[trained[index]] for index in chosen]
+    position_M = np.concatenate([rows.completion_places(index)[trained[index]] for index in chosen])
     versions = [
-        _versions(samples[rows.sample_R[index]].completion)[position_M]
-        for index, position_M in zip(chosen, position, strict=True)
+        samples[rows.sample_R[index]].completion.policy_versions_T[
+            rows.policy_places(index)[trained[index]]
+        ]
+        for index in chosen
     ]
     version_M = np.concatenate(versions)
     pairs = TokenPairs(
@@ -130,14 +132,7 @@ def _table(
         row_of_M=np.repeat(chosen, [len(known[index]) for index in chosen]),
         age_M=None if version is None else version - version_M,
     )
-    return _Table(pairs, np.concatenate(position), version_M)
-
-
-def _versions(completion: Completion) -> IntArray:
-    """The policy version that each token of a completion was written under."""
-    lengths = [len(segment.tokens_T) for segment in completion.segments]
-    versions = [segment.policy_version for segment in completion.segments]
-    return np.repeat(np.array(versions, dtype=np.int64), lengths)
+    return _Table(pairs, position_M, version_M)
 
 
 def _described(

@@ -32,10 +32,8 @@ from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import micro_batches
 from homeostat.types import (
-    Author,
     BoolArray,
     Completion,
-    FloatArray,
     FloatArray64,
     IntArray,
     LossSpec,
@@ -52,15 +50,20 @@ class StepRows:
     """The samples of a step as training rows; samples are in the groups' order.
 
     Of each row: `sample_R` is its sample's number in the step. `places[row]` says of each token
-    where it stands in the sample's prompt followed by its completion; -1 if in neither.
-    Weights are 1 where a token is trained; `engine_logp` is a column of every row.
+    where it stands in the sample's prompt followed by its completion; -1 if in neither. Weights are
+    1 for the tokens that the row trains, all of which the policy sampled, and 0 for the prompt and
+    for what a tool or user wrote. `engine_logp` is a column of every row.
+
+    Of each sample: `starts_S` is the length of its prompt, `lengths_S` counts the policy's tokens,
+    and `policy_numbers[sample]` numbers them: -1 for all other tokens of prompt and completion.
     """
 
     rows: list[TokenRow]
     sample_R: IntArray
     places: list[IntArray]
     group_S: IntArray
-    prompt_lengths_S: IntArray
+    starts_S: IntArray
+    policy_numbers: list[IntArray]
     lengths_S: IntArray
     rewards_S: FloatArray64
     trained_S: BoolArray
@@ -72,7 +75,13 @@ class StepRows:
 
     def completion_places(self, row: int) -> IntArray:
         """Place of each token of a row in the sample's completion; below 0 if not in it."""
-        return self.places[row] - self.prompt_lengths_S[self.sample_R[row]]
+        return self.places[row] - self.starts_S[self.sample_R[row]]
+
+    def policy_places(self, row: int) -> IntArray:
+        """Number of each token of a row among those of its sample that the policy sampled; -1 for
+        all others."""
+        places_T = self.places[row]
+        return np.where(places_T >= 0, self.policy_numbers[self.sample_R[row]][places_T], -1)
 
 
 def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
@@ -86,7 +95,7 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     masks_overlong = policy_gradient(config.algorithm).overlong.type == "mask"
     trained = [
         s.reward is not None
-        and len(s.completion) > 0
+        and s.completion.num_policy_tokens > 0
         and not (masks_overlong and s.completion.stop_reason.is_cut)
         for s in samples
     ]
@@ -95,8 +104,9 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
         sample_R=np.arange(len(samples)),
         places=[np.arange(len(row)) for row in rows],
         group_S=group_S,
-        prompt_lengths_S=np.array([len(prompt.tokens_T) for prompt in prompts], dtype=np.int64),
-        lengths_S=np.array([len(sample.completion) for sample in samples], dtype=np.int64),
+        starts_S=np.array([len(prompt.tokens_T) for prompt in prompts], dtype=np.int64),
+        policy_numbers=[_numbered(row.weights_T > 0) for row in rows],
+        lengths_S=np.array([s.completion.num_policy_tokens for s in samples], dtype=np.int64),
         rewards_S=np.array(rewards) + penalty_S,
         trained_S=np.array(trained),
         penalty_S=penalty_S,
@@ -111,7 +121,9 @@ def _rows(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[TokenRow
         TokenRow(
             row_id=number,
             tokens_T=np.concatenate([prompt.tokens_T, sample.completion.tokens_T]),
-            weights_T=_weights(prompt, sample.completion),
+            weights_T=np.concatenate(
+                [np.zeros(len(prompt.tokens_T), bool), sample.completion.by_policy_T]
+            ).astype(np.float32),
             columns=columns,
         )
         for number, (prompt, sample, columns) in enumerate(
@@ -120,21 +132,18 @@ def _rows(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[TokenRow
     ]
 
 
-def _weights(prompt: Prompt, completion: Completion) -> FloatArray:
-    """1 where a token is trained: where the engine wrote it."""
-    context = np.zeros(len(prompt.tokens_T), dtype=np.float32)
-    by_engine = [
-        np.full(len(s.tokens_T), s.author is Author.ENGINE, dtype=np.float32)
-        for s in completion.segments
-    ]
-    return np.concatenate([context, *by_engine])
-
-
 def _columns(prompt: Prompt, completion: Completion) -> dict[str, ColumnArray]:
-    """What the engine recorded of the tokens of a prompt and its completion."""
+    """Columns that the engine recorded of the tokens of a prompt and its completion."""
     lengths = (len(prompt.tokens_T), len(completion))
-    of_completion = {"engine_logp": completion.engine_logp_T, **completion.columns}
+    # What a tool or user wrote has no log-prob.
+    engine_logp_T = np.where(completion.by_policy_T, completion.engine_logp_T, np.float32(0))
+    of_completion = {"engine_logp": engine_logp_T, **completion.columns}
     return joined([completion.prompt_columns, of_completion], lengths=lengths)
+
+
+def _numbered(chosen_T: BoolArray) -> IntArray:
+    """Number the chosen tokens from 0; -1 for all others."""
+    return np.where(chosen_T, np.cumsum(chosen_T) - 1, -1)
 
 
 def _shaping(sample: Sample, config: RunConfig) -> float:
@@ -142,7 +151,7 @@ def _shaping(sample: Sample, config: RunConfig) -> float:
     if overlong.type != "shape":
         return 0.0
     return overlong_penalty(
-        len(sample.completion),
+        sample.completion.num_policy_tokens,
         max_new_tokens=config.rollout.max_new_tokens,
         buffer_tokens=overlong.buffer(config.rollout.max_new_tokens),
         penalty=overlong.penalty,
@@ -152,7 +161,8 @@ def _shaping(sample: Sample, config: RunConfig) -> float:
 def step_advantages(
     step: StepRows, config: RunConfig, *, penalty_ST: list[np.ndarray] | None
 ) -> list[np.ndarray]:
-    """Per sample, per token of its completion. `penalty_ST`: KL in the reward, times its weight."""
+    """Per sample, one value for each token that the policy sampled. `penalty_ST`: KL in the reward,
+    times its weight, for the same tokens."""
     batch = RewardBatch(
         rewards_S=step.rewards_S,
         group_S=step.group_S,
@@ -170,8 +180,8 @@ def split_groups(num_groups: int, num_updates: int) -> list[range]:
     return [span for span in spans if len(span)]
 
 
-def with_column(row: TokenRow, name: str, values: FloatArray) -> TokenRow:
-    """The row with a column whose values belong to its trained tokens, in order."""
+def with_column(row: TokenRow, name: str, values: np.ndarray) -> TokenRow:
+    """The row with a column whose values belong to its trained tokens, in order; 0 elsewhere."""
     column_T = np.zeros(len(row), dtype=np.float32)
     column_T[row.weights_T > 0] = values
     return replace(row, columns={**row.columns, name: column_T})
@@ -211,7 +221,7 @@ def build_update(
     for row, weight, index in zip(rows, weight_R, chosen, strict=True):
         advantage_T = advantages_S[step_rows.sample_R[index]]
         if weight > 0 and row.weights_T.any():
-            places_T = step_rows.completion_places(index)
+            places_T = step_rows.policy_places(index)
             weighted = _weighted(row, advantage_T, places_T, weight=float(weight))
             counted.append((weighted, keep_all or bool(np.any(advantage_T))))
     if not counted:
@@ -274,13 +284,9 @@ def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConf
 
 
 def _weighted(
-    row: TokenRow, advantage_T: np.ndarray, completion_places_T: IntArray, *, weight: float
+    row: TokenRow, advantage_T: np.ndarray, policy_places_T: IntArray, *, weight: float
 ) -> TokenRow:
-    is_completion = completion_places_T >= 0
-    column_T = np.zeros(len(row), dtype=np.float32)
-    column_T[is_completion] = advantage_T[completion_places_T[is_completion]]
-    return replace(
-        row,
-        weights_T=(row.weights_T * weight).astype(np.float32),
-        columns={**row.columns, "advantage": column_T},
-    )
+    """The row with the advantages of its trained tokens and their weight in the loss."""
+    values_M = advantage_T[policy_places_T[row.weights_T > 0]]
+    row = with_column(row, "advantage", values_M)
+    return replace(row, weights_T=(row.weights_T * weight).astype(np.float32))

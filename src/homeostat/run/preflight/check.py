@@ -1,4 +1,4 @@
-"""What can be known before the first step, each fact with a verdict.
+"""Check a recipe before the first step: device, model, data, sizes, memory, disk, health rules.
 
 A check that fails does not keep the others from running: `homeostat check` shows them all.
 """
@@ -49,6 +49,7 @@ from homeostat.run.preflight.rl import (
     reward_items,
     size_items,
 )
+from homeostat.run.preflight.sft import row_item, row_size_items
 from homeostat.run.sizing.estimate import MemoryPlan, largest_rl_batch, plan_memory
 from homeostat.run.sizing.token_budget import as_chosen, choose_tokens, tokens_line
 from homeostat.train.checkpoint import CheckpointStore
@@ -56,20 +57,20 @@ from homeostat.train.cores import PLAIN, slowdown_of_bf16
 from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
 from homeostat.types import StepPlan
 
-# From here on bf16 is a mistake; half the memory may be worth less than that.
+# If bf16 takes a CPU more than so many times as long as fp32, the memory it saves is not worth it.
 MAX_SLOWDOWN = 1.5
-# Steps whose plans are made to show how rows fall into micro-batches.
+# Number of steps that are planned to show how rows are packed into micro-batches.
 NUM_PLANS_SHOWN = 20
 
 
 class Preflight:
-    """Runs the checks in order; what an earlier one found out, a later one uses."""
+    """Runs the checks in order. A later check uses what an earlier one has loaded."""
 
     def __init__(self, config: RunConfig, *, progress: Callable[[int, int], None]) -> None:
         self.config = config
         self.progress = progress
         self.tokenizer: ChatTokenizer | None = None
-        # Rows of an SFT run, or prompts of an RL run; None until they could be read.
+        # Rows of an SFT run, or prompts of an RL run; None unless they could be read.
         self.rows: Inputs[RowStore] | None = None
         self.prompts: Inputs[PromptSet] | None = None
         self.held_out: RowStore | PromptSet | None = None
@@ -78,6 +79,7 @@ class Preflight:
         self.exit_code = 0
 
     def run(self) -> Iterator[Item]:
+        """Yield the result of every check. An error becomes an item, and sets `exit_code`."""
         rows: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
             ("data", self._data),
             ("sizes", self._sizes),
@@ -109,7 +111,7 @@ class Preflight:
                 yield Item(name, "error", str(error))
 
     def read_inputs(self) -> None:
-        """Device, tokenizer, model's shape and rows alone; raises what is wrong with them."""
+        """Load only device, tokenizer, model shape and rows. Raises on the first problem."""
         for check in (
             self._device,
             self._tokenizer,
@@ -124,7 +126,7 @@ class Preflight:
         dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
         ranks = self.config.ranks_line
         text = f"{device}, {dtype}" + (f"; {ranks}" if ranks else "")
-        facts = {"device": str(device)}
+        facts: dict[str, Any] = {"device": str(device)}
         slow = slowdown_of_bf16() if (device.type, dtype) == ("cpu", "bfloat16") else 0.0
         if slow:
             facts["bf16_slowdown"] = round(slow, 1)
@@ -174,8 +176,8 @@ class Preflight:
             yield Item(
                 "model",
                 "warning",
-                f"data.max_length={self.config.data.max_length} is beyond the {longest} positions "
-                "the model was made for",
+                f"data.max_length={self.config.data.max_length} is more than the {longest} "
+                "positions in the model's config",
             )
 
     def _data(self) -> Iterator[Item]:
@@ -187,7 +189,7 @@ class Preflight:
                 self.rows = choose_rows(self.config, rows, None)
             else:
                 self.held_out = rows
-            yield _data_item(part, rows)
+            yield row_item(part, rows)
             self._require_known_tokens(rows, part)
 
     def _prompts(self) -> Iterator[Item]:
@@ -210,7 +212,9 @@ class Preflight:
     def _rl_sizes(self) -> Iterator[Item]:
         if self.prompts is not None:
             yield from size_items(self.config, self.prompts)
-            yield from evaluation_items(self.config)
+            if self.config.has_validation:
+                assert self.config.rewards is not None, "combinations asks for rewards"
+                yield from evaluation_items(self.config.rewards, self.config.eval.sampling)
 
     def _engine(self) -> Iterator[Item]:
         if self.prompts is not None and self.preview is not None:
@@ -220,7 +224,8 @@ class Preflight:
     def _rewards(self) -> Iterator[Item]:
         if self.prompts is None or self.tokenizer is None:
             return
-        for item in reward_items(self.config, self.prompts.train.rows, self.tokenizer):
+        assert self.config.rewards is not None, "combinations asks for rewards"
+        for item in reward_items(self.config.rewards, self.prompts.train.rows, self.tokenizer):
             self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
             yield item
 
@@ -228,7 +233,7 @@ class Preflight:
         assert self.tokenizer is not None
         cache = self.config.data.cache_dir
         folder = Path(cache) if cache is not None else self.config.run_dir / "data"
-        # A check leaves nothing behind: mapped rows stay readable after their files are gone.
+        # A check leaves no files behind: mapped rows stay readable after their files are deleted.
         with tempfile.TemporaryDirectory(prefix="homeostat-check-") as temporary:
             return prepare_row_part(
                 self.config,
@@ -241,54 +246,32 @@ class Preflight:
     def _sizes(self) -> Iterator[Item]:
         if self.rows is None:
             return
-        config, trainer, ids = self.config, self.config.trainer, self.rows.train.ids
-        shown, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
-        tokens = sum(plan.num_tokens for plan in shown) / len(shown)
-        batches = sum(len(plan.micro_batches) for plan in shown) / len(shown)
-        largest = max(batch.num_tokens for plan in shown for batch in plan.micro_batches)
-        warmup = trainer.schedule.num_warmup_steps(total)
-        facts = {
-            "rows": len(ids),
-            "steps_per_epoch": trainer.steps_per_epoch(len(ids)),
-            "total_steps": total,
-            "warmup_steps": warmup,
-            "rows_per_update": trainer.batch_rows,
-            "tokens_per_update": round(tokens),
-            "micro_batches_per_update": batches,
-            "largest_micro_batch_tokens": largest,
-        }
-        text = (
-            f"{len(ids)} rows / {trainer.batch_rows} per update = {facts['steps_per_epoch']} "
-            f"updates an epoch; {total} in all, {warmup} of them warm-up; an update has about "
-            f"{fmt.count(tokens)} tokens in {batches:.1f} micro-batches of at most {largest}"
-        )
-        yield Item("sizes", "ok", text, facts)
-        if trainer.batch_rows > len(ids):
-            few = f"trainer.batch_rows={trainer.batch_rows} is more than the {len(ids)} rows"
-            yield Item("sizes", "warning", few)
-        count_steps(config, len(ids))
+        config, num_rows = self.config, len(self.rows.train.ids)
+        plans, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
+        yield from row_size_items(config.trainer, plans, num_rows=num_rows, total_steps=total)
+        count_steps(config, num_rows)
 
     def _memory(self) -> Iterator[Item]:
         if self.preview is None or (self.rows is None and self.prompts is None):
             return
         if self.config.model.implementation != "native":
-            text = "not estimated: only the native decoder can be computed without data"
+            text = "not estimated: only the native decoder can be estimated without data"
             yield Item("memory", "ok", text)
             return
         plan = self.memory_plan(self.config)
         chosen = choose_tokens(self.config, resolve_runtime(self.config, kept=PLAIN))
         text = (
             f"about {fmt.byte_size(plan.peak)} at most on {plan.device}, "
-            f"{fmt.byte_size(plan.capacity)} can be had{tokens_line(chosen)}"
+            f"{fmt.byte_size(plan.capacity)} are available{tokens_line(chosen)}"
         )
         if not plan.fits:
-            # The run would still try: an estimate is no proof.
+            # Only a warning, because an estimate is no proof: the run would still try.
             text += ". See `homeostat estimate` for what would make it fit"
         yield Item("memory", "ok" if plan.fits else "warning", text, plan.as_json())
 
     def memory_plan(self, config: RunConfig) -> MemoryPlan:
-        """For this recipe, or one that differs in settings of memory alone."""
-        assert self.preview is not None, "run() comes first"
+        """Return the memory plan of this recipe, or of one that differs only in memory settings."""
+        assert self.preview is not None, "call run() or read_inputs() first"
         runtime = resolve_runtime(config, kept=self.way)
         config = as_chosen(config, runtime)
         if config.is_rl:
@@ -303,7 +286,7 @@ class Preflight:
         return plan_memory(config, runtime, batch, preview=self.preview)
 
     def _plans(self, config: RunConfig) -> tuple[list[StepPlan], int]:
-        """The first plans of an SFT run, and how many there are in all."""
+        """Return the first step plans of an SFT run, and the number of steps in all."""
         assert self.rows is not None
         train = self.rows.train
         with PlanLoader(
@@ -334,12 +317,13 @@ class Preflight:
         yield Item("disk", level, text, facts)
 
     def _checkpoint_bytes(self, preview: ModelPreview) -> int:
-        """fp32 moments and, below fp32, fp32 masters beside the weights."""
+        """Return the size of a checkpoint: weights and optimizer state of what is trained."""
+        # Beyond the weights: two fp32 moments and, if the weights are narrower, fp32 masters.
         width = preview.bytes_per_param
         return preview.num_trainable * (width + 8 + (4 if width < 4 else 0))
 
     def _health(self) -> Iterator[Item]:
-        """What the rules say of all that is known by now."""
+        """Evaluate the health rules on everything that the checks before have found out."""
         facts: dict[str, Any] = {}
         inputs = self.prompts or self.rows
         if inputs is not None:
@@ -353,7 +337,7 @@ class Preflight:
             facts |= disk_facts(place, checkpoint_bytes=self._checkpoint_bytes(self.preview))
         facts["environment"] = machine_facts()
         facts["tokenizer_compared"] = compare_tokenizers(self.config.model)
-        facts |= compile_facts(self.config)
+        facts |= compile_facts(self.config.trainer)
         for item in health_items(self.config, facts):
             self.exit_code = max(self.exit_code, 1 if item.level == "error" else 0)
             yield item
@@ -373,22 +357,7 @@ class Preflight:
             return
         found = store.newest_valid()
         where = f"step {found.step}" if found is not None else "the beginning"
-        yield Item("run folder", "ok", f"{self.config.run_dir} would go on from {where}")
-
-
-def _data_item(part: Part, store: RowStore) -> Item:
-    report = store.report
-    lost = report.seen - report.kept
-    share = report.trained_tokens / report.tokens
-    text = (
-        f"{part}: {report.kept} of {report.seen} rows kept, {fmt.count(report.tokens)} tokens, "
-        f"{100 * share:.0f} % trained, longest row {int(store.lengths.max())}"
-    )
-    if lost:
-        text += f"; {report.dropped_overlong} too long, {report.num_bad} unusable"
-    level: Level = "warning" if lost > 0.1 * report.seen else "ok"
-    facts = {name: v for name, v in report.to_json().items() if "examples" not in name}
-    return Item("data", level, text, {"which": part, **facts})
+        yield Item("run folder", "ok", f"{self.config.run_dir} would resume from {where}")
 
 
 def _existing(path: Path) -> Path:

@@ -28,7 +28,6 @@ from homeostat.train.events import EmitEvent
 from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
-    Author,
     Completion,
     FloatArray,
     FloatArray64,
@@ -98,8 +97,11 @@ class LogprobVerifier:
     def tolerance(self) -> float:
         return probe_of(self.config, self.trainer).tolerance
 
-    def verify(self, groups: Sequence[RolloutGroup], *, step: int) -> dict[str, float]:
-        """Metrics of the comparison; the verdict goes to the events and the log."""
+    def verify(
+        self, groups: Sequence[RolloutGroup], *, step: int, version: int
+    ) -> dict[str, float]:
+        """Metrics of the comparison; the verdict goes to the events and the log. `version` is that
+        of the trainer's weights."""
         rules = self.config.observe.verify_logprobs
         if rules is None or (step - 1) % rules.interval_steps:
             return {}
@@ -111,7 +113,7 @@ class LogprobVerifier:
             return {}
         samples = [sample for group in groups for sample in group.samples]
         written = [samples[made.sample_R[row.row_id]].completion for row in some]
-        found = self._judged(some, written, version=step - 1)
+        found = self._judged(some, written, version=version)
         text = verdict(found, tolerance=self.tolerance)
         is_off = any(judgement.is_off for judgement in found)
         (log.error if is_off else log.info)("step %d, %d rows: %s", step, len(some), text)
@@ -156,6 +158,5 @@ class LogprobVerifier:
 
 
 def _sampled_by(completion: Completion) -> set[int]:
-    """The policy versions that wrote a completion."""
-    segments = completion.segments
-    return {segment.policy_version for segment in segments if segment.author is Author.ENGINE}
+    """The policy versions that sampled a completion."""
+    return set(completion.policy_versions_T.tolist())

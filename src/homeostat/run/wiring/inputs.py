@@ -1,4 +1,4 @@
-"""Open a run's inputs for training: progress is shown, and what was kept is written down."""
+"""Open a run's inputs for training: show progress, and record how many rows were kept."""
 
 from __future__ import annotations
 

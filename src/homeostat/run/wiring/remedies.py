@@ -16,7 +16,7 @@ from typing import Any
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError
 from homeostat.health.remedies import Action
-from homeostat.rollout.collect import training_sampling
+from homeostat.rollout.collect import Collector
 from homeostat.run.healing.healer import Done, Edit
 from homeostat.run.healing.watch import settings_of
 from homeostat.run.learning.learn import Learner
@@ -88,7 +88,9 @@ class RlWays(SftWays):
         self.rl = parts
         self.learner = learner
         self.verifier = verifier
-        self._origin = parts.collector.origin
+        collector = parts.collector
+        # What another run sampled has an origin of its own, and no setting of it can be edited.
+        self._origin = collector.origin if isinstance(collector, Collector) else ""
 
     def can_edit(self, path: str) -> bool:
         config = self.rl.config
@@ -111,9 +113,9 @@ class RlWays(SftWays):
     def put_in_force(self, config: RunConfig, overlay: Mapping[str, Edit]) -> None:
         super().put_in_force(config, overlay)
         collector, feed = self.rl.collector, self.rl.feed
-        self.learner.config = self.verifier.config = collector.config = config
-        collector.sampling = training_sampling(config, self.rl.tokenizer)
-        collector.origin = _origin_of(self._origin, overlay)
+        self.learner.config = self.verifier.config = config
+        if isinstance(collector, Collector):
+            collector.reconfigure(config.rollout, origin=_origin_of(self._origin, overlay))
         if isinstance(feed, SentWeights):
             feed.reconfigure(config)
         assert config.algorithm.type != "sft", "RL has an algorithm of RL"

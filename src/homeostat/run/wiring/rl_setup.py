@@ -25,10 +25,13 @@ from homeostat.rewards.pool import RewardPool
 from homeostat.rollout.collect import Collector
 from homeostat.rollout.engine import Engine
 from homeostat.rollout.journal import Journal
+from homeostat.rollout.sampler import Sampler
+from homeostat.rollout.saved import SavedRollouts
+from homeostat.rollout.scorer import Scorer
 from homeostat.run.publication.completions import drop_completions_after
 from homeostat.run.publication.publish import Feed, open_feed
 from homeostat.run.session.restarts import Restarts
-from homeostat.run.session.reward_failures import TroubleLog
+from homeostat.run.session.reward_problems import ProblemLog
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.engines import open_engine
 from homeostat.run.wiring.inputs import open_prompts, require_vocabulary
@@ -51,8 +54,11 @@ class RlParts:
     trainer: Trainer
     engine: Engine | None
     feed: Feed
-    collector: Collector
-    troubles: TroubleLog
+    sampler: Sampler | None
+    scorer: Scorer
+    journal: Journal
+    collector: Collector | SavedRollouts
+    reward_problems: ProblemLog
     profiler: StepProfiler
     gpus: GpuSampler
     state: RunState
@@ -63,16 +69,11 @@ class RlParts:
     def is_complete(self) -> bool:
         return is_complete(self.state, self.total_steps)
 
-    @property
-    def policy_version(self) -> int:
-        """Of the weights that the next round is sampled with."""
-        return self.state.step if self.engine is None else self.engine.policy_version
-
     def sections(self) -> dict[str, dict]:
         """What a checkpoint remembers besides weights and the run's own state."""
         moments = self.collector.moments
         return {
-            "data": {"step": self.state.step, **self.collector.sampler.state()},
+            "data": {"step": self.state.step, **self.collector.prompt_sampler.state()},
             "rl": replace(
                 self.rl_state,
                 rewards_count=moments.count,
@@ -98,9 +99,9 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         if found is not None:
             trainer.load(found.path)
         rl_state, moments = _rl_state(config, session)
-        troubles = TroubleLog(session)
-        rewards = _rewards(config, session, troubles)
-        version = None if is_complete(state, total_steps) else state.step
+        problems = ProblemLog(session)
+        rewards = _rewards(config, session, problems)
+        version = None if is_complete(state, total_steps) else state.policy_version
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
@@ -108,17 +109,19 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             # Without an engine nothing new is to be scored: the journal holds the values.
             stack.enter_context(rewards)
         gpus = stack.enter_context(contextlib.closing(GpuSampler()))
-        collector = Collector(
+        sampler = _sampler(config, engine)
+        scorer = Scorer(rewards, tokenizer, total_steps=total_steps)
+        journal = stack.enter_context(contextlib.closing(_journal(session)))
+        collector = _collector(
             config,
-            prompts=prompts.train.rows,
-            sampler=_sampler(config, prompts.train, session),
+            prompts.train.rows,
+            prompt_sampler=_prompt_sampler(config, prompts.train, session),
             tokenizer=tokenizer,
-            engine=engine,
-            rewards=rewards,
+            sampler=sampler,
+            scorer=scorer,
             moments=moments,
-            journal=_journal(session),
+            journal=journal,
             origin=origin,
-            saved=saved_journal(config),
         )
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
         yield RlParts(
@@ -128,14 +131,23 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             trainer=trainer,
             engine=engine,
             feed=feed,
+            sampler=sampler,
+            scorer=scorer,
+            journal=journal,
             collector=collector,
-            troubles=troubles,
+            reward_problems=problems,
             profiler=StepProfiler(config.observe.profiler, session.run_dir, device=runtime.device),
             gpus=gpus,
             state=state,
             rl_state=rl_state,
             total_steps=total_steps,
         )
+
+
+def _sampler(config: RunConfig, engine: Engine | None) -> Sampler | None:
+    if engine is None:
+        return None
+    return Sampler(engine, seed=config.seed, stall_s=config.engine.stall_s)
 
 
 @contextmanager
@@ -178,24 +190,68 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def _collector(
+    config: RunConfig,
+    prompts: PromptSet,
+    *,
+    prompt_sampler: PromptSampler,
+    tokenizer: ChatTokenizer,
+    sampler: Sampler | None,
+    scorer: Scorer,
+    moments: RunningMoments,
+    journal: Journal,
+    origin: str,
+) -> Collector | SavedRollouts:
+    """Where a step's rollouts come from: the engine and this run's journal, or another run's."""
+    assert config.rewards is not None, "combinations asks for rewards"
+    assert config.algorithm.type != "sft", "RL has an algorithm of RL"
+    dynamic, saved = config.algorithm.dynamic_sampling, saved_journal(config)
+    if saved is not None:
+        return SavedRollouts(
+            config.rollout,
+            config.rewards,
+            dynamic=dynamic,
+            prompts=prompts,
+            prompt_sampler=prompt_sampler,
+            tokenizer=tokenizer,
+            moments=moments,
+            saved=saved,
+        )
+    return Collector(
+        config.rollout,
+        config.rewards,
+        dynamic=dynamic,
+        prompts=prompts,
+        prompt_sampler=prompt_sampler,
+        tokenizer=tokenizer,
+        sampler=sampler,
+        scorer=scorer,
+        moments=moments,
+        journal=journal,
+        origin=origin,
+    )
+
+
 def _journal(session: Session) -> Journal:
-    """The run's own. Its rounds beyond the resume point are replayed; what is kept of those steps
+    """The run's own. Its groups beyond the resume point are replayed; what is kept of those steps
     for people to read is written again."""
     drop_completions_after(session.run_dir.completions, session.start_step)
     journal = Journal(session.run_dir.journal)
     if session.resume.changes:
-        # Rounds of a policy that other settings led to: of no use, and not to be found later.
+        # Groups of a policy that other settings led to: of no use, and not to be found later.
         journal.drop_after(session.start_step)
     return journal
 
 
-def _rewards(config: RunConfig, session: Session, troubles: TroubleLog) -> RewardPool:
+def _rewards(config: RunConfig, session: Session, problems: ProblemLog) -> RewardPool:
     assert config.rewards is not None, "combinations asks for rewards"
     log_file = session.run_dir.path / "rewards.log"
-    return RewardPool(config.rewards, on_trouble=troubles.take, log_file=log_file)
+    return RewardPool(config.rewards, on_problem=problems.take, log_file=log_file)
 
 
-def _sampler(config: RunConfig, prompts: RowSet[PromptSet], session: Session) -> PromptSampler:
+def _prompt_sampler(
+    config: RunConfig, prompts: RowSet[PromptSet], session: Session
+) -> PromptSampler:
     found = session.resume.found
     return PromptSampler(
         prompts.ids,

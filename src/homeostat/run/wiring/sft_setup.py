@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a run: rows, model, trainer, and the state to go on from."""
+"""Build the parts of an SFT run from a recipe: rows, trainer, and the state to resume from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All that the loop works with."""
+    """Everything that the training loop works with."""
 
     config: RunConfig
     tokenizer: ChatTokenizer
@@ -51,6 +51,7 @@ class Parts:
         return self.state.step >= self.total_steps or self.state.stopped_early
 
     def open_plans(self) -> PlanLoader:
+        """Return the plans of the steps that are left."""
         return PlanLoader(
             self.train_rows.rows,
             row_ids=self.train_rows.ids,
@@ -65,7 +66,7 @@ class Parts:
 
 @contextmanager
 def set_up(config: RunConfig, session: Session) -> Iterator[Parts]:
-    """The parts, and an end to what they started."""
+    """Yield the parts of the run. On exit, end the processes and threads that they started."""
     found = session.resume.found
     state, runtime = begin_state(config, session)
     tokenizer = load_tokenizer(config.model)
@@ -92,7 +93,7 @@ def set_up(config: RunConfig, session: Session) -> Iterator[Parts]:
 
 
 def begin_state(config: RunConfig, session: Session) -> tuple[RunState, Runtime]:
-    """Return the run's state, new or restored, and what it computes on."""
+    """Return the run's state, new or restored, and its device, dtype and threads."""
     found = session.resume.found
     state = _restored_state(found) if found is not None else RunState()
     runtime = resolve_runtime(config, kept=state.way)
@@ -103,17 +104,17 @@ def begin_state(config: RunConfig, session: Session) -> tuple[RunState, Runtime]
 
 
 def _restored_state(found: Found) -> RunState:
-    """How far the run had come. The checkpoint's name, its run and its data must agree on that."""
+    """Return the run's state from a checkpoint, whose sections must agree on the step."""
     state = RunState.from_json(found.section("run"), place=str(found.state_file))
     steps = (found.step, state.step, found.section("data").get("step"))
     if len(set(map(repr, steps))) > 1:
-        raise CheckpointError(f"{found.state_file}: the steps {steps} should be one and the same.")
+        raise CheckpointError(f"{found.state_file}: the steps {steps} should all be the same.")
     return state
 
 
 @contextmanager
 def open_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Iterator[Trainer]:
-    """The trainer, and an end to the processes that it may have started."""
+    """Yield the trainer. On exit, end the processes that it may have started."""
     if config.trainer.backend.type == "fsdp":
         log_file = session.run_dir.path / "workers.log"
         trainer = start_sharded(config, runtime, log_file=log_file)
@@ -125,6 +126,7 @@ def open_trainer(config: RunConfig, runtime: Runtime, session: Session) -> Itera
 
 
 def describe_model(config: RunConfig, sheet: ModelSheet) -> str:
+    """Return the line that the view shows about the model."""
     kind = sheet.source_config.get("model_type", "model")
     text = f"{kind}, {fmt.count(sheet.num_params)} parameters"
     if config.lora is not None:

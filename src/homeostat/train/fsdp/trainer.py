@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import ModelSheet
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.fsdp.mesh import Ranks
 from homeostat.train.fsdp.sending import Sending
 from homeostat.train.fsdp.sharding import FsdpShards
@@ -42,13 +42,13 @@ class FsdpTrainer(RankTrainer):
     def num_state_bytes(self) -> int:
         return self.state_bytes
 
-    def start_parcels(self, role: Role, packer: Packer | None) -> None:
+    def start_buckets(self, role: Role, packer: Packer | None) -> None:
         """The first rank's packer stays with it, and is used again when it comes again."""
         self._sending.start(self.weights(role), packer)
 
-    def next_parcel(self) -> Parcel | None:
-        """On the first rank the next parcel, or None at the end; on others always None."""
-        return self._sending.next_parcel()
+    def next_bucket(self) -> Bucket | None:
+        """On the first rank the next bucket, or None at the end; on others always None."""
+        return self._sending.next_bucket()
 
     def close(self) -> None:
         self._sending.close()

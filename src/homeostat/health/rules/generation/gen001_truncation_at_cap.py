@@ -2,7 +2,7 @@
 
 ## What it sees
 The share of cut completions above `limit` in `fire_some` of the newest records, or above `most` in
-`fire` of them, and neither falling nor paid back by a rising reward. A share that jumped up from
+`fire` of them, and neither falling nor justified by a rising reward. A share that jumped up from
 one record to the next is left to the rules about policy and weights.
 
 ## Why it matters
@@ -20,7 +20,7 @@ few completions: does the answer stand in the middle, with text running on after
 
 ## Known false alarms
 The first steps of a model that learns to end its answers: the share falls, or reward rises. (A
-reward that rises while more than `all_cut` stay cut is no comfort.)
+rising reward does not count while more than `all_cut` stay cut.)
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Options(RuleOptions):
     limit: float = option(0.3, "Share of cut completions that is much.")
     most: float = option(0.8, "Share that leaves little to learn from.")
     all_cut: float = option(0.95, "Share that no reward makes up for.")
-    fire: int = option(5, "Records in a row above `most` that are enough.")
-    fire_some: int = option(10, "Records among 12 above `limit` that are enough.")
+    fire: int = option(5, "Number of consecutive records above `most` that are enough.")
+    fire_some: int = option(10, "Number of records among 12 above `limit` that are enough.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -81,7 +81,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 def _jumped(cut: Series, spell: Spell) -> bool:
     """Up from next to nothing within one record, after something else than the very first one."""
-    # The spell may begin some records after the jump.
+    # The episode may begin some records after the jump.
     low = np.flatnonzero(cut.values[: spell.start] < 0.5)
     if not len(low):
         return False

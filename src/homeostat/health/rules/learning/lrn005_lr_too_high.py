@@ -4,7 +4,7 @@
 A rate of at least `factor` times the top of the usual band together with harm: a loss or gradient
 that is not finite; a training loss that falls to exactly 0 from one record to the next (how NaN is
 printed by trainers that filter it); or, in RL, a reward that falls while the KL or the gradient
-norm is large. Without harm a high rate is CFG005's business, and information only.
+norm is large. A high rate without harm is reported by CFG005, as information only.
 
 ## Why it matters
 Each step overshoots. The weights are damaged within a few steps, and no later setting repairs them.
@@ -47,7 +47,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    factor: float = option(4.0, "Times the top of the usual band that is too high.")
+    factor: float = option(4.0, "Factor over the top of the usual band that is too high.")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One update that was not finite has left weights that are not, and the policy writes garbage.
+"""One non-finite update has left non-finite weights, and the policy writes garbage.
 
 ## What it sees
 Loss, gradient norm, KL or entropy are not finite from one step to the end of the log, and from that
@@ -39,7 +39,7 @@ _NAMES = ("grad_norm", "train/loss", "train/policy_loss", "kl", "entropy")
 
 
 class Options(RuleOptions):
-    fire: int = option(2, "Newest records that are not finite.")
+    fire: int = option(2, "Number of newest records that are not finite.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -98,7 +98,7 @@ def _onset(series: Series, fire: int) -> int | None:
 
 
 def _garbage(view: RunView, first: int) -> Iterator[str]:
-    """What the policy does since then, and did not before."""
+    """Describe what the policy does since then but did not do before."""
     before = mean_before(view, "reward", step=first)
     after = mean_since(view, "reward", step=first + 1)
     if before is not None and after is not None and before > 0.02 and after < 0.1 * before:

@@ -41,7 +41,7 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     growth: float = option(2.0, "Factor over the first records that is more than chance.")
-    fire: int = option(8, "Records that there must be.")
+    fire: int = option(8, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -45,10 +45,10 @@ _ROUNDING = 1e-3
 
 
 class Options(RuleOptions):
-    factor: float = option(100.0, "Times its earlier level that is another function.")
+    factor: float = option(100.0, "Factor over its earlier level that is another function.")
     min_nats: float = option(5e-3, "Distance below which nothing is said.")
     far_nats: float = option(0.3, "Distance that only other weights have: an error.")
-    fire: int = option(2, "Records in a row that must show it, where it is not far.")
+    fire: int = option(2, "Number of consecutive records that must show it, where it is not far.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -39,8 +39,8 @@ from homeostat.health.windows import newest_spell
 class Options(RuleOptions):
     floor: float = option(0.02, "Entropy per token, in nats, that is almost nothing.")
     fall: float = option(0.2, "Share of the first entropy that it must have fallen below.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(6, "... among so many.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(6, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -33,7 +33,7 @@ from homeostat.health.view import Kind, RunView
 class Options(RuleOptions):
     growth: float = option(1.5, "Factor over the first records that the length must grow by.")
     cut: float = option(0.15, "Share of cut completions that it must reach.")
-    fire: int = option(10, "Records that there must be.")
+    fire: int = option(10, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -35,7 +35,7 @@ from homeostat.health.view import Kind, RunView
 
 class Options(RuleOptions):
     kept: float = option(0.5, "Share of the first length that is left, at most.")
-    fire: int = option(10, "Records that there must be.")
+    fire: int = option(10, "Number of records that are needed.")
     min_length: float = option(16.0, "Tokens below which answers are short anyway.")
 
 

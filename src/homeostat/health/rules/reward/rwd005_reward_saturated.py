@@ -7,17 +7,17 @@ rewards within groups hardly differ. Where most groups (`min_same`) are known to
 `near` of the maximum is enough.
 
 ## Why it matters
-There is nothing left to tell answers apart by. At the end of a run that is success; from the first
-step on it means that the prompts are too easy or that the reward pays for anything: a warning,
-where no answer scores less.
+There is no difference between answers left to learn from. At the end of a run that is success; from
+the first step on it means that the prompts are too easy or that the reward pays for anything, which
+is a warning if no answer scores less.
 
 ## Likely causes
 - reward-saturated: the task is solved, or was before the run began.
 - reward-constant: the reward pays every answer.
 
 ## What to do
-Solved: stop, or go on with harder prompts. From the start: check the reward on a wrong answer, then
-take harder prompts.
+If the task is solved: stop, or continue with harder prompts. If it is so from the start: check the
+reward on a wrong answer, then use harder prompts.
 
 ## Known false alarms
 A log that begins late in a run that has learned its task: it is information then.
@@ -41,7 +41,7 @@ class Options(RuleOptions):
     share: float = option(0.995, "Share of the maximum from which on all is solved.")
     near: float = option(0.97, "The same where most groups are known to score alike.")
     min_same: float = option(0.7, "Share of such groups that is most.")
-    fire: int = option(6, "Records in a row that must show it.")
+    fire: int = option(6, "Number of consecutive records that must show it.")
     max_spread: float = option(0.02, "Deviation within groups that still counts as none.")
 
 

@@ -1,4 +1,4 @@
-"""The reward that is trained on rises, while the one that it stands for falls.
+"""The training reward rises, while the reward on held-out prompts falls.
 
 ## What it sees
 The training reward rises by more than noise, while the reward (or accuracy) on held-out prompts
@@ -14,8 +14,8 @@ model worse.
 - overfitting: the prompts are few and known by heart.
 
 ## What to do
-Read completions with a high reward. Close the loophole, weigh the rewards anew, add a KL penalty,
-and go back to the checkpoint that was best on held-out prompts.
+Read completions with a high reward. Close the loophole, change the weights of the rewards, add a KL
+penalty, and go back to the checkpoint that was best on held-out prompts.
 
 ## Known false alarms
 Held-out prompts of another task than the trained ones.

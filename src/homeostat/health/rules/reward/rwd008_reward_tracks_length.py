@@ -35,7 +35,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(16, "Records that there must be.")
+    fire: int = option(16, "Number of records that are needed.")
     min_growth: float = option(1.5, "Factor by which the length must have grown.")
     hack_growth: float = option(1.8, "The same, up to a limit that cuts most answers.")
     cut: float = option(0.7, "Share of cut answers that speaks for paid length.")

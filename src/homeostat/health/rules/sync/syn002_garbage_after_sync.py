@@ -54,7 +54,7 @@ _READ = ("sampling/trainer_logp/mean", "completions/clipped_ratio")
 
 class Options(RuleOptions):
     min_drop: float = option(2.0, "Nats that the tokens' log-prob falls by at once.")
-    early: int = option(6, "Records from the start among which it must happen.")
+    early: int = option(6, "Number of records from the start among which it must happen.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -139,8 +139,11 @@ def _signs(view: RunView, step: int) -> Iterator[str]:
 
 
 def _policy_moved(view: RunView, step: int) -> bool:
-    """Whether the policy itself may have changed: engine and trainer agree on what it writes, its
-    KL from the reference grew with it, or nothing tells that it did not."""
+    """Return whether the policy itself may have changed.
+
+    It may have if engine and trainer agree on what it writes, if its KL from the reference grew
+    with it, or if nothing shows that it did not.
+    """
     gap = mean_since(view, "sampling/sampling_logp_difference/mean", step=step)
     if gap is not None:
         return gap < 0.2
@@ -155,8 +158,10 @@ def _policy_moved(view: RunView, step: int) -> bool:
 
 
 def _woke_at_rest(view: RunView, step: int) -> bool:
-    """Whether the engine woke just before, after updates too small to change a policy at once; or
-    what it writes since is garbled."""
+    """Return whether the engine woke just before, after updates too small to change a policy.
+
+    It also counts if what the engine writes since then is garbled.
+    """
     woke = [event.step for event in view.events_of("engine_woke") if event.step is not None]
     rate, usual = peak_rate(view), usual_rates(view)
     before, pulls = mean_before(view, "kl", step=step), view.series("grad_norm")

@@ -16,12 +16,12 @@ not come to its end.
 - stopped-early: the log's own words, or its last step.
 
 ## What to do
-Go on from the newest checkpoint. Ask the scheduler (sacct, kubectl describe) and the kernel's log
-(dmesg) who ended it.
+Resume from the newest checkpoint. Find out from the scheduler (sacct, kubectl describe) and the
+kernel's log (dmesg) what ended it.
 
 ## Known false alarms
-A log that was cut by hand, or copied from a run that went on elsewhere. A step that takes more than
-an hour.
+A log that was cut by hand, or copied from a run that continued elsewhere. A step that takes more
+than an hour.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ RULE = Rule(
     level=Level.INFO,
     confidence=Confidence.MEASURED,
     check=check,
-    # A run that is watched while it goes on has not stopped: only what was read is judged.
+    # A run that is watched live has not stopped: only what was read is judged.
     needs=("fact:sources",),
     yields_to=("ERR", "VIT001", "VIT002", "VIT006"),
 )

@@ -5,8 +5,8 @@ A traceback that ended the run, whose innermost frame lies outside of installed 
 training library above it. Where a rule knows the exception's words, that is said in place of this.
 
 ## Why it matters
-The run ended there, or never began. No setting of a trainer mends it: the line that is named has to
-be changed.
+The run ended there, or never began. No setting of a trainer fixes it: the named line has to be
+changed.
 
 ## Likely causes
 - script-failed: the line raised on an input that it was not written for.

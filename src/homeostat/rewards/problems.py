@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class TroubleKind(StrEnum):
+class ProblemKind(StrEnum):
     """Why samples have no value from a reward."""
 
     EXCEPTION = "exception"
@@ -23,11 +23,11 @@ class TroubleKind(StrEnum):
     @property
     def is_error(self) -> bool:
         """Return whether it is a failure; None only means that the reward does not apply."""
-        return self is not TroubleKind.NONE
+        return self is not ProblemKind.NONE
 
 
 @dataclass(frozen=True, slots=True)
-class RewardTrouble:
+class RewardProblem:
     """One call of a reward that left `num_samples` of a group's samples without a value.
 
     `completion` is the first sample at fault, or None if the call failed as a whole. `streak` is
@@ -35,7 +35,7 @@ class RewardTrouble:
     """
 
     reward: str
-    kind: TroubleKind
+    kind: ProblemKind
     message: str
     prompt_id: int
     prompt: str

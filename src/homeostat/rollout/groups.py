@@ -1,0 +1,25 @@
+"""A scored group on its way from the engine to the journal and the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from homeostat.rollout.keys import GroupKey
+from homeostat.types import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A group with every reward's values, and what it came from, as the journal keeps it.
+
+    The samples' rewards are not summed up yet: weights and the run's moments are not the group's.
+    `facts` is JSON: `policy_version`, `origin` and `sampled_with` say what the sampling depended
+    on, for a run to judge whether the group still holds; `logged` has the values that reward
+    functions handed to log_metric, by the metric's name.
+    """
+
+    key: GroupKey
+    group: RolloutGroup
+    facts: Mapping[str, Any]

@@ -1,0 +1,82 @@
+"""Samples groups of completions from an engine, and yields each as soon as it is whole.
+
+    Draw (a prompt and its name) ... -> requests -> engine -> (place, completions of one group) ...
+
+The requests of all groups are submitted at once, so that the engine sees the same batch whatever
+becomes of the groups that are finished first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from homeostat.rollout.engine import Engine, Request, Sampling, stream
+from homeostat.types import Completion, Prompt
+
+# Called with the number of completions that are finished and the number of all.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A prompt to be answered by a group of samples.
+
+    `name` is the group's: its requests are `<name>/<sample>`, which keys their noise, and they
+    share the computation of the prompt.
+    """
+
+    name: str
+    prompt: Prompt
+
+
+class Sampler:
+    """Samples from one engine. `stall_s`: how long it may go without finishing any request."""
+
+    def __init__(self, engine: Engine, *, seed: int, stall_s: float) -> None:
+        self.engine = engine
+        self.seed = seed
+        self.stall_s = stall_s
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights that the next group is sampled with."""
+        return self.engine.policy_version
+
+    def sample(
+        self,
+        draws: Sequence[Draw],
+        *,
+        sampling: Sampling,
+        num_samples: int,
+        deadline_s: float | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """Yield the place of a group among `draws` and its completions, as groups are finished.
+
+        Raises EngineError where the engine stalls or is not in a state to go on.
+        """
+        requests = {
+            f"{draw.name}/{sample}": (place, sample)
+            for place, draw in enumerate(draws)
+            for sample in range(num_samples)
+        }
+        assert len(requests) == len(draws) * num_samples, "two groups have the same name"
+        groups: list[dict[int, Completion]] = [{} for _ in draws]
+        to_submit = [
+            Request(
+                id=id,
+                tokens_T=draws[place].prompt.tokens_T,
+                sampling=sampling,
+                seed=self.seed,
+                session_key=draws[place].name,
+                deadline_s=deadline_s,
+            )
+            for id, (place, _) in requests.items()
+        ]
+        for done, completion in enumerate(stream(self.engine, to_submit, timeout_s=self.stall_s)):
+            place, sample = requests[completion.request_id]
+            groups[place][sample] = completion
+            progress(done + 1, len(requests))
+            if len(groups[place]) == num_samples:
+                yield place, [groups[place][number] for number in range(num_samples)]

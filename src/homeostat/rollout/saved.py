@@ -1,0 +1,104 @@
+"""The rollouts of a step, taken from the journal of another run (debug.rollouts).
+
+    journal -> checks that they mean the same here -> totals -> keep, or drop for lack of a signal
+
+Nothing is sampled or scored: only the sums of the rewards are computed anew, by this run's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from homeostat.config.algorithm import DynamicSamplingConfig
+from homeostat.config.rewards import RewardsConfig
+from homeostat.config.rollout import RolloutConfig
+from homeostat.data.prompts import PromptSampler, PromptSet
+from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.errors import DataError
+from homeostat.rewards.combine import RunningMoments
+from homeostat.rollout.collect import StepRollouts, Tell, training_sampling
+from homeostat.rollout.groups import GroupRecord
+from homeostat.rollout.journal import Journal
+from homeostat.rollout.sampled_with import require_same_sampling, sampled_with
+from homeostat.rollout.totals import with_totals
+from homeostat.types import RolloutGroup
+
+
+class SavedRollouts:
+    """Gathers the groups of a step from the journal of another run."""
+
+    def __init__(
+        self,
+        rollout: RolloutConfig,
+        rewards: RewardsConfig,
+        *,
+        dynamic: DynamicSamplingConfig | None,
+        prompts: PromptSet,
+        prompt_sampler: PromptSampler,
+        tokenizer: ChatTokenizer,
+        moments: RunningMoments,
+        saved: Journal,
+    ) -> None:
+        self.rollout = rollout
+        self.rewards = rewards
+        self.dynamic = dynamic
+        self.prompts = prompts
+        self.prompt_sampler = prompt_sampler
+        self.moments = moments
+        self.saved = saved
+        self.sampled_with = sampled_with(training_sampling(rollout, tokenizer), tokenizer)
+
+    def collect(self, step: int, *, tell: Tell) -> StepRollouts:
+        """The groups of a step. Raises DataError where there are none, or none that fit."""
+        wanted, dynamic = self.rollout.prompts_per_step, self.dynamic
+        found = StepRollouts()
+        for records in self._rounds(step):
+            tell("reading", found.num_rounds, found.num_rounds + 1)
+            self._require_same(records)
+            self.prompt_sampler.take(len(records))
+            found.num_replayed += 1
+            found.take_logged(record.facts.get("logged", {}) for record in records)
+            groups = with_totals([one.group for one in records], self.rewards, self.moments)
+            found.take_round(groups, needs_signal=dynamic is not None)
+            enough = len(found.groups) >= wanted
+            if enough or (dynamic is not None and found.num_rounds == dynamic.max_rounds):
+                break
+        return found
+
+    def _rounds(self, step: int) -> list[list[GroupRecord]]:
+        """The rounds of a step up to the first that is not whole."""
+        rounds = []
+        for _, keys in groupby(self.saved.keys(step), key=lambda key: key.round):
+            records = [self.saved.read(key, self.prompts.__getitem__) for key in keys]
+            whole = [record for record in records if record is not None]
+            if len(whole) < len(records):
+                break
+            rounds.append(whole)
+        if not rounds:
+            steps = self.saved.steps()
+            has = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
+            raise DataError(
+                f"debug.rollouts: {self.saved.folder} holds {has}, and not step {step}. Set "
+                "trainer.max_steps to what is there."
+            )
+        return rounds
+
+    def _require_same(self, records: Sequence[GroupRecord]) -> None:
+        folder = self.saved.folder
+        for record in records:
+            stored = record.facts.get("sampled_with")
+            require_same_sampling(stored, self.sampled_with, folder=folder)
+        self._require_rewards([record.group for record in records])
+
+    def _require_rewards(self, groups: Sequence[RolloutGroup]) -> None:
+        """Saved rollouts have the values of the rewards of then, and of no others."""
+        stored = groups[0].samples[0].rewards
+        labels = [reward.label for reward in self.rewards.functions]
+        unknown = [label for label in labels if label not in stored]
+        if unknown:
+            raise DataError(
+                f"debug.rollouts: the rollouts in {self.saved.folder} have no values of the reward "
+                f"{unknown[0]!r} (they have: {', '.join(stored)}), and none is computed anew. Name "
+                "those in rewards.functions; their weights may be others."
+            )

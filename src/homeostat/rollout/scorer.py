@@ -1,0 +1,76 @@
+"""From the completions of a prompt to a group with every reward's values.
+
+    completions -> text of what the policy wrote -> rewards, in worker processes -> RolloutGroup
+
+Scoring starts when it is asked for, and is awaited later: like sampling, it goes on beside whatever
+the caller does. A sample's rewards are not summed up here: see rollout/totals.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
+from homeostat.rewards.pool import PendingScore, RewardPool
+from homeostat.types import Completion, Prompt, RolloutGroup, Sample
+
+# Values that reward functions handed to log_metric, by the metric's name.
+Logged = dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingGroup:
+    """A group whose rewards are being computed."""
+
+    unscored: UnscoredGroup
+    completions: Sequence[Completion]
+    pending: PendingScore
+
+    def result(self) -> tuple[RolloutGroup, Logged]:
+        """Wait for the rewards. Returns the group and what reward functions logged about it."""
+        scored = self.pending.result()
+        samples = [
+            Sample(
+                completion,
+                self.unscored.texts[index],
+                {name: values[index] for name, values in scored.values.items()},
+                None,
+                {name: cells[index] for name, cells in scored.extras.items()},
+                scored.failed_on(index),
+            )
+            for index, completion in enumerate(self.completions)
+        ]
+        return RolloutGroup(self.unscored.prompt, tuple(samples)), _logged(scored)
+
+
+class Scorer:
+    """Decodes completions and has them scored by the pool."""
+
+    def __init__(self, rewards: RewardPool, tokenizer: ChatTokenizer, *, total_steps: int) -> None:
+        self.rewards = rewards
+        self.tokenizer = tokenizer
+        self.total_steps = total_steps
+
+    def begin(
+        self, prompt: Prompt, completions: Sequence[Completion], *, step: int
+    ) -> PendingGroup:
+        """Start the rewards of a group, which are told the step that they are for."""
+        ids = [completion.policy_tokens_T.tolist() for completion in completions]
+        unscored = UnscoredGroup(prompt, [self._text(tokens) for tokens in ids], ids)
+        pending = self.rewards.submit(unscored, step=step, total_steps=self.total_steps)
+        return PendingGroup(unscored, completions, pending)
+
+    def _text(self, tokens: list[int]) -> str:
+        special = self.tokenizer.is_special
+        return self.tokenizer.decode([token for token in tokens if not special(token)])
+
+
+def _logged(scored: ScoredGroup) -> Logged:
+    """What functions logged, by its name in the metrics."""
+    found: Logged = {}
+    for name, values in scored.metrics.items():
+        label, _, own = name.partition("/")
+        found.setdefault(f"rewards/{label}/logged/{own}", []).extend(values)
+    return found

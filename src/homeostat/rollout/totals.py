@@ -1,0 +1,43 @@
+"""The rewards that are trained on: weighted, summed up, normalised by the run so far, clipped.
+
+The run's moments take in the groups of a round together, in the order of drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from homeostat.config.rewards import RewardsConfig
+from homeostat.rewards.combine import RunningMoments, finish
+from homeostat.rewards.groups import ScoredGroup
+from homeostat.types import RolloutGroup
+
+
+def with_totals(
+    groups: Sequence[RolloutGroup], config: RewardsConfig, moments: RunningMoments
+) -> list[RolloutGroup]:
+    """The groups with `reward` of every sample filled in. Takes them into `moments`."""
+    labels = [reward.label for reward in config.functions]
+    sums = finish([_scored(group, labels) for group in groups], config, moments)
+    return [
+        replace(
+            group,
+            samples=tuple(
+                replace(sample, reward=reward)
+                for sample, reward in zip(group.samples, rewards_G, strict=True)
+            ),
+        )
+        for group, rewards_G in zip(groups, sums, strict=True)
+    ]
+
+
+def _scored(group: RolloutGroup, labels: Sequence[str]) -> ScoredGroup:
+    samples = group.samples
+    return ScoredGroup(
+        {label: [sample.rewards[label] for sample in samples] for label in labels},
+        {
+            label: frozenset(n for n, sample in enumerate(samples) if label in sample.failed)
+            for label in labels
+        },
+    )

@@ -1,0 +1,43 @@
+"""Records what goes wrong in rewards as events, with the input; it never ends the run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from homeostat.rewards.problems import RewardProblem
+from homeostat.run.session.session import Session
+
+# Number of problems of one kind and reward that are written to the events.
+MAX_EVENTS = 20
+
+log = logging.getLogger(__name__)
+
+
+class ProblemLog:
+    """Turns the problems of rewards into events of the step at hand."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.step = session.start_step
+        self._told: Counter[tuple[str, str]] = Counter()
+
+    def take(self, problem: RewardProblem) -> None:
+        key = (problem.reward, problem.kind)
+        self._told[key] += 1
+        if self._told[key] <= MAX_EVENTS:
+            if problem.kind.is_error:
+                log.warning("%s", problem)
+            self.session.event(
+                "reward_trouble",
+                self.step,
+                reward=problem.reward,
+                failure=str(problem.kind),
+                message=problem.message,
+                num_samples=problem.num_samples,
+                prompt_id=problem.prompt_id,
+                prompt=problem.prompt,
+                completion=problem.completion,
+                traceback=problem.traceback_tail,
+                calls_in_a_row=problem.streak,
+            )
