@@ -12,7 +12,7 @@ SAY_MACHINE := -c 'from homeostat.observe.processor import this_processor; print
 # unless bytecode may be written, and many tests start such processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-slow test-ranks setup-vllm test-vllm docs bench-setup clean
+.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-ranks setup-vllm test-vllm docs bench-setup clean
 
 setup: $(STAMP)
 
@@ -54,10 +54,11 @@ layers: setup
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not ranks and not slow' --numprocesses 2 --dist worksteal
 
-# Slower variants of tests in the default suite: every other moment of a crash, place of a full disk
-# and transport. CI leaves them out; run them once a night, and before a release.
-test-nightly test-slow: machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not vllm' --numprocesses 2 --dist worksteal
+# Slower variants of tests in the default suite (every other moment of a crash, place of a full disk
+# and transport, the larger shapes of kernels), and all property tests with twelve times the
+# examples. CI leaves them out; run them once a night, and before a release (CONTRIBUTING.md).
+test-nightly: machine
+	OMP_NUM_THREADS=1 HOMEOSTAT_TEST_PROFILE=nightly $(BIN)/python -m pytest -m '(slow or hypothesis) and not vllm' --numprocesses 2 --dist worksteal
 
 # Tests over several trainer ranks: each start launches several processes that import torch.
 test-ranks: machine

@@ -87,14 +87,13 @@ def config_of(place: Path, name: str, *, steps: int, workers: int) -> RunConfig:
     return build_config(raw, [], file=None)
 
 
-def held_back(
-    self: Sampler, *arguments: Any, **named: Any
-) -> Iterator[tuple[int, list[Completion]]]:
-    """The groups of a round, none before the last one has been sampled."""
-    return iter(list(sample(self, *arguments, **named)))
-
-
+Groups = Iterator[tuple[int, list[Completion]]]
 sample = Sampler.sample
+
+
+def held_back(sampler: Sampler, *arguments: Any, **named: Any) -> Groups:
+    """The groups of a round, none before the last one has been sampled."""
+    return iter(list(sample(sampler, *arguments, **named)))
 
 
 def train(config: RunConfig, kind: str) -> list[dict[str, float]]:

@@ -86,10 +86,18 @@ def train_through(config: RunConfig, moments: list[str | None], undisturbed: Run
     assert_equal(config, undisturbed)
 
 
+# Each process that lives long enough to import torch takes seconds.
+AT_STARTS: dict[str, list[str | None]] = {
+    "once each": ["spawn", "poll 2", None],
+    "more": ["spawn", "poll 2", "spawn", "load", "apply 1", None],
+}
+
+
+@pytest.mark.parametrize("when", ["once each", pytest.param("more", marks=pytest.mark.slow)])
 def test_a_death_while_it_starts_or_is_started_again_costs_one_restart(
-    mortal: Mortal, undisturbed: RunConfig
+    mortal: Mortal, undisturbed: RunConfig, when: str
 ) -> None:
-    moments = ["spawn", "poll 2", "spawn", "load", "apply 1", None]
+    moments = AT_STARTS[when]
     train_through(mortal(moments, OWN[1], "engine.max_restarts=5"), moments, undisturbed)
 
 

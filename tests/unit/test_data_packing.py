@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.data.packing import fill, group, pack
@@ -33,7 +33,6 @@ def realistic_lengths(noise: np.random.Generator, num_rows: int) -> np.ndarray:
     return np.clip(noise.lognormal(5.25, 0.75, num_rows), 8, 4096).astype(int)
 
 
-@settings(max_examples=300, deadline=None)
 @given(lengths_and_budgets)
 def test_every_row_once_within_the_budget_and_no_more_bins_than_first_fit(case):
     lengths, max_tokens = case
@@ -80,7 +79,6 @@ def test_grouping_keeps_the_order():
     assert group([], 2) == []
 
 
-@settings(max_examples=300, deadline=None)
 @given(lengths_and_budgets, st.integers(1, 8))
 def test_data_groups_get_bins_in_full_rounds_of_almost_equal_loads(case, num_groups):
     lengths, max_tokens = case
@@ -92,7 +90,6 @@ def test_data_groups_get_bins_in_full_rounds_of_almost_equal_loads(case, num_gro
         assert idle_tokens(bins, lengths, num_groups) <= (num_groups - 1) * max_tokens
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(1, 120), max_size=60), st.integers(1, 7), st.integers(2, 8))
 def test_packing_off_gives_full_rounds_of_almost_equal_loads_too(lengths, per_bin, num_groups):
     bins = group(lengths, per_bin, multiple_of=num_groups)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.data.sources import BadRowError, open_rows, source_files
@@ -176,7 +176,6 @@ def test_a_bad_line_is_a_bad_row(tmp_path, line, reason):
     assert caught.value.reason == reason
 
 
-@settings(max_examples=150, deadline=None)
 @given(content=st.binary(max_size=300) | st.text(max_size=100).map(lambda text: text.encode()))
 def test_any_bytes_as_json_lines_give_rows_or_data_errors(tmp_path_factory, content):
     file = tmp_path_factory.getbasetemp() / "fuzz.jsonl"

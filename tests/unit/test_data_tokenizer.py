@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
@@ -46,7 +46,6 @@ def change(file: Path, **values: object) -> None:
     file.write_text(json.dumps({name: value for name, value in content.items() if value}))
 
 
-@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60) | st.text(alphabet="the \n<|im_end>", max_size=30))
 def test_tokens_cover_the_text_and_decode_to_it(tokenizer, text):
     ids, offsets = tokenizer.encode(text)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.rounding import assert_right_to_rounding
 from torch.nn import functional
@@ -101,7 +101,6 @@ def qkv(num_tokens, *, heads, kv_heads, dim=12, seed=0):
     return [torch.randn(num_tokens, count, dim, generator=generator) for count in sizes]
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=20),
     groups=st.sampled_from([(4, 4), (4, 2), (3, 1)]),

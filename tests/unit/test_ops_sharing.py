@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import tiny_rl
 from tests.support.rounding import assert_right_to_rounding
@@ -73,7 +73,6 @@ def test_values_and_gradients_are_those_of_the_whole_batch(
         torch.testing.assert_close(made["shared"][1][name], grad, rtol=1e-4, atol=near)
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), groups=st.integers(1, 4), samples=st.integers(1, 4))
 def test_every_token_is_one_of_the_distinct_ones(seed: int, groups: int, samples: int) -> None:
     batch = batch_of(np.random.default_rng(seed), groups=groups, samples=samples)

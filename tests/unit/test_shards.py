@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -59,7 +59,6 @@ SHAPES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes=SHAPES, inner=st.lists(st.integers(0, 9), max_size=4), data=st.data())
 def test_any_rows_come_back(shapes: list[tuple[int, ...]], inner: list[int], data) -> None:
     tensors = random_tensors(shapes)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from tests.parity.tiny_models import FAMILIES, random_model, save
@@ -83,7 +83,6 @@ def test_the_checksum_is_of_bits_in_order_not_of_memory() -> None:
     assert tensor_checksums([data, base]) == [tensor_checksum(data.clone()), tensor_checksum(base)]
 
 
-@settings(deadline=None, max_examples=100)
 @given(seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "bfloat16", "int64"]))
 def test_an_altered_bit_or_a_swap_is_always_noticed(seed: int, dtype: str) -> None:
     rng = np.random.default_rng(seed)
@@ -135,7 +134,6 @@ def test_the_checksum_over_all_tells_names_dtypes_shapes_and_order() -> None:
 # Buckets.
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 60), max_size=20),
     bucket_bytes=st.integers(1, 400),

@@ -30,8 +30,8 @@ from homeostat.config.vllm import VllmEngineConfig
 from homeostat.errors import EngineDiedError, EngineError
 from homeostat.models.lora import merged_state
 from homeostat.rollout.engine import Quiesce, Request, Sampling
+from homeostat.rollout.registry import ENGINES
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.rollout.vllm.host import FACTORY
 from homeostat.rollout.vllm.served import Served
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.publish import Publisher
@@ -76,7 +76,7 @@ def engine(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     }
     spec = GroupSpec(
         factory="homeostat.rollout.server:serve_engine",
-        kwargs={"factory": FACTORY, "kwargs": kwargs},
+        kwargs={"factory": ENGINES["vllm"].factory, "kwargs": kwargs},
         kind="engine",
         name="engine",
         log_file=tmp_path_factory.mktemp("engine") / "engine.log",

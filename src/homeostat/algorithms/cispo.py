@@ -28,6 +28,7 @@ def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, bounds: ClipBounds) -> 
     A dual clip has no meaning here.
     """
     assert bounds.dual == math.inf, "a dual clip bounds a ratio's gradient, and CISPO has none"
+    # Detached: the gradient comes from the log-prob alone, which is what "never clipped" means.
     ratio_M = ratio_of(log_ratio_M.detach())
     weight_M = ratio_M.clamp(1 - bounds.low, 1 + bounds.high)
     loss_M = -weight_M * tokens.advantage_M * tokens.trainer_logp_M

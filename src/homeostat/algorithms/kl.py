@@ -38,6 +38,7 @@ def k3(logp_M: Tensor, ref_logp_M: Tensor) -> Tensor:
 
     It uses expm1: near 0, where k3 is x^2 / 2, exp(x) - 1 would leave only rounding errors.
     """
+    # One token that the reference finds far more likely must not make the loss infinite.
     x_M = (ref_logp_M - logp_M).clamp(max=MAX_LOG_RATIO)
     return x_M.expm1() - x_M
 
@@ -55,5 +56,6 @@ def next_coefficient(
     """
     if not math.isfinite(kl):
         return coefficient
+    # Bounded, so that one noisy measurement cannot change the coefficient much.
     error = max(-MAX_ERROR, min(MAX_ERROR, kl / target - 1))
     return coefficient * (1 + error * min(1.0, num_samples / horizon))

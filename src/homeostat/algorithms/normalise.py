@@ -39,6 +39,7 @@ def row_weights(
     if normalise == "token":
         return weights_S, float(lengths_S[counted_S].sum())
     if normalise == "sequence":
+        # Lengths of 0 have weight 0 anyway; the maximum only avoids a division by zero.
         return weights_S / np.maximum(lengths_S, 1), float(counted_S.sum())
     assert fixed_length is not None, "normalise=fixed needs a length"
     return weights_S, float(counted_S.sum()) * fixed_length
@@ -49,4 +50,5 @@ def row_means(values_M: Tensor, row_of_M: Tensor, num_rows: int) -> Tensor:
     zeros_B = values_M.new_zeros(num_rows)
     sum_B = zeros_B.index_add(0, row_of_M, values_M)
     length_B = zeros_B.index_add(0, row_of_M, values_M.new_ones(values_M.shape))
+    # A row without tokens has sum 0, so it stays 0.
     return sum_B / length_B.clamp_min(1)

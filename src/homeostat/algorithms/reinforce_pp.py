@@ -39,6 +39,7 @@ def discounted_returns(score: float, penalty_T: FloatArray64, *, discount: float
     returns_T = -penalty_T
     if len(returns_T):
         returns_T[-1] += score
+    # Backwards, because each return includes the discounted one after it.
     for token in range(len(returns_T) - 2, -1, -1):
         returns_T[token] += discount * returns_T[token + 1]
     return returns_T

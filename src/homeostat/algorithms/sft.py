@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def loss_spec(config: SftConfig, rows: Sequence[TokenRow]) -> LossSpec:
     """Return the loss of an update over these rows. The first token of a row is never predicted."""
+    # Without the first token, which nothing predicts.
     weights = [float(row.weights_T[1:].sum()) for row in rows]
     if config.normalise == "row":
         denominator = float(sum(weight > 0 for weight in weights))
@@ -41,6 +42,7 @@ def row_sums(logp_M: Tensor, weights_M: Tensor, row_of_M: Tensor, num_rows: int)
 def loss(nll_B: Tensor, weight_B: Tensor, spec: LossSpec) -> Tensor:
     """Compute this micro-batch's share of the update's loss."""
     if spec.params["normalise"] == "row":
+        # A row without trained tokens has nll 0; the bound only avoids 0 / 0.
         nll_B = nll_B / weight_B.clamp_min(1e-30)
     return nll_B.sum() / spec.denominator
 

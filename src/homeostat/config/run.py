@@ -119,3 +119,9 @@ class RunConfig(Settings):
     def is_rl(self) -> bool:
         """Return whether this is reinforcement learning rather than SFT."""
         return not isinstance(self.algorithm, SftConfig)
+
+    @property
+    def sft(self) -> SftConfig:
+        """Return the algorithm of a run that is known to be SFT."""
+        assert isinstance(self.algorithm, SftConfig), self.algorithm.type
+        return self.algorithm

@@ -118,6 +118,7 @@ class ChatTokenizer:
 
         Raises OverlongTextError if `max_tokens` is set and the text must have more.
         """
+        # The lower bound costs nothing, while tokenising megabytes takes seconds.
         if self.max_tokens is not None and self.least_tokens(text) > self.max_tokens:
             raise OverlongTextError(self.least_tokens(text))
         return _arrays(self._encode(text))
@@ -136,6 +137,7 @@ class ChatTokenizer:
         )  # fmt: skip
         ids, offsets = _arrays(encoding)
         is_whole = num_tokens == len(ids)
+        # Labels must not reach beyond the tokens that are certain.
         known = len(text) if is_whole else int(offsets[num_tokens - 1, 1])
         return ids[:num_tokens], offsets[:num_tokens], known
 
@@ -143,6 +145,7 @@ class ChatTokenizer:
         try:
             return self._backend.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
+            # JSON may contain lone surrogates as escapes; the Rust tokenizer refuses them.
             raise BadRowError("not valid Unicode", "the text holds half a surrogate pair") from None
 
     def _is_content(self, token: int, text: str) -> bool:
@@ -208,6 +211,7 @@ class ChatTokenizer:
     def save(self, folder: Path) -> None:
         """Write the tokenizer in HF's format, with the pad token and template of this run."""
         assert self._original is not None, "a tokenizer that was sent to a worker cannot be saved"
+        # The export must behave as the run did, whatever the original files said.
         self._original.pad_token = self._original.convert_ids_to_tokens(self.pad_id)
         self._original.chat_template = self.chat_template
         self._original.save_pretrained(str(folder))
@@ -222,6 +226,7 @@ class ChatTokenizer:
 
     def _hash(self) -> str:
         parts = {
+            # The whole tokenizer, not its path: files can change under the same name.
             "tokenizer": self._backend.to_str(),
             "template": self.chat_template,
             "eos": self.eos_id,
@@ -261,6 +266,7 @@ def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
 
 def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
     path = Path(place)
+    # Never contact a hub, and never run code that came with a checkpoint.
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     special: dict[str, int] = {}
     with RefuseVendorErrors(
@@ -273,6 +279,7 @@ def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
             if path.suffix.lower() != ".gguf":
                 raise ModelError(f"{setting}: {place} is neither a folder nor a .gguf file.")
             require_gguf(setting)
+            # The gguf library trusts the lengths in the file, so check them first.
             require_whole(path, setting=setting)
             special = read_gguf_special_tokens(path, setting=setting)
             options["gguf_file"] = path.name
@@ -301,6 +308,7 @@ def _chat_template(
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ModelError(f"{setting}: {model.chat_template!r}: {reason}.") from None
+    # Older tokenizers have several named templates; only "default" is unambiguous.
     if isinstance(found, dict):
         if "default" not in found:
             _refuse_choice(sorted(found), setting)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -199,6 +200,11 @@ class Decoder(nn.Module):
     def causal_lm(self) -> nn.Module:
         """Return the module whose parameter names are the Hugging Face names."""
         return self
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers in order, typed: nn.ModuleList does not know what it holds."""
+        return cast(list[Layer], list(self.model.layers))
 
     def output_weight(self) -> Tensor:
         """Return [V, D]: logits would be hidden @ output_weight.T."""

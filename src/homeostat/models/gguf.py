@@ -75,6 +75,7 @@ class GgufFile:
         self.path = path
         if not path.is_file():
             raise ModelError(f"model.path: {path} does not exist.")
+        # The gguf library trusts the lengths in the file, so check them first.
         require_whole(path, setting="model.path")
         try:
             self._reader = reader_class(path)
@@ -122,6 +123,7 @@ class GgufFile:
             "max_position_embeddings": self._whole("max_position_embeddings"),
             "rms_norm_eps": self._number("rms_norm_eps", 1e-6),
             "hidden_act": "silu",
+            # GGUF has no flag for it: a tied model simply has no output matrix.
             "tie_word_embeddings": "output.weight" not in tensors,
             "rope_parameters": self._rope(tensors.keys()),
         }
@@ -149,6 +151,7 @@ class GgufFile:
                 ) from None
             # Copy, because unquantised values are a read-only view of the file.
             values = torch.from_numpy(np.array(values, dtype=np.float32))
+            # GGUF lists dimensions from the fastest to the slowest, torch the other way round.
             values = values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
             yield self._hf_name(tensor.name), self._unpermute(tensor.name, values)
 
@@ -159,6 +162,7 @@ class GgufFile:
             yield self._hf_name(tensor.name), torch.empty(size, device="meta")
 
     def _rope(self, names: Any) -> dict[str, Any]:
+        # The frequencies could be used, but an HF export needs the settings behind them.
         if "rope_freqs.weight" in names:
             raise ModelError(
                 f"model.path: {self.path} stores scaled rotary frequencies (Llama 3.1 and later) "
@@ -195,6 +199,7 @@ class GgufFile:
                 f"model.path: {self.path}: {name} has {values.shape[0]} rows, which cannot be the "
                 f"pairs of {num_heads} heads."
             )
+        # Neighbouring pairs become halves: undo the permutation that llama.cpp applied.
         pairs = values.unflatten(0, (num_heads, -1, 2))
         return pairs.transpose(1, 2).reshape(values.shape)
 

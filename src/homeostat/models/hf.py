@@ -153,6 +153,7 @@ def _shards(
         if shard and num_bytes + tensor.nbytes > max_shard_bytes:
             yield shard
             shard, num_bytes = {}, 0
+        # safetensors needs contiguous tensors; one shard at a time bounds the host memory.
         shard[name] = tensor.detach().to("cpu").contiguous()
         num_bytes += tensor.nbytes
     if shard:
@@ -161,6 +162,7 @@ def _shards(
 
 def _name_shards(folder: Path, parts: list[Path], names: list[list[str]], num_bytes: int) -> None:
     if len(parts) == 1:
+        # A single shard gets the conventional name, which other libraries look for first.
         os.replace(parts[0], folder / SINGLE)
         return
     weight_map = {}
@@ -174,6 +176,7 @@ def _name_shards(folder: Path, parts: list[Path], names: list[list[str]], num_by
 
 def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return the config with the dtype of the saved weights, under the key that it used."""
+    # transformers renamed the key; keep the one that the checkpoint used.
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     return {**config, key: str(dtype).removeprefix("torch.")}
 

@@ -80,6 +80,7 @@ class TransformersModel(nn.Module):
 
         `states` collects the hidden states of layers.
         """
+        # A model that cannot pack runs one document at a time: slower, but right.
         sizes = [tokens_N.shape[0]] if self.packs else list(layout.lengths)
         keys = [None] * len(sizes) if dropout_keys_N is None else dropout_keys_N.split(sizes)
         parts = zip(tokens_N.split(sizes), positions_N.split(sizes), keys, strict=True)
@@ -90,9 +91,11 @@ class TransformersModel(nn.Module):
         was_training = self.training
         try:
             with torch.no_grad():
+                # Dropout only shows in training mode; the other probes need evaluation mode.
                 _refuse_dropout(self.train().causal_lm)
                 _probe_logits(self.eval().causal_lm)
                 self.packs = self.takes_positions and self._packs()
+        # A RuntimeError like those of vendors, but one that the user can act on.
         except torch.OutOfMemoryError:
             raise
         except _VENDOR_ERRORS as error:
@@ -126,6 +129,7 @@ class TransformersModel(nn.Module):
         layout = PackedLayout.of(_PROBE_LENGTHS, device)
         tokens_N = _probe_tokens(self.causal_lm, layout.num_tokens)
         positions_N = torch.cat([torch.arange(length) for length in _PROBE_LENGTHS]).to(device)
+        # `packs` is still False here, so this runs the documents one by one.
         separate = self.hidden(tokens_N, positions_N, layout)
         together = self._run(tokens_N, positions_N, None)
         return _close(together, separate)
@@ -155,9 +159,11 @@ def load_transformers(
     try:
         if init == "random":
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            # Drawing weights must not advance the global generator of the run.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 return AutoModelForCausalLM.from_config(config, **wanted)
+        # Raises our own message if there are only pickled weights, before transformers looks.
         weight_files(folder)
         causal_lm, report = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, local_files_only=True, output_loading_info=True, **wanted
@@ -231,6 +237,7 @@ def _probe_logits(causal_lm: nn.Module) -> None:
     weight_VD = causal_lm.get_output_embeddings().weight
     hidden = _trunk(causal_lm)(input_ids=tokens, use_cache=False).last_hidden_state
     plain = hidden @ weight_VD.t()
+    # Scale so that the largest logit is far beyond any soft cap.
     for factor in (0.0, _PROBE_LOGIT / float(plain.abs().max().clamp_min(1e-30))):
 
         def scale(module: nn.Module, args: Any, outputs: Any, factor: float = factor) -> Any:
@@ -258,6 +265,7 @@ def _probe_tokens(causal_lm: nn.Module, count: int) -> Tensor:
 
 
 def _close(actual: Tensor, expected: Tensor) -> bool:
+    # Far above rounding, far below what cross-talk or a soft cap causes.
     tolerance = 1e-4 if expected.dtype == torch.float32 else 3e-2
     limit = tolerance * float(expected.abs().max().clamp_min(1e-6))
     return bool((actual - expected).abs().max() <= limit)

@@ -13,6 +13,7 @@ import platform
 import shutil
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +200,17 @@ def missing_extras() -> dict[str, str]:
 
 def _versions() -> dict[str, str]:
     versions = {"homeostat": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {package: _installed(package) for package in PACKAGES}
+    return versions | {package: version for package, version in found.items() if version}
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """Return the installed version. Cached: it takes milliseconds to parse a package's metadata."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _machine(folder: Path) -> dict[str, str]:

@@ -50,6 +50,8 @@ def dropout_keys(row_ids_N: Tensor, positions_N: Tensor, *, seed: int, step: int
     """Return int64 [N]: one key per token."""
     key_N = _mix64(torch.full_like(row_ids_N, seed, dtype=torch.int64))
     for part in (step, row_ids_N, positions_N):
+        # Mix after each part: a plain sum would give (row 1, position 2) and (row 2, position 1)
+        # one key.
         key_N = _mix64(key_N + part)
     return key_N
 
@@ -68,10 +70,12 @@ def keep_mask(keys_N: Tensor, *, module: int, channels: int, rate: float) -> Ten
     bits_NC = low_N[:, None] ^ channel_C
     bits_NC ^= _shift(bits_NC, 16)
     bits_NC *= _MIX_A_32
+    # The upper half of the key enters between the two rounds, so all 64 bits matter.
     bits_NC ^= high_N[:, None]
     bits_NC ^= _shift(bits_NC, 15)
     bits_NC *= _MIX_B_32
     bits_NC ^= _shift(bits_NC, 16)
+    # Drop the sign bit, so that the comparison is with an unsigned number of 31 bits.
     return bits_NC.bitwise_and_(0x7FFFFFFF) >= round(rate * 2**31)
 
 

@@ -70,6 +70,7 @@ class WorkerProcess:
         # Identifies all descendants of the worker.
         self._marker = uuid.uuid4().hex
         self.channel, theirs = socket.socketpair()
+        # A worker that does not read must not block the trainer forever.
         self.channel.settimeout(SEND_SECONDS)
         with theirs:
             self._process = _start(
@@ -90,6 +91,7 @@ class WorkerProcess:
     def hear(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived. Call it when the channel is readable."""
         try:
+            # One read per call: poll said that there is data, and a second read could block.
             data = self.channel.recv(2**20)
             self._reader.add(data)
             messages = []
@@ -110,6 +112,7 @@ class WorkerProcess:
         A crash of a reward's own code ends it by another signal, or with an exit code.
         """
         code = self._process.returncode
+        # Negative: the guardian itself was killed. 128 + 9: it reports that the worker was.
         return code is not None and (code < 0 or code == 128 + signal.SIGKILL)
 
     def last_words(self) -> str:
@@ -141,6 +144,7 @@ class WorkerProcess:
         while time.monotonic() < end:
             time.sleep(0.02)
             before, size = size, os.fstat(self._dump.fileno()).st_size
+            # faulthandler writes without an end mark, so a size that stays the same must do.
             if size and size == before:
                 return
 

@@ -37,8 +37,8 @@ from homeostat.rollout.groups import GroupRecord
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.keys import GroupKey
 from homeostat.rollout.sampled_with import sampled_with
-from homeostat.rollout.sampler import Draw, Sampler
-from homeostat.rollout.scorer import Logged, Scorer
+from homeostat.rollout.sampler import Draw, Progress, Sampler
+from homeostat.rollout.scorer import PendingGroup, Scorer
 from homeostat.rollout.totals import with_totals
 from homeostat.types import RolloutGroup
 
@@ -56,7 +56,7 @@ class StepRollouts:
     passed_over: list[RolloutGroup] = field(default_factory=list)
     num_rounds: int = 0
     num_replayed: int = 0
-    # Until the last completion of a round, and from then to the last reward.
+    # Seconds until the last completion of each round, and that were waited for rewards after it.
     generate_s: float = 0.0
     reward_s: float = 0.0
     # Sum and number of what functions handed to log_metric, by the metric's name.
@@ -184,7 +184,8 @@ class Collector:
         """Sample and score a round, and keep it in the journal."""
         assert self.sampler is not None, "sampling needs an engine"
         facts = {**self._facts(), "sampled_with": self.sampled_with}
-        scored = sample_and_score(
+        started = time.perf_counter()
+        pending = sample_and_score(
             [Draw(str(key), self.prompts[prompt_id]) for key, prompt_id in keys.items()],
             sampler=self.sampler,
             scorer=self.scorer,
@@ -192,31 +193,19 @@ class Collector:
             num_samples=self.rollout.samples_per_prompt,
             deadline_s=self.rollout.deadline_s,
             step=next(iter(keys)).step,
-            tell=tell,
+            progress=lambda done, total: tell("sampling", done, total),
         )
-        found.generate_s += scored.generate_s
-        found.reward_s += scored.reward_s
-        records = [
-            GroupRecord(key, group, {**facts, "logged": logged})
-            for key, (group, logged) in zip(keys, scored.groups, strict=True)
-        ]
-        for record in records:
-            self.journal.append(record)
+        found.generate_s += time.perf_counter() - started
+        records: list[GroupRecord] = []
+        for key, one in zip(keys, pending, strict=True):
+            tell("scoring", len(records), len(keys))
+            started = time.perf_counter()
+            group, logged = one.result()
+            found.reward_s += time.perf_counter() - started
+            records.append(GroupRecord(key, group, {**facts, "logged": logged}))
+            self.journal.append(records[-1])
         self.journal.barrier()
         return records
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredRound:
-    """The groups of a round, in the order of drawing, and what rewards logged about each.
-
-    `generate_s` is the time until the last completion; `reward_s` what was waited for rewards after
-    that.
-    """
-
-    groups: list[tuple[RolloutGroup, Logged]]
-    generate_s: float
-    reward_s: float
 
 
 def sample_and_score(
@@ -228,26 +217,24 @@ def sample_and_score(
     num_samples: int,
     step: int,
     deadline_s: float | None = None,
-    tell: Tell = lambda text, done, total: None,
-) -> ScoredRound:
-    """Sample groups, and score each as soon as it is whole."""
-    started = time.perf_counter()
+    progress: Progress = lambda done, total: None,
+) -> list[PendingGroup]:
+    """Sample groups, and start the rewards of each as soon as it is whole.
+
+    Returns when all are sampled: the groups in the order of drawing, some still being scored.
+    """
+    sampled = sampler.sample(
+        draws,
+        sampling=sampling,
+        num_samples=num_samples,
+        deadline_s=deadline_s,
+        progress=progress,
+    )
     pending = {
         place: scorer.begin(draws[place].prompt, completions, step=step)
-        for place, completions in sampler.sample(
-            draws,
-            sampling=sampling,
-            num_samples=num_samples,
-            deadline_s=deadline_s,
-            progress=lambda done, total: tell("sampling", done, total),
-        )
+        for place, completions in sampled
     }
-    sampled = time.perf_counter()
-    groups = []
-    for place in range(len(draws)):
-        tell("scoring", place, len(draws))
-        groups.append(pending[place].result())
-    return ScoredRound(groups, sampled - started, time.perf_counter() - sampled)
+    return [pending[place] for place in range(len(draws))]
 
 
 def training_sampling(rollout: RolloutConfig, tokenizer: ChatTokenizer) -> Sampling:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
@@ -63,8 +64,7 @@ class Scorer:
         return PendingGroup(unscored, completions, pending)
 
     def _text(self, tokens: list[int]) -> str:
-        special = self.tokenizer.is_special
-        return self.tokenizer.decode([token for token in tokens if not special(token)])
+        return self.tokenizer.decode(list(filterfalse(self.tokenizer.is_special, tokens)))
 
 
 def _logged(scored: ScoredGroup) -> Logged:

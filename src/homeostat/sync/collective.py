@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,9 +30,6 @@ from homeostat.errors import SyncError
 from homeostat.sync.bucket import Bucket
 from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, verified, views
 from homeostat.sync.presence import hold, is_held
-
-if TYPE_CHECKING:
-    _Backend = dist.ProcessGroupGloo | dist.ProcessGroupNCCL
 
 # Of the names of meeting places.
 PREFIX = "collective-"
@@ -118,7 +115,7 @@ class Group:
         self.transport = transport
         self.rank = rank
         self._descriptor: int | None = None
-        self._backend: _Backend | None = None
+        self._backend: Any = None
         self._flat: Tensor | None = None
 
     def buffer(self, num_bytes: int) -> Tensor:
@@ -156,7 +153,7 @@ class Group:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _join(self) -> _Backend:
+    def _join(self) -> Any:
         transport = self.transport
         try:
             transport.folder.mkdir(parents=True, exist_ok=True)
@@ -225,16 +222,17 @@ class _Sending:
         assert self._is_sent, "the broadcast ended by an error that is no SyncError"
 
 
-def _backend(transport: CollectiveTransport, rank: int) -> _Backend:
+def _backend(transport: CollectiveTransport, rank: int) -> Any:
+    """A ProcessGroupNCCL or ProcessGroupGloo: torch's stubs leave out most of what both have."""
     size = transport.num_receivers + 1
-    store = dist.FileStore(str(transport.folder / "store"), size)
+    store = dist.FileStore(str(transport.folder / "store"), size)  # pyright: ignore
     timeout = timedelta(seconds=transport.timeout_s)
     if transport.device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         # Past this, NCCL's watchdog ends the process: ours must be the first to give up.
         options._timeout = 2 * timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # pyright: ignore
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=transport.host)]
     return dist.ProcessGroupGloo(store, rank, size, options)

@@ -78,8 +78,13 @@ class ShardedTrainer:
         self.runtime = runtime
         self.timeout_s = timeout_s
 
-    @cached_property
+    # A protocol's property is matched by a property, not by a cached one.
+    @property
     def sheet(self) -> ModelSheet:
+        return self._sheet
+
+    @cached_property
+    def _sheet(self) -> ModelSheet:
         return self._all("about")[0]
 
     @property
@@ -146,8 +151,12 @@ class ShardedTrainer:
     def export(self, role: Role, folder: Path, config: RunConfig) -> None:
         self._all("export", role, folder, config)
 
-    @cached_property
+    @property
     def state_bytes(self) -> int:
+        return self._state_bytes
+
+    @cached_property
+    def _state_bytes(self) -> int:
         return sum(self._all("num_state_bytes"))
 
     def save(self, folder: Path) -> None:

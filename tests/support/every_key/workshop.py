@@ -31,10 +31,22 @@ from homeostat import api
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
 from homeostat.config.resume import compare_configs
+from homeostat.data.inputs import (
+    Inputs,
+    RowSet,
+    choose_rows,
+    parts_of,
+    prepare_prompt_part,
+    prepare_row_part,
+)
+from homeostat.data.prompts import PromptSet
+from homeostat.data.store import RowStore
+from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import HomeostatError
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.run.session.session import open_session
 from homeostat.train.checkpoint import CheckpointStore
+from homeostat.types import TokenRow
 
 # The weights that a run of the base recipe came to, in HF format; and an adapter on top of them.
 TRAINED = ("model.path=trained", "model.init=pretrained")
@@ -131,6 +143,21 @@ class Workshop:
         self._num_runs += 1
         raw = self.recipe(f"run_{self._num_runs}")
         return build_config(raw, list(overrides), file=None)
+
+    def inputs(self, *overrides: str) -> Inputs[RowStore] | Inputs[PromptSet]:
+        """What a run with these overrides would train on and hold out, opened as it opens them."""
+        config = self.config(*overrides)
+        with contextlib.chdir(self.folder):
+            tokenizer = load_tokenizer(config.model)
+            parts = parts_of(config.data)
+            if config.is_rl:
+                made = [prepare_prompt_part(config, tokenizer, part) for part in parts]
+            else:
+                cache_dir = self.folder / "rows"
+                made = [
+                    prepare_row_part(config, tokenizer, part, cache_dir=cache_dir) for part in parts
+                ]
+            return choose_rows(config, made[0], made[1] if len(made) > 1 else None)
 
     def keep_export(self, run: Run, name: str) -> None:
         last = run.checkpoints.steps()[-1]
@@ -264,6 +291,44 @@ def alters(
         assert_same(before, after, same)
 
     return case
+
+
+def prepares(
+    change: str, group: str, *, base: tuple[str, ...], num_rows: tuple[int, int] | None = None
+) -> Case:
+    """The rows of this group differ, and those of the other group do not.
+
+    Nothing is trained: that a run learns from these rows, and evaluates the held-out ones, other
+    cases show. `num_rows` are the numbers of rows before and after, where the change is one of
+    them.
+    """
+
+    def case(workshop: Workshop) -> None:
+        before, after = workshop.inputs(*base), workshop.inputs(*base, change)
+        trained, held_out = (
+            (contents(before.train), contents(after.train)),
+            (contents(before.evaluation), contents(after.evaluation)),
+        )
+        is_same = [one == other for one, other in (trained, held_out)]
+        assert is_same == [group != "train", group != "validation"]
+        if num_rows is not None:
+            changed = trained if group == "train" else held_out
+            assert tuple(map(len, changed)) == num_rows
+
+    return case
+
+
+def contents(chosen: RowSet[RowStore] | RowSet[PromptSet] | None) -> list[Any]:
+    """Everything of the chosen rows that training depends on."""
+    if chosen is None:
+        return []
+    found = [chosen.rows[int(row)] for row in chosen.ids]
+    return [
+        (one.tokens_T.tolist(), one.weights_T.tolist())
+        if isinstance(one, TokenRow)
+        else (one.tokens_T.tolist(), one.prompt, dict(one.columns))
+        for one in found
+    ]
 
 
 def refuses(change: str, why: str, *, base: tuple[str, ...] = ()) -> Case:

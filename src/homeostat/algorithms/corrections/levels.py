@@ -54,5 +54,6 @@ def ratio_at(log_ratio_M: Tensor, row_of_M: Tensor, num_rows: int, *, level: Lev
         return ratio_of(log_ratio_M)
     if level == "geometric":
         return ratio_of(row_means(log_ratio_M, row_of_M, num_rows))[row_of_M]
+    # The product of ratios as a sum of logarithms, which does not overflow.
     sum_B = log_ratio_M.new_zeros(num_rows).index_add(0, row_of_M, log_ratio_M)
     return ratio_of(sum_B)[row_of_M]

@@ -72,7 +72,7 @@ def _sampled(parts: RlParts) -> list[RolloutGroup]:
     assert parts.sampler is not None, "an evaluation needs an engine"
     assert prompts is not None, "an evaluation needs prompts"
     chosen = [prompts.rows[int(index)] for index in prompts.ids]
-    scored = sample_and_score(
+    pending = sample_and_score(
         [Draw(f"eval/{prompt.prompt_id}", prompt) for prompt in chosen],
         sampler=parts.sampler,
         scorer=parts.scorer,
@@ -80,7 +80,7 @@ def _sampled(parts: RlParts) -> list[RolloutGroup]:
         num_samples=config.eval.sampling.samples_per_prompt,
         step=parts.state.step,
     )
-    return [group for group, _ in scored.groups]
+    return [one.result()[0] for one in pending]
 
 
 def _sampling(parts: RlParts) -> Sampling:

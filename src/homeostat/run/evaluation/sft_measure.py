@@ -56,7 +56,7 @@ def step_metrics(
 
 def evaluate(parts: Parts, rows: RowSet[RowStore], *, memory: MemoryGuard) -> float:
     """Return the loss of all held-out rows, normalised as in training."""
-    spec = sft.loss_spec(parts.config.algorithm, [rows.rows[int(row)] for row in rows.ids])
+    spec = sft.loss_spec(parts.config.sft, [rows.rows[int(row)] for row in rows.ids])
 
     def total(batches: list[TrainBatch]) -> float:
         found = torch.zeros((), dtype=torch.float64)
@@ -64,8 +64,10 @@ def evaluate(parts: Parts, rows: RowSet[RowStore], *, memory: MemoryGuard) -> fl
         for batch, logp_M in zip(batches, scores, strict=True):
             index_M, row_of_M = map(torch.from_numpy, predicted_positions(batch))
             weights_M = torch.from_numpy(batch.weights_N)[index_M]
-            sums = sft.row_sums(torch.from_numpy(logp_M), weights_M, row_of_M, batch.num_rows)
-            found += sft.loss(*(sum_B.double() for sum_B in sums), spec)
+            nll_B, weight_B = sft.row_sums(
+                torch.from_numpy(logp_M), weights_M, row_of_M, batch.num_rows
+            )
+            found += sft.loss(nll_B.double(), weight_B.double(), spec)
         return float(found)
 
     step, loss = parts.state.step, None

@@ -291,7 +291,7 @@ class Preflight:
         train = self.rows.train
         with PlanLoader(
             train.rows, row_ids=train.ids, trainer=config.trainer, data=config.data,
-            algorithm=config.algorithm, seed=config.seed,
+            algorithm=config.sft, seed=config.seed,
             num_data_groups=config.mesh.num_data_groups,
         ) as plans:  # fmt: skip
             total = plans.total_steps

@@ -95,11 +95,12 @@ def plan_memory(
     """Return the memory plan of a run. `batch` is its largest micro-batch."""
     device = runtime.device
     update = estimate_update(config, runtime, batch)
-    process = host_rss() if device.type == "cpu" else 0
+    process = int(host_rss()) if device.type == "cpu" else 0
     capacity = free_bytes(device) + process
     plan = MemoryPlan(str(device), capacity, process, update)
     if not config.is_rl or not config.engine.shares_weights:
         return plan
+    assert config.engine.type == "native", "no other engine shares the trainer's weights"
     cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
     running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
     drawing = running * preview.vocab_size * _DRAW_BYTES
@@ -135,6 +136,7 @@ def cache_bytes(
 def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> int:
     """Return the size of the weight copies that the engine makes for decoding on a CPU."""
     assert preview.decoder is not None, "combinations asks for the native decoder"
+    assert config.engine.type == "native", "no other engine shares the trainer's weights"
     place = {"numerics": config.model.numerics, "device": runtime.device}
     way = decode_path(preview.decoder, config.engine, **place)
     can_copy = config.lora is None and runtime.dtype == torch.float32

@@ -57,7 +57,7 @@ class Parts:
             row_ids=self.train_rows.ids,
             trainer=sized(self.config.trainer, self.state),
             data=self.config.data,
-            algorithm=self.config.algorithm,
+            algorithm=self.config.sft,
             seed=self.config.seed,
             num_data_groups=self.trainer.num_data_groups,
             state=self.data_state,
