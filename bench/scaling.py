@@ -37,6 +37,7 @@ from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.run.learning.updates import build_update
 from homeostat.train.local import LocalTrainer
+from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
 from homeostat.types import Role, TokenRow
 
@@ -101,7 +102,10 @@ class Parts:
         sheet = model_sheet(model, shape.hf_config(dtype), None, {})
         runtime = Runtime(device, dtype, threads=1, pin_memory=device.type == "cuda")
         self.trainer = LocalTrainer(
-            LoadedModel(model, sheet), self.config.trainer, runtime=runtime, seed=0
+            {Role.POLICY: RoleModel(LoadedModel(model, sheet), self.config.trainer)},
+            self.config.trainer,
+            runtime=runtime,
+            seed=0,
         )
         self.engine = NativeEngine(
             model,

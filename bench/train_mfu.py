@@ -47,6 +47,7 @@ from homeostat.models.families import decoder_config
 from homeostat.ops import kernels
 from homeostat.ops.attention import resolve_kernel
 from homeostat.train.local import LocalTrainer
+from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, Role, TokenRow, TrainBatch
 
@@ -157,7 +158,8 @@ def build_trainer(case: Case, device: torch.device, *, way: str) -> LocalTrainer
             torch.nn.init.normal_(parameter, std=0.02)
     runtime = Runtime(device, dtype, threads=1, pin_memory=device.type == "cuda")
     loaded = LoadedModel(module.train(), model_sheet(module, config, None, {"attention": kernel}))
-    return LocalTrainer(loaded, TrainerConfig(), runtime=runtime, seed=0)
+    models = {Role.POLICY: RoleModel(loaded, TrainerConfig())}
+    return LocalTrainer(models, TrainerConfig(), runtime=runtime, seed=0)
 
 
 def update(trainer: LocalTrainer, work: Work, step: int) -> float:

@@ -148,6 +148,10 @@ class MissingDependencyError(HomeostatError, ImportError):
         )
 
 
+class LossInputError(HomeostatError, ValueError):
+    """An update names no known loss, or its batches lack a column that the loss reads."""
+
+
 class TrainingHaltedError(HomeostatError, RuntimeError):
     """The run stopped itself because continuing would do harm. Nothing saved is lost."""
 

@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from homeostat.columns import COLUMNS, ColumnArray, Columns, check_columns, concatenate, joined
+from homeostat.columns import split as split_column
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 FloatArray64 = NDArray[np.float64]
@@ -65,7 +68,8 @@ class Segment:
     `engine_logp_T` is under the full distribution at the sampling temperature, so it can be
     compared with the trainer's. If top-k or top-p truncated the distribution, `sampled_logp_T` is
     under the truncated one; None means that nothing was truncated. Tokens that no engine sampled
-    have NaN.
+    have NaN. `columns` holds what else the engine recorded of each token, as `homeostat.columns`
+    declares it.
     """
 
     tokens_T: IntArray
@@ -74,15 +78,27 @@ class Segment:
     policy_id: str = POLICY_ID
     author: Author = Author.ENGINE
     sampled_logp_T: FloatArray | None = None
+    columns: Columns = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_columns(self.columns, num_tokens=len(self.tokens_T), whose="segment")
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a request: its segments, and why it ended."""
+    """The result of a request: its segments, and why it ended.
+
+    `prompt_columns` holds what the engine recorded of the prompt's tokens while it read them.
+    """
 
     request_id: str
     segments: tuple[Segment, ...]
     stop_reason: StopReason
+    prompt_columns: Columns = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.prompt_columns:
+            assert COLUMNS[name].on_prompts, f"{name} is not declared for prompts"
 
     @cached_property
     def tokens_T(self) -> IntArray:
@@ -93,6 +109,12 @@ class Completion:
     def engine_logp_T(self) -> FloatArray:
         parts = [segment.engine_logp_T for segment in self.segments]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+    @cached_property
+    def columns(self) -> dict[str, ColumnArray]:
+        """The columns of all segments end to end; tokens of a segment without one have no value."""
+        lengths = [len(segment.tokens_T) for segment in self.segments]
+        return joined([segment.columns for segment in self.segments], lengths=lengths)
 
     def __len__(self) -> int:
         """Number of tokens, whoever wrote them; `num_policy_tokens` counts the policy's own."""
@@ -164,21 +186,21 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One training example after tokenisation. `row_id` is its number in the data set.
+    """One training example after tokenisation. `row_id` is its number in the data set or step.
 
-    `columns` holds further values per token, aligned like the weights (`old_logp`, `advantage`).
+    `columns` holds further values per token, as `homeostat.columns` declares them.
     """
 
     row_id: int
     tokens_T: IntArray
     weights_T: FloatArray
-    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, values_T in (("weights", self.weights_T), *self.columns.items()):
-            assert values_T.shape == self.tokens_T.shape, (
-                f"row {self.row_id}: {self.tokens_T.shape} tokens, {values_T.shape} {name}"
-            )
+        assert self.weights_T.shape == self.tokens_T.shape, (
+            f"row {self.row_id}: {self.tokens_T.shape} tokens, {self.weights_T.shape} weights"
+        )
+        check_columns(self.columns, num_tokens=len(self), whose=f"row {self.row_id}")
 
     def __len__(self) -> int:
         return int(self.tokens_T.shape[0])
@@ -197,12 +219,15 @@ class TrainBatch:
     weights_N: FloatArray
     lengths_B: IntArray
     row_ids_B: IntArray
-    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: list[TokenRow]) -> TrainBatch:
         """Concatenate rows into a micro-batch."""
         assert rows, "a batch needs at least one row"
+        for row in rows:
+            odd = row.columns.keys() ^ rows[0].columns.keys()
+            assert not odd, f"rows {rows[0].row_id} and {row.row_id}: only one has {sorted(odd)}"
         weights = [row.weights_T.astype(np.float32, copy=True) for row in rows]
         for weights_T in weights:
             weights_T[0] = 0.0
@@ -213,8 +238,7 @@ class TrainBatch:
             lengths_B=np.array([len(row) for row in rows], dtype=np.int64),
             row_ids_B=np.array([row.row_id for row in rows], dtype=np.int64),
             columns={
-                name: np.concatenate([row.columns[name] for row in rows])
-                for name in rows[0].columns
+                name: concatenate([row.columns[name] for row in rows]) for name in rows[0].columns
             },
         )
 
@@ -222,7 +246,7 @@ class TrainBatch:
         """Split the micro-batch into the rows of which it was made."""
         cuts = np.cumsum(self.lengths_B)[:-1]
         tokens, weights = np.split(self.tokens_N, cuts), np.split(self.weights_N, cuts)
-        columns = {name: np.split(values_N, cuts) for name, values_N in self.columns.items()}
+        columns = {name: split_column(v, self.lengths_B) for name, v in self.columns.items()}
         return [
             TokenRow(
                 int(row_id),
@@ -243,6 +267,41 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Outputs:
+    """A request for outputs of a forward pass.
+
+    `logp` and `entropy` are of the trained tokens, under the distribution at `temperature`;
+    `value` needs a model with a value head. `hidden` names layers as transformers numbers them (0
+    is the embedding, the last one is after the final norm). Hidden states never leave the rank
+    that computed them: `reducer` names what is made of them there (train/reducers.py).
+    """
+
+    logp: bool = False
+    entropy: bool = False
+    value: bool = False
+    hidden: tuple[int, ...] = ()
+    reducer: str = ""
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert bool(self.hidden) == bool(self.reducer), "hidden states go with their reducer"
+        assert self.logp or self.entropy or self.value or self.hidden, "nothing is asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The outputs of a forward pass over one batch; None or no entry for what was not asked for.
+
+    `hidden` maps a layer to what the reducer made of its states.
+    """
+
+    logp_M: FloatArray | None = None
+    entropy_M: FloatArray | None = None
+    value_M: FloatArray | None = None
+    hidden: Mapping[int, FloatArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class LossSpec:
     """A loss by name and parameters, serialisable.
 
@@ -257,12 +316,13 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One optimizer update: its rows, split into micro-batches, and its loss."""
+    """One optimizer update of one role: its rows, split into micro-batches, and its loss."""
 
     step: int
     epoch: int
     micro_batches: tuple[TrainBatch, ...]
     loss: LossSpec
+    role: Role = Role.POLICY
 
     @property
     def num_tokens(self) -> int:
@@ -275,7 +335,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """The result of an update, the same on every rank.
+    """The result of an update of a role, the same on every rank.
 
     `applied` is False if the loss or gradient was not finite; weights and optimizer are then
     exactly as before the step. `stats` holds the values that the loss measured. `row_logp` holds,
@@ -296,3 +356,4 @@ class UpdateReport:
     row_logp: tuple[FloatArray, ...] = ()
     probes: Mapping[str, float] = field(default_factory=dict)
     unmeasured: str = ""
+    role: Role = Role.POLICY

@@ -21,6 +21,7 @@ from homeostat.rollout.sampled_with import require_same_sampling
 from homeostat.train.build import local_trainer
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.runtime import resolve_runtime
+from homeostat.types import Role
 
 ALGORITHMS = [cls.model_fields["type"].annotation.__args__[0] for cls in AnyPolicyGradient.__args__]
 # What a clock or another process decides.
@@ -270,9 +271,13 @@ def test_the_default_reference_includes_the_adapter_that_the_run_starts_from(
     runs.train(constant)
     assert values(halves, "kl") == values(constant, "kl")
     trainer = local_trainer(config, resolve_runtime(config))
-    shared = {p.data_ptr() for p in trainer.model.parameters() if not p.requires_grad}
-    copied = [p for p in trainer.reference.parameters() if p.data_ptr() not in shared]
-    assert len(copied) == len(trainer.optimizer.params)
+    shared = {
+        p.data_ptr() for p in trainer.roles[Role.POLICY].model.parameters() if not p.requires_grad
+    }
+    copied = [
+        p for p in trainer.roles[Role.REFERENCE].model.parameters() if p.data_ptr() not in shared
+    ]
+    assert len(copied) == len(trainer.roles[Role.POLICY].training.optimizer.params)
 
 
 def test_a_refreshed_reference_is_the_policy_again(tmp_path: Path) -> None:

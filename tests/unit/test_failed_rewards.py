@@ -155,9 +155,9 @@ def plan_of(table: list[list[Cell]], config: RunConfig) -> tuple | None:
         return None
     step = step_rows(groups_of(table, config), config)
     plan = build_update(
-        step.rows,
+        step,
         step_advantages(step, config, penalty_ST=None),
-        step.trained_S,
+        chosen=range(len(step.rows)),
         config=config,
         sizes=config.trainer,
         kl_coefficient=None,

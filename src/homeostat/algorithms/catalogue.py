@@ -19,7 +19,7 @@ from homeostat.algorithms import (
 )
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.terms import Surrogate
-from homeostat.config.algorithm import AnyPolicyGradient
+from homeostat.config.algorithm import AnyAlgorithm, AnyPolicyGradient, SftConfig
 from homeostat.types import FloatArray64
 
 
@@ -44,6 +44,12 @@ ALGORITHMS = {
     "rloo": Algorithm(rloo.advantages, rloo.surrogate),
     "reinforce_pp": Algorithm(reinforce_pp.advantages, reinforce_pp.surrogate),
 }
+
+
+def policy_gradient(algorithm: AnyAlgorithm) -> AnyPolicyGradient:
+    """The algorithm of a run that samples."""
+    assert not isinstance(algorithm, SftConfig), "supervised runs have no policy gradient"
+    return algorithm
 
 
 def advantages(config: AnyPolicyGradient, batch: RewardBatch) -> list[FloatArray64]:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -155,7 +156,7 @@ def repack(plan: StepPlan, *, max_tokens: int, num_data_groups: int = 1) -> Step
     """
     rows = [row for batch in plan.micro_batches for row in batch.rows()]
     bins = pack([len(row) for row in rows], max_tokens, multiple_of=num_data_groups)
-    return StepPlan(plan.step, plan.epoch, _batches(rows, bins), plan.loss)
+    return replace(plan, micro_batches=_batches(rows, bins))
 
 
 def eval_batches(

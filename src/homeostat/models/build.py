@@ -51,11 +51,14 @@ class ModelSheet:
     facts: Mapping[str, str | int | float | bool]
 
 
+Model = Decoder | TransformersModel
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model on its device."""
 
-    module: Decoder | TransformersModel
+    module: Model
     sheet: ModelSheet
 
 

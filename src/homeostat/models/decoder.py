@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from homeostat.config.trainer import Checkpointing
 from homeostat.models.families import DecoderConfig
+from homeostat.models.hidden_states import HiddenStates
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.dropout import DropoutKeys
@@ -218,14 +219,16 @@ class Decoder(nn.Module):
         *,
         dropout_keys_N: Tensor | None = None,
         sharing: SharedPrompts | None = None,
+        states: HiddenStates | None = None,
     ) -> Tensor:
         """Return [N, D] after the final norm. Without dropout keys there is no dropout.
 
         `sharing` computes equal prompts once. It excludes dropout, whose mask differs between
-        copies.
+        copies. `states` collects the hidden states of layers.
         """
         if sharing is not None:
             assert dropout_keys_N is None, "dropout tells the copies of a prompt apart"
+            assert states is None, "hidden states are those of every token"
             return self._hidden_shared(tokens_N, positions_N, layout, sharing)
         order_N = None
         if self.kernel == "sdpa" and len(layout.lengths) > 1:
@@ -233,8 +236,14 @@ class Decoder(nn.Module):
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
         with self.dropout_keys.use(dropout_keys_N):
-            hidden_ND = self.hidden_in(tokens_N, positions_N, self._packed_attention(layout))
-        return hidden_ND if order_N is None else hidden_ND[order_N.argsort()]
+            attention = self._packed_attention(layout)
+            hidden_ND = self.hidden_in(tokens_N, positions_N, attention, states=states)
+        if order_N is None:
+            return hidden_ND
+        back_N = order_N.argsort()
+        if states is not None:
+            states.reorder(back_N)
+        return hidden_ND[back_N]
 
     def _hidden_shared(
         self,
@@ -253,14 +262,21 @@ class Decoder(nn.Module):
         return sharing.spread(hidden_UD)
 
     def hidden_in(
-        self, tokens_N: Tensor, positions_N: Tensor, attention: AttentionContext
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        attention: AttentionContext,
+        *,
+        states: HiddenStates | None = None,
     ) -> Tensor:
         """Return [N, D] after the final norm, in the context of tokens computed before."""
         self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)
         tables = rope_tables(positions_N, self.inv_freq_F, self.config.rope)
         context = _Context(attention, *tables, self.gradient_checkpointing == "selective")
         x_ND, update_ND = self.model.embed_tokens(tokens_N), None
-        for layer in self.model.layers:
+        for number, layer in enumerate(self.model.layers):
+            if states is not None:
+                states.add(number, _sum(x_ND, update_ND))
             if self.gradient_checkpointing is True and torch.is_grad_enabled():
                 # Sum here, so that one tensor is kept for the layer and not two.
                 x_ND, update_ND = checkpoint(
@@ -274,7 +290,10 @@ class Decoder(nn.Module):
                 )
             else:
                 x_ND, update_ND = layer(x_ND, update_ND, context)
-        return self.model.norm(_sum(x_ND, update_ND))
+        hidden_ND = self.model.norm(_sum(x_ND, update_ND))
+        if states is not None:
+            states.add(len(self.model.layers), hidden_ND)
+        return hidden_ND
 
     def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
         if self.numerics == "invariant":

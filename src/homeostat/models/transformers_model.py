@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from homeostat.errors import ModelError
 from homeostat.models.families import require_usual_sizes
 from homeostat.models.hf import config_origin, read_config, weight_files
+from homeostat.models.hidden_states import HiddenStates
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import DropoutKeys
 
@@ -73,13 +74,17 @@ class TransformersModel(nn.Module):
         layout: PackedLayout,
         *,
         dropout_keys_N: Tensor | None = None,
+        states: HiddenStates | None = None,
     ) -> Tensor:
-        """Return [N, D] after the final norm. Without dropout keys there is no dropout."""
+        """Return [N, D] after the final norm. Without dropout keys there is no dropout.
+
+        `states` collects the hidden states of layers.
+        """
         # A model that cannot pack runs one document at a time: slower, but right.
         sizes = [tokens_N.shape[0]] if self.packs else list(layout.lengths)
         keys = [None] * len(sizes) if dropout_keys_N is None else dropout_keys_N.split(sizes)
         parts = zip(tokens_N.split(sizes), positions_N.split(sizes), keys, strict=True)
-        return torch.cat([self._run(*part) for part in parts])
+        return torch.cat([self._run(*part, states) for part in parts])
 
     def probe(self) -> None:
         """Refuse a model that cannot be trained exactly; find out whether it supports packing."""
@@ -102,10 +107,21 @@ class TransformersModel(nn.Module):
             ) from error
         self.train(was_training)
 
-    def _run(self, tokens_T: Tensor, positions_T: Tensor, keys_T: Tensor | None) -> Tensor:
-        positions = {"position_ids": positions_T[None]} if self.takes_positions else {}
+    def _run(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        keys_T: Tensor | None,
+        states: HiddenStates | None = None,
+    ) -> Tensor:
+        how = {"position_ids": positions_T[None]} if self.takes_positions else {}
+        if states is not None:
+            how["output_hidden_states"] = True
         with self.dropout_keys.use(keys_T):
-            outputs = _trunk(self.causal_lm)(input_ids=tokens_T[None], use_cache=False, **positions)
+            outputs = _trunk(self.causal_lm)(input_ids=tokens_T[None], use_cache=False, **how)
+        if states is not None:
+            for layer, state in enumerate(outputs.hidden_states):
+                states.add(layer, state[0])
         return outputs.last_hidden_state[0]
 
     def _packs(self) -> bool:

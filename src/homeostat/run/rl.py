@@ -29,6 +29,7 @@ from homeostat.run.wiring.rl_setup import RlParts, set_up_rl
 from homeostat.train.build import reference_of
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
+from homeostat.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def _refresh_reference(parts: RlParts) -> None:
     choice = reference_of(parts.config)
     every = getattr(choice, "refresh_steps", None)
     if every is not None and parts.state.step % every == 0:
-        parts.trainer.refresh_reference()
+        parts.trainer.refresh(Role.REFERENCE)
 
 
 def _evaluated(parts: RlParts, session: Session) -> tuple[dict[str, float], bool]:

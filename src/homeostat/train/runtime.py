@@ -1,4 +1,4 @@
-"""Where and in which precision a run takes place, decided once and said aloud."""
+"""Decides once on which device and in which precision a run computes, and reports it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def resolve_runtime(config: RunConfig, *, kept: Way | None = None) -> Runtime:
 
 
 def choose_way(config: RunConfig, device: torch.device, *, kept: Way | None = None) -> Cores:
-    """What the recipe says comes first, then what the run used before, then a measurement."""
+    """Follow the recipe first, then what the run used before, then a measurement."""
     trainer = config.trainer
     if kept is not None and trainer.threads is None and trainer.lanes is None:
         return Cores(kept, "as before")

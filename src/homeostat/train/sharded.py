@@ -3,9 +3,9 @@
     micro-batches -> dealt to data groups, in rounds -> ranks (train/fsdp) -> one report for all
 
 The ranks hold the model; here are only the calls, their deadlines, and the proof that all ranks
-did the same. Every rank is told everything that has a collective in it, with one call for a whole
+did the same. Every rank gets every call that has a collective in it, with one call for a whole
 list of micro-batches. A rank that fails leaves the others waiting for it, so the group is ended
-then: what was saved stays, and the same command goes on from there.
+then: what was saved stays, and the same command resumes from there.
 """
 
 from __future__ import annotations
@@ -14,24 +14,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from homeostat.algorithms.losses import require_columns
 from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.run import RunConfig
 from homeostat.data.dealing import deal, in_order, one_per_group
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
 from homeostat.models.build import ModelSheet
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Measured
-from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
+from homeostat.types import (
+    Computed,
+    LossSpec,
+    Outputs,
+    Role,
+    StepPlan,
+    TokenRow,
+    TrainBatch,
+    UpdateReport,
+)
 from homeostat.workers.group import Pending, WorkerGroup, gather
 from homeostat.workers.opening import open_group
 from homeostat.workers.spec import GroupSpec
-
-if TYPE_CHECKING:
-    from homeostat.sync.bucket import Bucket, Packer
 
 FACTORY = "homeostat.train.fsdp.make:make_trainer"
 # How long the other ranks may take to answer once one has failed.
@@ -83,14 +91,14 @@ class ShardedTrainer:
     def num_data_groups(self) -> int:
         return self.config.mesh.num_data_groups
 
-    def score(
-        self, role: Role, batches: Sequence[TrainBatch], *, temperature: float = 1.0
-    ) -> list[FloatArray]:
+    def forward(
+        self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
+    ) -> list[Computed]:
         dealt = deal(batches, self.config.mesh)
         found = self._fit(
             batches,
             [
-                self.group.call(rank, "score", role, mine, temperature=temperature)
+                self.group.call(rank, "forward", role, mine, outputs)
                 for rank, mine in enumerate(dealt)
             ],
         )
@@ -99,6 +107,7 @@ class ShardedTrainer:
     def accumulate(
         self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
     ) -> None:
+        require_columns(spec, batches)
         dealt = deal(batches, self.config.mesh)
         self._fit(
             batches,
@@ -109,12 +118,12 @@ class ShardedTrainer:
         )
 
     def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
+        require_columns(spec, batches)
         dealt = deal(batches, self.config.mesh)
         calls = [
             self.group.call(rank, "measure", role, mine, spec) for rank, mine in enumerate(dealt)
         ]
-        found = one_per_group(self._fit(batches, calls), self.config.mesh)
-        return Measured.merged([part for part in found if part is not None])
+        return Measured.merged(one_per_group(self._fit(batches, calls), self.config.mesh))
 
     def discard(self, role: Role) -> None:
         self._all("discard", role)
@@ -126,8 +135,8 @@ class ShardedTrainer:
     def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
         return self._all("trace_nonfinite", plan)[0]
 
-    def refresh_reference(self) -> None:
-        self._all("refresh_reference")
+    def refresh(self, role: Role, *, source: Role = Role.POLICY) -> None:
+        self._all("refresh", role, source=source)
 
     def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """Rank 0 packs what all ranks gather."""
@@ -136,11 +145,11 @@ class ShardedTrainer:
         while (bucket := self._all("next_bucket")[0]) is not None:
             yield bucket
 
-    def checksums(self) -> Mapping[str, int]:
-        return self._all("checksums")[0]
+    def checksums(self, role: Role) -> Mapping[str, int]:
+        return self._all("checksums", role)[0]
 
-    def export(self, folder: Path, config: RunConfig) -> None:
-        self._all("export", folder, config)
+    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+        self._all("export", role, folder, config)
 
     @property
     def state_bytes(self) -> int:
@@ -151,14 +160,14 @@ class ShardedTrainer:
         return sum(self._all("num_state_bytes"))
 
     def save(self, folder: Path) -> None:
-        # Each rank writes files of its own: one that cannot keeps no other waiting.
+        # Each rank writes separate files: one that fails keeps no other waiting.
         self._gather(self.group.call_all("save", folder), grace_s=self.timeout_s)
 
     def load(self, folder: Path) -> None:
         self._all("load", folder)
 
     def memory_report(self) -> MemoryReport:
-        """Of the rank that needs most."""
+        """Memory of the rank that needs most."""
         reports = self._all("memory_report")
         return MemoryReport(
             max_alloc=max(report.max_alloc for report in reports),

@@ -58,7 +58,7 @@ class LayerDamaged(Injector):
         if self.strikes(step):
             self.model = part_ways(parts.engine)
         torch.manual_seed(self.dose.seed)
-        published = dict(parts.trainer.model.causal_lm.named_parameters())
+        published = dict(parts.trainer.roles[Role.POLICY].model.causal_lm.named_parameters())
         with torch.no_grad():
             for name, param in self.model.causal_lm.named_parameters():
                 param.copy_(published[name])

@@ -12,6 +12,7 @@ from homeostat.clinic.injector import FROM_START, SORT, SORT_SFT, Cure, Injector
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.run.session.session import Session
+from homeostat.types import Role
 
 
 class RateTooHigh(Injector):
@@ -63,7 +64,7 @@ class RateJumps(Injector):
                 for group in optimizer.param_groups:
                     group["lr"] *= self.dose.strength
 
-        parts.trainer.optimizer.adamw.register_step_pre_hook(faster)
+        parts.trainer.roles[Role.POLICY].training.optimizer.adamw.register_step_pre_hook(faster)
 
 
 class RateZero(Injector):
@@ -134,7 +135,7 @@ class FrozenLayers(Injector):
 
     def before_step(self, step: int, parts: Any) -> None:
         if self.strikes(step):
-            for name, param in parts.trainer.model.causal_lm.named_parameters():
+            for name, param in parts.trainer.roles[Role.POLICY].model.causal_lm.named_parameters():
                 if ".layers.0." in name:
                     param.requires_grad_(False)
 
@@ -151,7 +152,7 @@ class WeightsStay(Injector):
                 for group in optimizer.param_groups:
                     group["lr"] = 0.0
 
-        parts.trainer.optimizer.adamw.register_step_pre_hook(stop)
+        parts.trainer.roles[Role.POLICY].training.optimizer.adamw.register_step_pre_hook(stop)
 
 
 class Overfitting(Injector):
@@ -179,7 +180,7 @@ class GradientSpikes(Injector):
             since = parts.state.step + 1 - self.dose.onset
             return grad * self.dose.strength if since >= 0 and since % 4 == 0 else grad
 
-        parts.trainer.model.output_weight().register_hook(damage)
+        parts.trainer.roles[Role.POLICY].model.output_weight().register_hook(damage)
 
 
 class WeightsDrift(Injector):
@@ -194,7 +195,7 @@ class WeightsDrift(Injector):
             return
         torch.manual_seed(step)
         with torch.no_grad():
-            for param in parts.trainer.model.causal_lm.parameters():
+            for param in parts.trainer.roles[Role.POLICY].model.causal_lm.parameters():
                 param.add_(self.dose.strength * torch.randn_like(param))
 
 

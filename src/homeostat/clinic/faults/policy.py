@@ -15,6 +15,7 @@ from homeostat.health.finding import Family
 from homeostat.rollout.engine import Request
 from homeostat.rollout.noise import noise_key
 from homeostat.run.session.session import Session
+from homeostat.types import Role
 
 WITH_KL = Body("sort", steps=60, changes={"algorithm.kl": {"coefficient": 1e-5}})
 
@@ -59,7 +60,7 @@ class EntropyCollapse(Injector):
     def after_update(self, step: int, parts: Any) -> None:
         if self.is_ill(step):
             with torch.no_grad():
-                parts.trainer.model.output_weight().mul_(self.dose.strength)
+                parts.trainer.roles[Role.POLICY].model.output_weight().mul_(self.dose.strength)
 
 
 class EntropyBonusTooHigh(Injector):
@@ -138,7 +139,9 @@ class EosForgotten(Injector):
         if not self.is_ill(step):
             return
         with torch.no_grad():
-            row_D = parts.trainer.model.output_weight()[bodies.SYMBOLS.index(bodies.END)]
+            row_D = parts.trainer.roles[Role.POLICY].model.output_weight()[
+                bodies.SYMBOLS.index(bodies.END)
+            ]
             if self.strikes(step):
                 self.damaged_D = -row_D.clone()
             row_D.copy_(self.damaged_D)

@@ -16,6 +16,7 @@ from homeostat.run.learning.probes import plan_probes
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.forward import predicted_positions
 from homeostat.train.oom import MemoryGuard
+from homeostat.train.scoring import score
 from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def evaluate(parts: Parts, rows: RowSet[RowStore], *, memory: MemoryGuard) -> fl
 
     def total(batches: list[TrainBatch]) -> float:
         found = torch.zeros((), dtype=torch.float64)
-        scores = parts.trainer.score(Role.POLICY, batches)
+        scores = score(parts.trainer, Role.POLICY, batches)
         for batch, logp_M in zip(batches, scores, strict=True):
             index_M, row_of_M = map(torch.from_numpy, predicted_positions(batch))
             weights_M = torch.from_numpy(batch.weights_N)[index_M]
@@ -74,7 +75,7 @@ def evaluate(parts: Parts, rows: RowSet[RowStore], *, memory: MemoryGuard) -> fl
         sizes = current_sizes(parts.config.trainer, parts.state)
         groups = parts.trainer.num_data_groups
         batches = list(eval_batches(rows.rows, rows.ids, trainer=sizes, num_data_groups=groups))
-        loss = memory.attempt(lambda batches=batches: total(batches), step=step)
+        loss = memory.attempt(lambda batches=batches: total(batches), role=Role.POLICY, step=step)
         if loss is None:
             memory.shrink(batches, step=step)
     return loss

@@ -12,6 +12,7 @@ from torch import Tensor
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.train.local import LocalTrainer
+from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import FloatArray, Role, TokenRow, TrainBatch
 
@@ -29,7 +30,7 @@ class PolicyWeights:
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
         batches = [TrainBatch.of([row]) for row in rows]
-        return self.trainer.score(Role.POLICY, batches, temperature=temperature)
+        return score(self.trainer, Role.POLICY, batches, temperature=temperature)
 
 
 def host_weights(trainer: Trainer) -> dict[str, Tensor]:

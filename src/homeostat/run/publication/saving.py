@@ -14,6 +14,7 @@ from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.run.session.session import Session
 from homeostat.train.checkpoint import Write
+from homeostat.types import Role
 
 if TYPE_CHECKING:
     from homeostat.run.wiring.rl_setup import RlParts
@@ -99,7 +100,7 @@ class Saver:
             if self.also is not None:
                 self.also.save(folder)
             if with_export:
-                trainer.export(folder / "hf", self.config)
+                trainer.export(Role.POLICY, folder / "hf", self.config)
                 self.parts.tokenizer.save(folder / "hf")
 
         is_best = self.parts.state.best_step == step

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
@@ -172,8 +173,7 @@ def full_batch(config: RunConfig, tokens: int) -> TrainBatch:
 def _columns(config: RunConfig, length: int) -> dict[str, np.ndarray]:
     names = ["advantage", "engine_logp"]
     names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
-    needs_reference = config.algorithm.type != "sft" and config.algorithm.kl is not None
-    names += ["ref_logp"] if needs_reference else []
+    names += ["ref_logp"] if policy_gradient(config.algorithm).kl is not None else []
     return {name: np.zeros(length, dtype=np.float32) for name in names}
 
 

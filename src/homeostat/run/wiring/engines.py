@@ -18,6 +18,7 @@ from homeostat.run.session.session import Session
 from homeostat.run.wiring.helpers import with_helpers
 from homeostat.train.local import LocalTrainer
 from homeostat.train.trainer import Trainer
+from homeostat.types import Role
 from homeostat.workers.opening import open_group
 from homeostat.workers.spec import GroupSpec
 
@@ -41,7 +42,7 @@ def open_engine(
     if config.engine.shares_weights:
         assert backend.open_here is not None, "an engine that shares weights is opened here"
         assert isinstance(trainer, LocalTrainer), "combinations asks for weights in this process"
-        own = backend.open_here(site, trainer.model, tokenizer.decode, version)
+        own = backend.open_here(site, trainer.roles[Role.POLICY].model, tokenizer.decode, version)
         names = [f"helper{number + 1}" for number in range(backend.num_helpers(site, own))]
         starts = [partial(start, name=name) for name in names]
         return with_helpers(own, starts, config=config, trainer=trainer, session=session)
@@ -104,6 +105,6 @@ def _hf_folder(
         return path
     folder = session.run_dir.path / "engine_model"
     # All weights, also where an adapter is trained.
-    trainer.export(folder, config.model_copy(update={"lora": None}))
+    trainer.export(Role.POLICY, folder, config.model_copy(update={"lora": None}))
     tokenizer.save(folder)
     return folder

@@ -40,6 +40,7 @@ from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_tra
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
 from homeostat.train.trainer import Trainer
+from homeostat.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +188,8 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     assert config.rewards is not None, "combinations asks for rewards"
     functions = [r.path for r in config.rewards.functions if isinstance(r, FunctionReward)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
-    parts = [experiment_digest(config), prompts.fingerprint, sources, dict(trainer.checksums())]
+    weights = dict(trainer.checksums(Role.POLICY))
+    parts = [experiment_digest(config), prompts.fingerprint, sources, weights]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

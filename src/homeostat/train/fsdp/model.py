@@ -117,7 +117,7 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, dtype: torch.d
 
 
 def own_part(ranks: Ranks, dtype: torch.dtype) -> Part:
-    """Of a parameter, this rank's rows. All start from what the compute dtype can hold."""
+    """Select this rank's rows of a parameter. All start from what the compute dtype can hold."""
 
     def part(parameter: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
         start, stop = ranks.split(whole.shape[0])
@@ -129,7 +129,9 @@ def own_part(ranks: Ranks, dtype: torch.dtype) -> Part:
 def whole_tensor(parameter: Tensor, *, dtype: torch.dtype) -> Tensor:
     """All rows of a parameter, as it is computed with. All ranks take part."""
     assert isinstance(parameter, DTensor), type(parameter)
-    return parameter.detach().to(dtype).full_tensor()
+    computed = parameter.detach().to(dtype)
+    assert isinstance(computed, DTensor), type(computed)
+    return computed.full_tensor()
 
 
 def give_back(module: Decoder) -> None:

@@ -1,4 +1,4 @@
-"""Weights on their way from ranks: all gather, the first one packs.
+"""Sends weights from ranks: all of them gather, the first one packs.
 
 How many tensors go into a bucket is the packer's business, which only the first rank knows. So it
 tells the others before each tensor that there is one more to gather, and after each bucket that
@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.fsdp.mesh import Ranks
-
-if TYPE_CHECKING:
-    from homeostat.sync.bucket import Bucket, Packer
 
 Named = tuple[str, Tensor]
 
