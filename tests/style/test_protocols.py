@@ -13,7 +13,7 @@ CHECKS = ROOT / "tests" / "typing" / "protocols.py"
 # Package -> how the names of its backends end: NativeEngine, LocalTrainer, DiskTransport.
 ENDINGS = {
     "rollout": ("Engine",),
-    "train": ("Trainer",),
+    "train": ("Trainer", "Shards"),
     "workers": ("Group", "Channel", "Listener"),
     "sync": ("Packer", "Receiver", "Transport"),
 }

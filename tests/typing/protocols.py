@@ -24,8 +24,11 @@ from homeostat.sync.shared_memory import (
     SharedMemoryReceiver,
     SharedMemoryTransport,
 )
+from homeostat.train.fsdp.sharding import FsdpShards
 from homeostat.train.local import LocalTrainer
+from homeostat.train.rank import RankTrainer
 from homeostat.train.sharded import ShardedTrainer
+from homeostat.train.sharding import Shards, Whole
 from homeostat.train.trainer import Trainer
 from homeostat.workers.channel import Channel, Listener, SocketChannel, SocketListener
 from homeostat.workers.group import WorkerGroup
@@ -40,7 +43,8 @@ ENGINES: list[type[Engine]] = [
     Router,
     VllmEngine,
 ]
-TRAINERS: list[type[Trainer]] = [LocalTrainer, ShardedTrainer]
+SHARDS: list[type[Shards]] = [FsdpShards, Whole]
+TRAINERS: list[type[Trainer]] = [LocalTrainer, RankTrainer, ShardedTrainer]
 CHANNELS: list[type[Channel]] = [SocketChannel]
 LISTENERS: list[type[Listener]] = [SocketListener]
 WORKER_GROUPS: list[type[WorkerGroup]] = [InProcessGroup, ProcessGroup]
