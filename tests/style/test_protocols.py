@@ -19,8 +19,8 @@ ENDINGS = {
 }
 # Or their docstrings claim it.
 CLAIM = re.compile(r"[Ii]mplements `[\w.]+`")
-# One rank of a trainer, which ShardedTrainer drives, and what two engines are derived from.
-PARTS = {"FsdpTrainer", "SteppingEngine"}
+# Bases, and one rank of a trainer, which ShardedTrainer drives.
+PARTS = {"FsdpTrainer", "RankTrainer", "SteppingEngine"}
 
 
 def backends(package: str) -> list[str]:

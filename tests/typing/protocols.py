@@ -26,7 +26,6 @@ from homeostat.sync.shared_memory import (
 )
 from homeostat.train.fsdp.sharding import FsdpShards
 from homeostat.train.local import LocalTrainer
-from homeostat.train.rank import RankTrainer
 from homeostat.train.sharded import ShardedTrainer
 from homeostat.train.sharding import Shards, Whole
 from homeostat.train.trainer import Trainer
@@ -44,7 +43,7 @@ ENGINES: list[type[Engine]] = [
     VllmEngine,
 ]
 SHARDS: list[type[Shards]] = [FsdpShards, Whole]
-TRAINERS: list[type[Trainer]] = [LocalTrainer, RankTrainer, ShardedTrainer]
+TRAINERS: list[type[Trainer]] = [LocalTrainer, ShardedTrainer]
 CHANNELS: list[type[Channel]] = [SocketChannel]
 LISTENERS: list[type[Listener]] = [SocketListener]
 WORKER_GROUPS: list[type[WorkerGroup]] = [InProcessGroup, ProcessGroup]

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.live import LiveConfig
 from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward
@@ -279,7 +280,7 @@ def _prompt_sampler(
 
 
 def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMoments]:
-    found, kl = session.resume.found, config.algorithm.kl
+    found, kl = session.resume.found, policy_gradient(config.algorithm).kl
     if found is None:
         coefficient = kl.coefficient if kl is not None else None
         return RlState(kl_coefficient=coefficient), RunningMoments()
