@@ -28,7 +28,7 @@ def write_round(
 ) -> Path:
     legend, arrays = encode(groups)
     if version == 1:
-        # Failures had no mark of their own.
+        # Failures were not distinguished from None.
         kinds = arrays["sample/rewards/kinds"]
         kinds[kinds == 3] = 1
     text = json.dumps({"version": version, "facts": dict(facts), **legend})
