@@ -8,11 +8,11 @@ VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.current
 SAY_MACHINE := -c 'from homeostat.observe.processor import this_processor; print("tests run on", this_processor().describe())'
 
-# Most of the time that a short-lived Python process takes is the compilation of torch's sources,
-# unless bytecode may be kept; and many tests start such processes.
+# A short-lived Python process spends most of its time compiling torch's sources
+# unless bytecode may be written, and many tests start such processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-slow test-ranks setup-vllm test-vllm docs bench-setup clean
+.PHONY: setup machine demo test test-aarch64 lint types layers unit test-nightly test-ranks setup-vllm test-vllm test-vllm-nightly docs bench-setup clean
 
 setup: $(STAMP)
 
@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
-# Two acts: a few worked examples, then trial and error. SEED=1 tells another story.
+# Two stages: SFT on a few worked examples, then RL. SEED=1 gives another run.
 SEED ?= 0
 demo: setup
 	rm -rf runs/tiny_sort_sft_cpu runs/tiny_sort_grpo_cpu
@@ -30,7 +30,7 @@ demo: setup
 	$(BIN)/homeostat train recipes/tiny_sort_grpo_cpu.yaml seed=$(SEED)
 	@echo "Look at runs/tiny_sort_grpo_cpu/report.html"
 
-# Results depend on it: on what the tests ran.
+# Results depend on the machine, so print what the tests run on.
 machine: setup
 	@$(BIN)/python $(SAY_MACHINE)
 
@@ -50,22 +50,23 @@ types: setup
 layers: setup
 	$(BIN)/lint-imports
 
-# One process per core: on small models two processes beat two threads by far.
+# One process per core: on small models two processes are much faster than two threads.
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not ranks and not slow' --numprocesses 2 --dist worksteal
 
-# Slower variants of tests in the default suite: every other moment of a crash, place of a full disk
-# and transport. CI leaves them out; run them once a night, and before a release.
-test-nightly test-slow: machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not vllm' --numprocesses 2 --dist worksteal
+# Slower variants of tests in the default suite (every other moment of a crash, place of a full disk
+# and transport, the larger shapes of kernels), and all property tests with twelve times the
+# examples. CI leaves them out; run them once a night, and before a release (CONTRIBUTING.md).
+test-nightly: machine
+	OMP_NUM_THREADS=1 HOMEOSTAT_TEST_PROFILE=nightly $(BIN)/python -m pytest -m '(slow or hypothesis) and not vllm' --numprocesses 2 --dist worksteal
 
-# Runs and checks over several trainer ranks: each start is some processes that import torch.
+# Tests over several trainer ranks: each start launches several processes that import torch.
 test-ranks: machine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'ranks and not slow' --numprocesses 2 --dist loadfile tests/parity/test_fsdp.py tests/integration/test_fsdp_run.py tests/integration/test_every_key.py tests/contract/test_trainer_contract.py
 
-# vLLM pins what it needs, so its tests have an environment of their own, with its CPU build. The
-# torchvision and its kin that it asks for do not fit the CPU build of torch, and nothing here uses
-# them.
+# vLLM pins its dependencies, so its tests have a separate environment with its CPU build. The
+# torchvision and similar packages that it requires do not fit the CPU build of torch, and nothing
+# here uses them.
 setup-vllm: $(VLLM_STAMP)
 
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
@@ -74,12 +75,16 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_STAMP)
 
-# By file: the tests of one file share engines, which take seconds to start.
+# Distribute by file: the tests of one file share engines, which take seconds to start.
 test-vllm: setup-vllm
 	@$(VLLM_VENV)/bin/python $(SAY_MACHINE)
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and not slow' --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
 
-# docs/reference/ is made from the code; a test fails while it is stale.
+# The slower variants of the same tests, once a night.
+test-vllm-nightly: setup-vllm
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m 'vllm and slow' --numprocesses 2 --dist loadfile tests/vllm tests/contract/test_engine_contract.py tests/contract/test_engine_life.py
+
+# docs/reference/ is generated from the code; a test fails while it is stale.
 docs: setup
 	$(BIN)/python docs/generate.py
 
@@ -89,11 +94,11 @@ bench-setup: setup
 bench-contract-table: setup setup-vllm
 	OMP_NUM_THREADS=1 $(BIN)/python bench/contract_table.py
 
-# vLLM is measured beside the native engine, so this one runs where vLLM is.
+# This benchmark compares vLLM with the native engine, so it runs in vLLM's environment.
 bench-mismatch: setup-vllm
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python bench/mismatch.py
 
-# bench/results against the baseline of the same hardware; `--update` makes them the baseline.
+# Compare bench/results with the baseline of the same hardware; `--update` makes them the baseline.
 bench-compare: setup
 	$(BIN)/python bench/compare.py
 

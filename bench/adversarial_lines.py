@@ -77,7 +77,7 @@ def attacks(pattern: re.Pattern[str], size: int) -> Iterator[str]:
 
 
 def _pumps(items: list[Any], before: str) -> Iterator[tuple[str, str]]:
-    """What leads to each repeat, and a text that it takes."""
+    """Yield the text that leads to each repeat, and a text that it takes."""
     for code, argument in items:
         if code in _REPEATS:
             inner = list(argument[2])

@@ -1,4 +1,4 @@
-"""Which attention is fastest over packed rows, forward and backward, on this GPU.
+"""Compare attention kernels over packed rows, forward and backward, on this GPU.
 
     python bench/attention_kernels.py
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a workload, a tokenizer, a model folder, and the facts of the machine.
+"""Code that the benchmarks share: a workload, a tokenizer, a model folder, facts of the machine.
 
 Nothing is downloaded. The rows are synthetic word problems with worked answers whose lengths follow
 GSM8K's training split, measured once with SmolLM2's tokenizer (7473 rows, tokens of the bare text):

@@ -1,4 +1,4 @@
-"""Compares bench/results with the baseline of the same hardware: what got worse, and by how much.
+"""Compare bench/results with the baseline of the same hardware, and report what got worse.
 
     python bench/compare.py                       # every hardware that results are from
     python bench/compare.py --hardware nvidia-h200 --tolerance 0.05
@@ -201,7 +201,7 @@ def write_baseline(file: Path, now: Mapping[str, float], old: Mapping[str, Mark]
 def check_one(
     name: str, now: Mapping[str, float], baselines: Path, tolerance: float | None
 ) -> bool:
-    """Whether all held on this hardware; says what did not."""
+    """Return whether all metrics held on this hardware; print those that did not."""
     file = baselines / f"{name}.json"
     print(f"\n{name}")
     if not file.is_file():
@@ -256,7 +256,7 @@ def check(
 
 
 def say_of_this_machine(known: set[str]) -> None:
-    """What held elsewhere says nothing of a processor that was never measured."""
+    """Say so if this processor was never measured: results from others do not apply to it."""
     own = hardware_of({"processor": this_processor().name, "cores": os.cpu_count()})
     if own not in known:
         what = this_processor().describe()

@@ -3,7 +3,7 @@
 With `--text-bytes 2000000000` also: a console log of 2 GB (large_log.py, deleted afterwards) in
 under 3 minutes and 500 MB.
 
-Each figure is that of a process of its own, the whole command as a user types it. Byte code is
+Each figure is that of a separate process, the whole command as a user types it. Byte code is
 written beforehand, as an installation does it. Start: the median of `--repeats` runs of `homeostat
 doctor` on a log of 30 lines, reading, judging and showing included. A machine that does other work
 too shows in `wall`; `cpu` is what the process itself used.
@@ -88,7 +88,7 @@ def run(path: Path, *, cache: Path) -> dict[str, Any]:
 
 
 def loaded(path: Path) -> list[str]:
-    """Which of the heavy packages the command has loaded at its end."""
+    """Return which of the heavy packages the command has loaded at its end."""
     code = (
         "import sys\nfrom homeostat.cli.main import main\n"
         f"sys.argv = ['homeostat', 'doctor', {str(path)!r}]\n"

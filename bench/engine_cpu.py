@@ -1,9 +1,9 @@
 """Claim: on a CPU, the native engine samples faster than transformers' generate and vLLM.
 
-A real model (SmolLM2-135M, say) in fp32, greedy, prompts of 64 tokens, 64 new tokens each, at
-batches of 1, 8 and 64. Each way in which a side can use the cores has a process of its own. They
-take turns, one lap each a round, so that a machine that is slower for a while is so for all; ways
-that are far behind their side's best in the first round are left out after it. Of each side the way
+A real model (such as SmolLM2-135M) in fp32, greedy, prompts of 64 tokens, 64 new tokens each, at
+batches of 1, 8 and 64. Each variant of using the cores runs in a separate process. They
+take turns, one lap each per round, so that a temporary slow-down affects all of them; variants
+that are far behind their side's best in the first round are dropped. Of each side the variant
 with the best median counts, and the ratio is the median of the rounds' ratios. Tokens a second are
 over the whole call, prompts included. All sides must say the same: the share of equal tokens is
 reported (greedy choices part where two words are as good as equal).
@@ -48,7 +48,7 @@ SmolLM2-135M-Instruct, which the committed figures are of, is in the PyPI packag
 
 
 def ways(side: str, cores: int, batch: int) -> dict[str, dict[str, Any]]:
-    """How a side can be run, by name."""
+    """Return the variants in which a side can be run, by name."""
     if side == "homeostat":
         found = {f"{n} threads": {"threads": n} for n in sorted({1, cores})}
         if batch > 1 and cores > 1:
@@ -184,7 +184,7 @@ def measure_batch(base: Task, pythons: dict[str, str], cores: int, repeats: int)
 
 
 def best_way(ways_of_side: dict[str, Way], repeats: int) -> Way | None:
-    """Of those that made all laps."""
+    """Return the best of the variants that made all laps."""
     full = [way for way in ways_of_side.values() if len(way.laps) == repeats]
     return min(full, key=lambda way: way.median_s, default=None)
 

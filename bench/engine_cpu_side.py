@@ -1,11 +1,11 @@
-"""One side of engine_cpu in a process of its own: greedy tokens of the same prompts, timed.
+"""One side of engine_cpu in a separate process: greedy tokens of the same prompts, timed.
 
     {"side": "homeostat" | "transformers" | "vllm" | "ceiling", "model": folder, "batch": 8, ...}
 
 Run with one JSON argument. When it is ready, and then for each line that it reads, it prints a line
 that begins with SAYS: wall seconds and the tokens. Between lines it rests, so that sides can take
-turns. This file imports nothing of homeostat but for homeostat's side, so that it runs in vLLM's
-environment, too.
+turns. Only homeostat's side imports homeostat, so this file also runs in vLLM's
+environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAYS = "SAYS"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a side is asked to do, and how: `threads` of torch, `processes` or `cache`."""
+    """The work of a side, and how it is done: `threads` of torch, `processes` or `cache`."""
 
     side: str
     model: str
@@ -62,14 +62,17 @@ def homeostat(task: Task) -> Iterator[Generate]:
     import numpy as np
     import torch
 
+    from homeostat.config.cluster import LOOPBACK, InProcessCluster
     from homeostat.config.model import ModelConfig
-    from homeostat.config.rollout import NativeEngineConfig
+    from homeostat.config.native import NativeEngineConfig
     from homeostat.rollout.engine import Request, Sampling, generate
     from homeostat.rollout.native.host import build_engine
     from homeostat.rollout.remote import RemoteEngine
-    from homeostat.rollout.split import SplitEngine
+    from homeostat.rollout.router import Router
+    from homeostat.rollout.server import SERVER
     from homeostat.workers.context import WorkerContext
-    from homeostat.workers.processes import start_processes
+    from homeostat.workers.opening import open_group
+    from homeostat.workers.spec import GroupSpec
 
     kwargs = {
         "model": ModelConfig(path=task.model),
@@ -84,12 +87,17 @@ def homeostat(task: Task) -> Iterator[Generate]:
 
     def start(log_file: Path) -> Any:
         server = {"factory": "homeostat.rollout.native.host:build_engine", "kwargs": kwargs}
-        return start_processes(
-            "homeostat.rollout.remote:serve_engine", server, name="helper", log_file=log_file
+        spec = GroupSpec(
+            factory=SERVER,
+            kwargs=server,
+            kind="engine",
+            name="helper",
+            log_file=log_file,
         )
+        return open_group(InProcessCluster(), spec)
 
     with TemporaryDirectory() as folder:
-        engine: Any = build_engine(WorkerContext(0, 1, 0, "bench"), **kwargs)
+        engine: Any = build_engine(WorkerContext(0, 1, 0, "bench", LOOPBACK), **kwargs)
         if task.processes > 1:
             limits = {"timeout_s": 3600.0, "update_timeout_s": 60.0}
             helpers = [
@@ -102,7 +110,7 @@ def homeostat(task: Task) -> Iterator[Generate]:
                 for n in range(1, task.processes)
             ]
             # Each has read the same weights, and none are sent.
-            engine = SplitEngine(engine, helpers, give_weights=lambda *_: None, on_loss=_fail)
+            engine = Router([engine, *helpers], on_loss=_fail)
 
         def run(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
             sampling = Sampling(max_new_tokens=new_tokens, temperature=0.0)
@@ -187,7 +195,7 @@ def ceiling(task: Task) -> dict[str, Any]:
     files = sorted(Path(task.model).glob("*.safetensors"))
     tensors = {name: t.float() for file in files for name, t in load_file(file).items()}
     matrices = [t.t().contiguous() for name, t in tensors.items() if t.ndim == 2]
-    # A tied embedding is there once, and is the head; one of its own is only looked up.
+    # A tied embedding exists once, as the head; a separate one is only looked up.
     has_head = any(name.startswith("lm_head") for name in tensors)
     if has_head:
         matrices = [

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from shapes import DTYPES, END_ID, SHAPES, Shape, random_decoder
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.engine import Quiesce, Request, Sampling
@@ -125,7 +125,7 @@ def generate(engine: NativeEngine, requests: list[Request]) -> Round:
 def logp_differences(
     bench: Bench, engine: NativeEngine, completions: list[Completion], batch: int
 ) -> dict[str, float]:
-    """Of what the engine sampled with, to what the trainer's function gives."""
+    """Compare the log-probs with which the engine sampled with those of the trainer's function."""
     prompts = bench.prompts(batch)
     rows, sampled = [], []
     for completion in completions[:NUM_SCORED]:
@@ -166,8 +166,10 @@ def measure(bench: Bench, engine: NativeEngine, batch: int) -> dict[str, Any]:
 
 
 def measure_handover(engine: NativeEngine) -> dict[str, float]:
-    """What it takes to publish weights, to sleep and to wake. Weights are the trainer's own: they
-    stay where they are, and no memory is asked for."""
+    """Measure what it takes to publish weights, to sleep and to wake.
+
+    The weights are the trainer's own: they stay where they are, and no memory is allocated.
+    """
     places = [tensor.data_ptr() for tensor in engine.model.parameters()]
 
     def publish() -> None:
@@ -189,7 +191,7 @@ def measure_handover(engine: NativeEngine) -> dict[str, float]:
 
 
 def profile(bench: Bench, engine: NativeEngine, batch: int) -> str:
-    """Where the time of some decoding steps goes, by kernel."""
+    """Show where the time of some decoding steps goes, by kernel."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 

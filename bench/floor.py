@@ -1,4 +1,4 @@
-"""What the hardware allows: copy bandwidth, matmul rate, and the least time that work can take.
+"""The limits of the hardware: copy bandwidth, matmul rate, and the least time for given work.
 
 Decoding is bound by bytes: each step reads all weights once, and keys and values of every live
 token. Training is bound by arithmetic: three products (forward, gradient of the input, gradient of
@@ -67,7 +67,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
 
 
 def decode_bytes(shape: Shape, dtype: torch.dtype, *, batch: int, context: float) -> float:
-    """What one decoding step must read, at this mean context."""
+    """Return the bytes that one decoding step must read, at this mean context."""
     return shape.weight_bytes(dtype) + batch * context * shape.token_bytes(dtype)
 
 

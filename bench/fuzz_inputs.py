@@ -57,7 +57,7 @@ OUTCOMES = ("accepted", "refused", "finding", "violation")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a command ended: its exit code, None for an exception that left `main`."""
+    """The end of a command: its exit code, None for an exception that left `main`."""
 
     code: int | None
     output: str
@@ -65,7 +65,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a case; `why` says what a violation is."""
+    """The outcome of a case; `why` says what a violation is."""
 
     case: Case
     outcome: str
@@ -113,7 +113,7 @@ def _output_to(descriptor: int) -> Iterator[None]:
 
 
 def run_process(command: Sequence[str], folder: Path) -> Result:
-    """The same as a process of its own."""
+    """Run the same case as a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", "from homeostat.cli.main import main; main()", *command],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False,
@@ -274,7 +274,7 @@ def run_all(root: Path, indices: Sequence[int], *, seed: int, num_workers: int) 
 
 
 def compare_processes(root: Path, verdicts: Sequence[Verdict], *, seed: int) -> list[Any]:
-    """The same cases as processes of their own: exit code and words must agree."""
+    """Run the same cases as separate processes: exit code and message must agree."""
     differing = []
     for verdict in verdicts:
         folder = root / "cases" / "again" / "case"
@@ -287,7 +287,7 @@ def compare_processes(root: Path, verdicts: Sequence[Verdict], *, seed: int) -> 
 
 
 def _words(output: str) -> str:
-    """What is said, without times, sizes and the log lines of libraries."""
+    """Return the message without times, sizes and the log lines of libraries."""
     kept = [line for line in output.splitlines() if "Warning" not in line and "INFO" not in line]
     return re.sub(r"[\d.]+", "#", " ".join(" ".join(kept).split()))
 

@@ -359,7 +359,7 @@ def run_files(world: World) -> None:
 
 
 def run_state(world: World) -> None:
-    """The state of a checkpoint, sealed anew: its checksums hold, its content does not."""
+    """The state of a checkpoint, sealed again: its checksums are right, its content is not."""
     world.verb = world.pick("train", "train", "train", "check")
     world.write_recipe()
     newest = sorted((world.folder / "runs/run/checkpoints").glob("step_*"))[-1]

@@ -16,7 +16,7 @@ NUM_ROWS = 24
 
 
 def _rows(rng: random.Random) -> Iterator[dict[str, float]]:
-    """Metrics of an RL run that goes on as runs do."""
+    """Return the metrics of an ordinary RL run."""
     reward, length = rng.uniform(0.0, 0.5), rng.uniform(80, 900)
     for step in range(1, NUM_ROWS + 1):
         reward = min(1.0, reward + rng.gauss(0.01, 0.03))

@@ -59,7 +59,7 @@ _JUNK = [
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a case."""
+    """The outcome of a case."""
 
     index: int
     format: str

@@ -2,7 +2,7 @@
 
 Both sides read one folder (random weights of Qwen2's 0.5 B shape), sample 32 prompts x 8
 completions of 512 new tokens (the end token cannot be sampled, so all have them), score them by the
-same Python function and do one AdamW update, one after the other, each in a process of its own.
+same Python function and do one AdamW update, one after the other, each in a separate process.
 Homeostat's side is `homeostat train` as a user runs it. The floor is computed from what the device
 measures in the same run: bytes over copy bandwidth for decoding, FLOPs over matmul rate for
 training.
@@ -119,7 +119,7 @@ def summary(run: Timed, *, seconds: float) -> dict[str, Any]:
 
 
 def first_step_s(run: Timed) -> float | None:
-    """What the first step took by our own clock; warm-up is part of it."""
+    """Return the duration of the first step by our own clock, including warm-up."""
     return run.records[0].get("time/step")
 
 

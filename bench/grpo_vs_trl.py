@@ -92,7 +92,7 @@ def measure(side: str, workload: Workload, scratch: Path, *, variant: str) -> Ti
 
 
 def _ranks(processes: int) -> list[str]:
-    """What starts so many data-parallel ranks."""
+    """Return the command that starts this many data-parallel ranks."""
     if processes == 1:
         return []
     return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
@@ -119,14 +119,14 @@ def summary(runs: list[Timed]) -> dict[str, Any]:
 
 
 def stages(runs: list[Timed]) -> dict[str, float]:
-    """Where our step goes."""
+    """Return the time of each stage of our step."""
     names = ("generate", "reward", "score", "train")
     records = [record for run in runs for record in run.records[1:]]
     return {n: round(statistics.median(r[f"time/{n}"] for r in records), 4) for n in names}
 
 
 def rollouts_of(run_dir: Path, folder: Path, num_steps: int) -> Path:
-    """What homeostat sampled, in the form that trl_grpo_side replays."""
+    """Write what homeostat sampled in the form that trl_grpo_side replays."""
     from homeostat.config import RunConfig
     from homeostat.data.prompts import prepare_prompts
     from homeostat.data.tokenizer import load_tokenizer
@@ -179,7 +179,7 @@ def replay(workload: Workload, scratch: Path) -> dict[str, Any]:
 
 
 def ways(workload: Workload, *, cores: int) -> dict[str, Workload]:
-    """How each side is run: one way of ours, and those of TRL of which the best counts."""
+    """Return the variants of each side: one of ours, and those of TRL, of which the best counts."""
     found = {"homeostat": replace(workload, threads=cores), "trl": workload}
     if cores > 1:
         found[f"trl, {cores} threads"] = replace(workload, threads=cores)
@@ -220,7 +220,7 @@ def compare(workload: Workload, scratch: Path, *, repeats: int, cores: int) -> d
 
 
 def used_cores(scratch: Path) -> dict[str, int]:
-    """What our run chose: threads of an operation, and lanes."""
+    """Return what our run chose: threads of an operation, and lanes."""
     (file,) = scratch.glob("homeostat/checkpoints/step_*/state.json")
     state = json.loads(file.read_text(encoding="utf-8"))["run"]
     return {name: state[name] for name in ("threads", "lanes")}

@@ -2,7 +2,7 @@
 
 Forward and backward over one micro-batch, hidden states and an output weight as in SmolLM2-135M
 (576 wide, 49,152 tokens), once through the library's one function and once through plain torch
-(full logits, cross_entropy). Each in a process of its own; the peak is what it added to the
+(full logits, cross_entropy). Each runs in a separate process; the peak is what it added to the
 process (resident size) or to the device.
 
     python bench/logprobs_memory.py                   # CPU, or --device cuda

@@ -1,4 +1,4 @@
-"""How far are the engines from the trainer, on the tokens they sample?
+"""Measure how far the engines are from the trainer, on the tokens that they sample.
 
 Each engine samples from the same weights (random, of a Llama's shape, with logits as spread as a
 trained model's); the trainer scores what was sampled; float64 decides who of the two is nearer to
@@ -26,7 +26,7 @@ import torch
 
 from homeostat.algorithms.mismatch import TokenPairs, mismatch_metrics
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models import hf
 from homeostat.models.build import LoadedModel, load_model
@@ -35,7 +35,9 @@ from homeostat.models.float64 import reference_logprobs
 from homeostat.rollout.engine import Engine, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.train.local import LocalTrainer
+from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
+from homeostat.train.scoring import score
 from homeostat.types import Role, TokenRow, TrainBatch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -73,7 +75,8 @@ def load(path: Path, arguments: argparse.Namespace, numerics: str) -> LoadedMode
 def trainer_of(loaded: LoadedModel, arguments: argparse.Namespace) -> LocalTrainer:
     device = torch.device(arguments.device)
     runtime = Runtime(device, DTYPES[arguments.dtype], threads=1, pin_memory=False)
-    return LocalTrainer(loaded, TrainerConfig(), runtime=runtime, seed=0)
+    models = {Role.POLICY: RoleModel(loaded, TrainerConfig())}
+    return LocalTrainer(models, TrainerConfig(), runtime=runtime, seed=0)
 
 
 @contextmanager
@@ -147,7 +150,7 @@ def measure(name: str, path: Path, arguments: argparse.Namespace) -> dict[str, f
         seconds = time.perf_counter() - started
     # As in a run: rows packed together, not one by one.
     batches = [TrainBatch.of(rows[start : start + 8]) for start in range(0, len(rows), 8)]
-    trainer_logp_M = np.concatenate(trainer.score(Role.POLICY, batches))
+    trainer_logp_M = np.concatenate(score(trainer, Role.POLICY, batches))
     engine_logp_M = np.concatenate([row.columns["engine_logp"][row.weights_T > 0] for row in rows])
     pairs = TokenPairs(
         engine_logp_M=engine_logp_M.astype(np.float64),

@@ -1,6 +1,6 @@
 """Claim: packing fills at least 97 % of the token budget on realistic lengths.
 
-Rows have the lengths of the other benchmarks (GSM8K's, see common.py). Packed rows lie end to end,
+Rows have the lengths of the other benchmarks (GSM8K's, see common.py). Packed rows have no padding,
 so every token computed is real; `padding_real_share` is that share when the same rows, in order,
 are padded to the longest of a micro-batch. fill = tokens / (micro-batches * budget) says how many
 micro-batches the budget costs. It is measured twice:

@@ -1,8 +1,8 @@
-"""Claim: a run goes on over another number of ranks, or in the local trainer, with equal losses.
+"""Claim: a run resumed on another number of ranks, or in the local trainer, has equal losses.
 
     python bench/resume_ranks.py
 
-For each way (2 -> 1, 1 -> 2, 4 -> 2 ranks, 2 -> local) one run does all its steps on the first
+For each change (2 -> 1, 1 -> 2, 4 -> 2 ranks, 2 -> local) one run does all its steps on the first
 layout. Its folder, with the checkpoint of half the steps, is copied and continued by the same
 recipe on the second layout. Rows, packing over other ranks, learning rates and moments all come
 from the checkpoint or the seed, so that the losses of the second half may differ by rounding only.

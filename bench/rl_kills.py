@@ -2,7 +2,7 @@
 
     python bench/rl_kills.py --kills 60
 
-There are three kinds of run: the engine in the trainer's process, in a process of its own, and in
+There are three kinds of run: the engine in the trainer's process, in a separate process, and in
 the trainer's process with a helper. One run of each kind is left alone. The others are disturbed:
 at random moments a random victim is killed (the main process, its process group, the engine, a
 helper, a reward worker; worker, guardian or both), and in half of the cases its successor once more
@@ -57,8 +57,8 @@ VICTIMS = {
 
 
 def recipe(name: str, runs_dir: Path, kind: str) -> dict[str, Any]:
-    """Two updates a step, dynamic sampling, an adaptive KL and normalised rewards: all that has
-    state of its own."""
+    """Use two updates a step, dynamic sampling, an adaptive KL and normalised rewards: everything
+    that has state."""
     assets = ROOT / "recipes" / "assets"
     return {
         "name": name,
@@ -253,7 +253,7 @@ def disturb(run: Run, rng: random.Random, spent: threading.Event) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a disturbed run compares with the undisturbed one of its kind."""
+    """The comparison of a disturbed run with the undisturbed one of its kind."""
 
     same_weights: bool
     same_journal: bool

@@ -1,4 +1,4 @@
-"""How a GRPO step's time grows: with tokens of an update, prompts of a step, length of completions.
+"""Measure how a GRPO step's time grows with the tokens of an update, prompts and length.
 
 Three sweeps with the parts of a run in one process (native engine, local trainer, shared weights):
 
@@ -30,13 +30,14 @@ from shapes import DTYPES, END_ID, SHAPES, Shape, random_decoder
 from slopes import growth
 
 from homeostat.config.load import build_config
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.build import LoadedModel, model_sheet
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.run.learning.updates import build_update
 from homeostat.train.local import LocalTrainer
+from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
 from homeostat.types import Role, TokenRow
 
@@ -101,7 +102,10 @@ class Parts:
         sheet = model_sheet(model, shape.hf_config(dtype), None, {})
         runtime = Runtime(device, dtype, threads=1, pin_memory=device.type == "cuda")
         self.trainer = LocalTrainer(
-            LoadedModel(model, sheet), self.config.trainer, runtime=runtime, seed=0
+            {Role.POLICY: RoleModel(LoadedModel(model, sheet), self.config.trainer)},
+            self.config.trainer,
+            runtime=runtime,
+            seed=0,
         )
         self.engine = NativeEngine(
             model,

@@ -61,7 +61,7 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """What one decoding step reads of the weights: all of them, the tied head once."""
+        """Return the bytes of weights that a decoding step reads: all, with the tied head once."""
         return (self.body_params + self.head_params) * dtype.itemsize
 
     def hf_config(self, dtype: torch.dtype) -> dict[str, Any]:

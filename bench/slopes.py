@@ -1,4 +1,4 @@
-"""How a time grows with a size: its exponent, and where it bends.
+"""Measure how a time grows with a size: its exponent, and where it bends.
 
 On logarithmic axes a power law is a line, whose slope is the exponent: 0 where a fixed cost rules,
 1 where work is proportional to the size, above that where it grows faster (attention over long

@@ -1,11 +1,11 @@
-"""How much of the GPU's matrix-product speed the trainer turns into training.
+"""Measure how much of the GPU's matrix-product speed the trainer uses (MFU).
 
     python bench/train_mfu.py                          # all cases
     python bench/train_mfu.py --only 1.5b-32k --profile
     python bench/train_mfu.py --device cpu --tiny      # that the script works
 
 Shapes of Qwen2 with random weights go through LocalTrainer.accumulate and apply, AdamW included, in
-bf16 with fp32 masters: supervised rows of 2,048 tokens laid end to end, or one row of all tokens;
+bf16 with fp32 masters: supervised rows of 2,048 packed tokens, or one row of all tokens;
 and one GRPO update (32 prompts of 64 tokens x 8 samples of 512, entropy measured).
 
     model FLOPs = 6 P T + 6 V D M + 6 L H d sum_i l_i^2
@@ -47,6 +47,7 @@ from homeostat.models.families import decoder_config
 from homeostat.ops import kernels
 from homeostat.ops.attention import resolve_kernel
 from homeostat.train.local import LocalTrainer
+from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, Role, TokenRow, TrainBatch
 
@@ -157,7 +158,8 @@ def build_trainer(case: Case, device: torch.device, *, way: str) -> LocalTrainer
             torch.nn.init.normal_(parameter, std=0.02)
     runtime = Runtime(device, dtype, threads=1, pin_memory=device.type == "cuda")
     loaded = LoadedModel(module.train(), model_sheet(module, config, None, {"attention": kernel}))
-    return LocalTrainer(loaded, TrainerConfig(), runtime=runtime, seed=0)
+    models = {Role.POLICY: RoleModel(loaded, TrainerConfig())}
+    return LocalTrainer(models, TrainerConfig(), runtime=runtime, seed=0)
 
 
 def update(trainer: LocalTrainer, work: Work, step: int) -> float:
@@ -176,7 +178,7 @@ def _wait(device: torch.device) -> None:
 
 
 def num_syncs(trainer: LocalTrainer, work: Work) -> list[str]:
-    """Where `accumulate` waited for the device, by torch's own account."""
+    """Return where `accumulate` waited for the device, according to torch."""
     if trainer.runtime.device.type != "cuda":
         return []
     torch.cuda.set_sync_debug_mode("warn")
@@ -253,7 +255,7 @@ def measured_peak(device: torch.device) -> float:
 
 
 def guarded(case: Case, device: torch.device, **how: Any) -> dict[str, Any]:
-    """What a case that does not fit says instead of a figure."""
+    """Measure a case; return the reason instead of a figure if it does not fit."""
     try:
         return measure(case, device, **how)
     except torch.OutOfMemoryError as error:

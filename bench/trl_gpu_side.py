@@ -1,4 +1,4 @@
-"""TRL's side of grpo_step_gpu: GRPOTrainer on the same model folder, in a process of its own.
+"""TRL's side of grpo_step_gpu: GRPOTrainer on the same model folder, in a separate process.
 
 Settings are trl_grpo_side's, in bf16 on a GPU: weights, activations and optimizer state, which is
 less memory and less work than the fp32 masters that homeostat keeps. Run with one JSON argument

@@ -1,4 +1,4 @@
-"""TRL's side of grpo_vs_trl: GRPOTrainer on the same prompts, in a process of its own.
+"""TRL's side of grpo_vs_trl: GRPOTrainer on the same prompts, in a separate process.
 
 The workload is small on purpose, so that what is measured is the trainer and not the matrix
 products: a Qwen2 of 1,018,368 parameters, one token per byte, 8 prompts x 8 samples of up to 64 new
@@ -25,7 +25,7 @@ from typing import Any
 SPECIAL_TOKENS = ["<|pad|>", "<|start|>", "<|end|>"]
 END = "<|end|>"
 
-# What each variant changes; GRPOConfig's names, but for `rows` (per_device_train_batch_size;
+# What each variant changes; GRPOConfig's names, except `rows` (per_device_train_batch_size;
 # accumulation makes up the rest of an update) and `attention` (attn_implementation).
 VARIANTS: dict[str, dict[str, Any]] = {
     "rows64": {"rows": 64},
@@ -46,7 +46,7 @@ BEST = "rows64"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What both sides are asked to do. `folder` holds the model, the tokenizer, prompts.jsonl."""
+    """The work of both sides. `folder` holds the model, the tokenizer, prompts.jsonl."""
 
     folder: str
     steps: int
@@ -129,7 +129,7 @@ def digit_share(completions: list[str], **columns: Any) -> list[float]:
 
 
 def base_settings(workload: Workload, *, rows: int) -> dict[str, Any]:
-    """What all variants share; GRPOConfig's names."""
+    """Return the settings that all variants share, under GRPOConfig's names."""
     return {
         "num_generations": workload.samples_per_prompt,
         "max_completion_length": workload.max_new_tokens,

@@ -1,4 +1,4 @@
-"""TRL's side of sft_vs_trl: SFTTrainer on the same rows, in a process of its own.
+"""TRL's side of sft_vs_trl: SFTTrainer on the same rows, in a separate process.
 
 `VARIANTS` holds the settings that were tried to make it fast. Each update appends one line to a
 file, as homeostat's metrics.jsonl does. Run by sft_vs_trl.py with one JSON argument.
@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What both sides are asked to do. `folder` holds the model, the tokenizer and rows.jsonl."""
+    """The work of both sides. `folder` holds the model, the tokenizer and rows.jsonl."""
 
     folder: str
     steps: int
@@ -47,7 +47,7 @@ class Workload:
 
 
 def base_settings(workload: Workload, *, rows: int) -> dict[str, Any]:
-    """What all variants share; SFTConfig's names."""
+    """Return the settings that all variants share, under SFTConfig's names."""
     return {
         "max_length": MAX_LENGTH,
         "train_sampling_strategy": "sequential",

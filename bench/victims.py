@@ -62,7 +62,7 @@ def marked(mark: str) -> list[int]:
 
 
 def orphans(mark: str, *, patience_s: float) -> list[int]:
-    """What is left of a run after a while."""
+    """Return what is left of a run after a while."""
     end = time.monotonic() + patience_s
     while (left := marked(mark)) and time.monotonic() < end:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Writes docs/reference/ from the code that it describes. Needs no torch.
+"""Write docs/reference/ from the code that it describes. Needs no torch.
 
     config classes, presets    -> config.md
     observe/names.py           -> metrics.md
@@ -7,6 +7,7 @@
     the Typer app              -> cli.md
     health/registry.py         -> rules.md, and rules/ with a page for each family
     coverage/                  -> coverage.md: what five troubleshooting guides name
+    health/signatures/*.toml   -> compiled.json beside them
 
 `make docs` runs it; tests/style/test_docs.py fails while a page is stale.
 """
@@ -37,8 +38,9 @@ from homeostat.config.run import RunConfig
 from homeostat.config.schema import settings_types
 from homeostat.health import remedies
 from homeostat.health.finding import Family, Level
-from homeostat.health.registry import BY_CODE, RULES, TROUBLES
+from homeostat.health.registry import BY_CODE, RULES, SIGNATURES
 from homeostat.health.rule import Rule
+from homeostat.health.signatures.source import write_compiled
 from homeostat.health.vocabulary import WORDS
 from homeostat.observe import events, names
 
@@ -52,47 +54,48 @@ NO_CODE = {
 # Every path that a run may write; a test trains one and looks for others.
 RUN_FOLDER = {
     "config.yaml": "The recipe as it was given.",
-    "config.json": "The resolved config: presets, overrides and defaults filled in.",
+    "config.json": "The resolved config, with presets, overrides and defaults filled in.",
     "metrics.jsonl": "One record per `observe.log_interval` steps: see [metrics](metrics.md).",
-    "findings.jsonl": "Illnesses (`health`): a line where one begins or gets worse, a line where "
-    "it is over, each with evidence, causes and fixes.",
-    "events.jsonl": "What happened, in order: see [events](events.md).",
-    "row_losses.jsonl": "Per step: the ids of its rows and their losses (`observe.row_losses`).",
-    "console.log": "All that was shown or logged, whichever view was chosen.",
-    "report.html": "One self-contained page with plots, events and the rows of highest loss, in RL "
-    "with completions (`observe.report`). Also written when a run fails.",
+    "findings.jsonl": "Findings of the health rules (`health`): a line when one opens or gets "
+    "worse, a line when it closes, each with evidence, causes and fixes.",
+    "events.jsonl": "Events in the order in which they happened: see [events](events.md).",
+    "row_losses.jsonl": "The ids and losses of the rows of each step (`observe.row_losses`).",
+    "console.log": "Everything that was shown or logged, whichever view was chosen.",
+    "report.html": "A self-contained page with plots, events and the rows of highest loss, for RL "
+    "with completions (`observe.report`). It is also written when a run fails.",
     "traceback.txt": "The traceback of a run that failed.",
     "checkpoints/step_N/": "Weights and optimizer state (`.safetensors`), `state.json` (step, data "
     "order), `manifest.json` (size and SHA-256 of every file).",
-    "checkpoints/step_N/*.<rank>of<size>.safetensors": "The same over several ranks: of each "
-    "tensor the rows that a rank holds.",
-    "checkpoints/step_N/published.safetensors": "The weights that the engine had, where they were "
+    "checkpoints/step_N/*.<rank>of<size>.safetensors": "The same with several ranks: the rows of "
+    "each tensor that a rank holds.",
+    "checkpoints/step_N/published.safetensors": "The weights that the engine had, if they were "
     "older than the trainer's (`sync.interval`).",
     "checkpoints/step_N/hf/": "HF-format weights, or a peft adapter (`checkpoint.export`).",
     "checkpoints/latest": "Name of the newest checkpoint.",
-    "checkpoints/best": "Name of the one with the lowest `eval/loss`, in RL with the highest "
-    "`eval/reward`.",
-    "checkpoints/set_aside_*/": "Checkpoints beyond the step that `checkpoint.load_step` went "
-    "back to.",
+    "checkpoints/best": "Name of the checkpoint with the lowest `eval/loss`, in RL with the "
+    "highest `eval/reward`.",
+    "checkpoints/set_aside_*/": "Checkpoints after the step to which `checkpoint.load_step` went "
+    "back.",
     "data/": "The tokenised rows, memory-mapped (`data.cache_dir` names another place). SFT only.",
-    "journal/": "Scored rollouts, a file for each step and round of sampling, written before they "
-    "are trained on. Only those that a resumed run would need, unless `rollout.keep_journal`.",
-    "completions/step_N.parquet": "Prompts, completions, rewards and advantages of a step, to be "
-    "read (`observe.completions`, `homeostat inspect`).",
-    "rewards.log": "What reward functions print; beyond 64 MiB its middle is left out.",
-    "engine.log": "What an engine in a process of its own prints.",
-    "engine_model/": "The model in HF format that vLLM is started on, where `model.path` is no "
-    "such folder.",
-    "workers.log": "What the ranks of a trainer print, each line with its rank, and torchrun.",
-    "homeostat-*/": "Weights on their way to the engine (`sync.transport.type: disk`).",
-    "collective-*/": "Where trainer and engine meet (`sync.transport.type: collective`).",
+    "journal/": "Scored rollouts, one file per step and sampling round, written before they are "
+    "trained on. Only those that a resumed run would need, unless `rollout.keep_journal` is "
+    "set.",
+    "completions/step_N.parquet": "Prompts, completions, rewards and advantages of a step, for "
+    "people to read (`observe.completions`, `homeostat inspect`).",
+    "rewards.log": "The output of reward functions; beyond 64 MiB its middle is left out.",
+    "engine.log": "The output of an engine in its own process.",
+    "engine_model/": "The model in HF format on which vLLM is started, if `model.path` is not "
+    "such a folder.",
+    "workers.log": "The output of the trainer's ranks, each line with its rank, and of torchrun.",
+    "homeostat-*/": "Weights that are being sent to the engine (`sync.transport.type: disk`).",
+    "collective-*/": "Rendezvous of trainer and engine (`sync.transport.type: collective`).",
     "offending_rows/step_N.jsonl": "Rows of a step whose loss or gradient was not finite: id, "
     "origin, text, tokens, weights.",
-    "trace/": "Profiler traces (`observe.profiler`), and `oom_step_N.json`: who held which memory "
-    "when it ran out.",
+    "trace/": "Profiler traces (`observe.profiler`), and `oom_step_N.json`: the largest "
+    "allocations when memory ran out.",
     "tensorboard/": "The TensorBoard sink's files.",
-    "sinks/": "What the W&B and trackio sinks need to go on after a resume.",
-    "wandb/": "W&B's own files; with `mode: offline` all of the run.",
+    "sinks/": "State that the W&B and trackio sinks need after a resume.",
+    "wandb/": "W&B's own files; with `mode: offline` the whole run.",
     ".lock": "Held by the process that writes here.",
 }
 # Keys that a base class must have for the classes below it to leave them out of their tables.
@@ -121,8 +124,8 @@ def config_page() -> str:
         "# Config keys\n\n"
         "A recipe is a YAML file with these keys; any of them can be set on the command line "
         "(`trainer.lr=1e-5`, `data.train.0.limit=100`). Unknown keys are refused.\n\n"
-        "Resume says whether a key may differ when a run directory is continued: `free` changes "
-        "nothing that was computed, `warn` changes the run from here on and is recorded as "
+        "Resume says whether a key may differ when a run directory is resumed: `free` changes "
+        "nothing that was computed, `warn` changes the run from this point on and is recorded as "
         "`config_changed`, `forbid` would make it another experiment and is refused.\n"
     )
     sections = "\n".join(_sections(RunConfig, ""))
@@ -131,8 +134,8 @@ def config_page() -> str:
 
 
 _PRESETS_INTRO = (
-    "`preset: low_memory`, or a list. A preset fills in defaults; a key in the recipe or on the "
-    "command line always wins, and a preset's key that cannot work beside it gives way."
+    "Set `preset: low_memory`, or a list. A preset changes defaults; a key in the recipe or on the "
+    "command line always wins, and a key of a preset that cannot work with it is left out."
 )
 
 
@@ -257,7 +260,7 @@ def _default(info: FieldInfo) -> str:
 
 
 def _help(info: FieldInfo) -> str:
-    return info.description or "Which kind it is."
+    return info.description or "Chooses the kind."
 
 
 def _resume(info: FieldInfo) -> str:
@@ -281,11 +284,11 @@ def metrics_page() -> str:
         "the metrics of the steps since the record before it (`observe.log_interval`). The same "
         "names go to TensorBoard, W&B and trackio.\n\n"
         f"{table(('name', 'unit', 'reduced by', 'meaning'), rows)}\n"
-        "Reduced by: `mean` of the steps; `rate`, all tokens over all seconds; `last`, the newest "
-        "value; `sum`; `max`. A value that is not finite makes the mean, sum and maximum that it "
-        "enters not finite: it is never hidden. Such a value is written as the text `nan`, `inf` "
-        "or `-inf`, since JSON has no number for it. A record is closed at each evaluation and "
-        "each checkpoint, so that a resumed run writes the records of an uninterrupted one.\n"
+        "A record combines the steps since the one before by `mean`; `rate` (all tokens over all "
+        "seconds); `last` (the newest value); `sum`; `max`; or `min`. A value that is not finite "
+        "makes the result not finite, so it is never hidden. It is written as the text `nan`, "
+        "`inf` or `-inf`, because JSON has no number for it. A record is closed at each evaluation "
+        "and each checkpoint, so a resumed run writes the same records as an uninterrupted one.\n"
     )
 
 
@@ -296,10 +299,10 @@ def events_page() -> str:
     ]
     return (
         "# Events\n\n"
-        "Each line of `events.jsonl` is one thing that happened: `kind`, `step`, `time` (seconds "
-        "since 1970) and the fields below. Events are history: a resume cuts metric records of "
-        "steps that are computed again, but no event. Each is on the disk before the run goes "
-        "on.\n\n"
+        "Each line of `events.jsonl` is one event: `kind`, `step`, `time` (seconds since 1970) and "
+        "the fields below. Events are history: a resume removes metric records of steps that are "
+        "computed again, but never an event. Each event is synced to disk before the run "
+        "continues.\n\n"
         f"{table(('kind', 'meaning', 'fields'), rows)}"
     )
 
@@ -308,11 +311,11 @@ def run_folder_page() -> str:
     rows = [(f"`{name}`", meaning) for name, meaning in RUN_FOLDER.items()]
     return (
         "# The run folder\n\n"
-        "Everything a run does is under `<runs_dir>/<name>/`.\n\n"
+        "A run writes everything to `<runs_dir>/<name>/`.\n\n"
         f"{table(('path', 'holds'), rows)}\n"
         "One process writes at a time: a second `homeostat train` on the same folder is refused, "
-        "and says which process has it. The lock is the kernel's and goes with the process. "
-        "Reading needs no lock.\n"
+        "and the message names the process that holds it. The lock is the kernel's and is released "
+        "when the process ends. Reading needs no lock.\n"
     )
 
 
@@ -335,13 +338,14 @@ def rules_page() -> str:
     ]
     return (
         "# Rules\n\n"
-        f"{len(RULES)} rules, of which {len(TROUBLES)} know an error by its text. "
-        "`homeostat explain CODE` shows a rule's page, [the guide](../guide/doctor.md) how to use "
-        "them, [coverage](coverage.md) which of other projects' guides they cover.\n\n"
+        f"{len(RULES)} rules, of which {len(SIGNATURES)} recognise an error by its text. "
+        "`homeostat explain CODE` shows the page of a rule. [The guide](../guide/doctor.md) "
+        "describes how to use them, and [coverage](coverage.md) lists which troubleshooting guides "
+        "of other projects they cover.\n\n"
         f"{table(('code', 'name', 'family', 'level', 'about'), rows)}\n"
         "## Words\n\n"
-        "Every name that a finding or a cause may have. Those that begin with `benign-` look like "
-        "an illness and are none: their findings have level info.\n\n"
+        "These are all names that a finding or a cause may have. Those that begin with `benign-` "
+        "look like an illness but are harmless: their findings have level info.\n\n"
         f"{table(('name', 'family', 'meaning'), words)}"
     )
 
@@ -399,9 +403,9 @@ def coverage_page() -> str:
     legend = "; ".join(f"`{word}`: {meaning}" for word, meaning in NO_CODE.items())
     parts = [
         "# Coverage\n\n"
-        "Every trouble and every setting that five troubleshooting guides name, with the rule that "
-        "recognises it and the key that it has here; and where a guide is wrong. `pending` means "
-        "that a later stage brings it: logs of other frameworks are diagnosed all the same.\n\n"
+        "Every problem and every setting that five troubleshooting guides name, with the rule that "
+        "recognises it and our key for it; and where a guide is wrong. `pending` means that a "
+        "later version will have it; logs of other frameworks are diagnosed in any case.\n\n"
         + table(("guide", "symptoms", "settings", "disagreements"), [*counts, ("all", *totals)]),
         "## Symptoms\n\n"
         f"In place of a code, {legend}. Before the start: rules that `homeostat check` judges. "
@@ -506,6 +510,8 @@ def _option(info: OptionInfo, kind: Any) -> str:
 
 
 def _option_help(info: OptionInfo, default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return f"{info.help} Required."
     return f"{info.help} Default: {default}." if default is not None else str(info.help)
 
 
@@ -519,6 +525,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
+    write_compiled()
     (REFERENCE / "rules").mkdir(parents=True, exist_ok=True)
     for name, content in pages().items():
         (REFERENCE / name).write_text(content, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Group-relative policy optimisation in one flat file: nothing is hidden, nothing is clever.
+"""Group-relative policy optimisation in one flat file, without abstractions.
 
 It imports nothing from homeostat and serves as its oracle: from the same model, prompts and seed
 the library samples the same tokens, earns the same rewards and follows the losses printed here.
@@ -21,8 +21,8 @@ Every step prints one JSON object:
     entropy        mean entropy (nats) of the policy at the trained tokens, before the updates
     losses         of each update, before it
     grad_norms     of each update, before clipping
-    clip_ratio     share of tokens whose ratio the clip cut, mean of the updates
-    learning_rate  what the schedule gave the step's last update
+    clip_ratio     share of tokens whose ratio was clipped, mean of the updates
+    learning_rate  of the step's last update
 
 Shapes: _B rows, _T tokens, _S cache slots, _G samples of a group, _V vocabulary, _D model dim,
 _H head dim.
@@ -96,13 +96,7 @@ def read_prompts(file: Path, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]
 
 
 def prompts_of_step(settings: Settings, *, step: int, num_prompts: int) -> list[int]:
-    """Which prompts step `step` (from 1) samples.
-
-    The prompts come in epochs (from 0), one after the other without a gap, so a step may take the
-    last of one epoch and the first of the next. Each epoch has its own order: the prompts sorted
-    by random 64-bit numbers, the n-th of which is the n-th output of a Philox generator seeded
-    with (seed, epoch).
-    """
+    """Return the prompts that step `step` (from 1) samples."""
     numbers = np.arange(settings.prompts_per_step) + (step - 1) * settings.prompts_per_step
     epochs, places = np.divmod(numbers, num_prompts)
     orders = {}
@@ -180,7 +174,7 @@ class Attention(nn.Module):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tokens of a forward pass stand: what attention needs to know besides them."""
+    """The positions of the tokens of a forward pass: what attention needs besides the tokens."""
 
     positions_BT: Tensor
     num_slots: int
@@ -340,7 +334,7 @@ def sample(
         running_B &= token_B != stop_id
         if not running_B.any():
             break
-        # A row that has stopped goes on with the others; what it says then is cut off below.
+        # A row that has stopped continues with the others; what it samples then is cut off below.
         logits_BV = model.extend(
             token_B[:, None], (lengths_B + position)[:, None], caches, size=size
         )[:, 0]
@@ -362,10 +356,7 @@ def pad(rows: list[Tensor]) -> Tensor:
 
 
 def advantages(rewards: list[float], settings: Settings) -> list[float]:
-    """Of the samples of one group: how much better each is than the group.
-
-    The deviation is the unbiased one (n - 1); 1e-4 keeps a group without any finite.
-    """
+    """Return how much better each sample of one group is than the group."""
     rewards_G = torch.tensor(rewards, dtype=torch.float64)
     advantages_G = rewards_G - rewards_G.mean()
     if settings.scale == "group":
@@ -374,11 +365,7 @@ def advantages(rewards: list[float], settings: Settings) -> list[float]:
 
 
 def token_weights(mask_BT: Tensor, settings: Settings) -> Tensor:
-    """How much each token counts in the update's loss.
-
-    token: all tokens the same. sequence: all completions the same, whatever their length. fixed:
-    a constant, so that length earns nothing. Every sample of the update is counted.
-    """
+    """Return how much each token counts in the update's loss."""
     num_rows, lengths_B1 = len(mask_BT), mask_BT.sum(1, keepdim=True)
     if settings.normalise == "token":
         return mask_BT / mask_BT.sum()

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning in one flat file: nothing is hidden, nothing is clever.
+"""Supervised fine-tuning in one flat file, without abstractions.
 
 It imports nothing from homeostat and serves as its oracle: the library's losses follow the ones
 printed here. The whole algorithm, in the order of this file:
@@ -11,8 +11,8 @@ printed here. The whole algorithm, in the order of this file:
 Every step prints one JSON object:
     step           optimizer updates so far
     loss           mean negative log-likelihood (nats) of the update's trained tokens, before it
-    grad_norm      norm of the gradient before clipping; a rising one announces trouble
-    learning_rate  what the schedule gave this step
+    grad_norm      norm of the gradient before clipping; if it rises, expect instability
+    learning_rate  of this step, from the schedule
     num_tokens     trained tokens of the update
 
 Shapes: _T tokens of a row, _D model dim, _H head dim, _V vocabulary.
@@ -85,12 +85,7 @@ def tokenize(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[T
 
 
 def rows_of_step(settings: Settings, *, step: int, num_rows: int) -> list[int]:
-    """Which rows update `step` (from 1) trains on.
-
-    Each epoch (from 0) has its own order: the rows sorted by random 64-bit numbers, the n-th of
-    which is the n-th output of a Philox generator seeded with (seed, epoch). An update never
-    crosses the end of an epoch; the last one of an epoch may be smaller.
-    """
+    """Return the rows on which update `step` (from 1) trains."""
     steps_per_epoch = math.ceil(num_rows / settings.batch_rows)
     epoch, index = divmod(step - 1, steps_per_epoch)
     generator = np.random.Philox(np.random.SeedSequence((settings.seed, epoch)))

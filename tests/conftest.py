@@ -9,9 +9,18 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A machine that does other work too is slow, not wrong; every test has a time limit besides.
-settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("house")
+# Number of examples of every property test, in the default suite and in the nightly one. Tests do
+# not set their own; the few costly ones take a share of it (tests/support/properties.py).
+EXAMPLES = {"default": 25, "nightly": 300}
+for _name, _count in EXAMPLES.items():
+    settings.register_profile(
+        _name,
+        max_examples=_count,
+        # A slow or busy machine is no failure, and every test has a time limit.
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("HOMEOSTAT_TEST_PROFILE", "default"))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -24,3 +33,15 @@ def denormals_as_they_were() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def writes_are_not_forced_to_disk() -> Iterator[None]:
+    """Replace fsync, which costs a run milliseconds two dozen times, by a look at the descriptor.
+
+    It protects what was written from a power cut, which no test causes. That it is called where it
+    has to be, tests/unit/test_observe_durable.py shows.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: os.fstat(descriptor) and None)
+        yield

@@ -1,4 +1,4 @@
-"""Run the training loop that a recipe asks for: what the CLI and the clinic call."""
+"""Run the training loop that a recipe asks for. The CLI and the clinic both call this."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from homeostat.train.runtime import resolve_device
 def train(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> RunResult:
     """Train until the run is complete, stopped, or failed.
 
-    With health.heal=all a remedy may roll the run back: it is then set up again from there.
+    With health.heal=all a remedy may roll the run back; the loop is then set up again, from the
+    checkpoint that the run was rolled back to.
     """
-    require_known_rules(config)
+    require_known_rules(config.health)
     loop = train_rl if config.is_rl else train_sft
     emit = partial(session.event, step=session.start_step)
     with own_compile_cache(resolve_device(config), emit=emit):

@@ -1,7 +1,7 @@
-"""One exception tree. Every leaf also inherits the stdlib class a caller would expect.
+"""The exception hierarchy. Every leaf also inherits the stdlib class that a caller would expect.
 
 A message says what is wrong, why it cannot work, and which setting to change. The CLI prints the
-message without a traceback and exits with `exit_code`; anything outside this tree is our own bug.
+message without a traceback and exits with `exit_code`; any other exception is a bug of homeostat.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 
 class HomeostatError(Exception):
-    """Anything that a user can mend."""
+    """An error that the user can fix."""
 
     exit_code = 2
 
 
-# Stands in messages, logs and reports for a value that must not be shown.
+# Replaces a value that must not be shown in messages, logs and reports.
 REMOVED = "<removed>"
-# The `line` of what was said on the command line and stands in no file.
+# The `line` of a setting that was given on the command line and is in no file.
 COMMAND_LINE = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with an input: where, what and why, and the way out."""
+    """One problem of an input: where it is, what is wrong and why, and how to fix it."""
 
     place: str
     message: str
@@ -31,6 +31,7 @@ class Problem:
     line: int | None = None
 
     def render(self, file: str | None = None) -> str:
+        """Return the problem as text for people."""
         where = self.place or "(whole file)"
         if self.line == COMMAND_LINE:
             where = f"command line: {where}"
@@ -56,13 +57,17 @@ class DataError(HomeostatError, ValueError):
 
 
 class DataWriteError(DataError, OSError):
-    """Tokenised rows could not be written: the data is sound, the disk is not."""
+    """Tokenised rows could not be written: the problem is the disk, not the data."""
 
     exit_code = 1
 
 
+class SignatureError(HomeostatError, ValueError):
+    """A stanza of health/signatures/*.toml cannot be used. Names file and code of every problem."""
+
+
 class ModelError(HomeostatError, ValueError):
-    """A model folder cannot be used, or lacks what the settings ask of it."""
+    """A model folder cannot be used, or lacks something that the settings need."""
 
 
 class EngineError(HomeostatError, RuntimeError):
@@ -72,11 +77,11 @@ class EngineError(HomeostatError, RuntimeError):
 
 
 class EngineDiedError(EngineError):
-    """The engine's process ended. What was in flight can be sampled again, by another one."""
+    """The engine's process ended. Another engine can sample the in-flight requests again."""
 
 
 class PolicyNotFiniteError(EngineError):
-    """The weights give log-probs that are not finite: nothing can be sampled from them."""
+    """The weights give log-probs that are not finite, so nothing can be sampled from them."""
 
 
 class WorkerError(HomeostatError, RuntimeError):
@@ -86,7 +91,7 @@ class WorkerError(HomeostatError, RuntimeError):
 
 
 class WorkerDiedError(WorkerError):
-    """A worker process ended without having been asked to."""
+    """A worker process ended although nothing had asked it to."""
 
 
 class WorkerOutOfMemoryError(WorkerDiedError, MemoryError):
@@ -94,63 +99,68 @@ class WorkerOutOfMemoryError(WorkerDiedError, MemoryError):
 
 
 class SyncError(HomeostatError, RuntimeError):
-    """New weights did not reach the engine, or it does not serve what reached it."""
+    """New weights did not reach the engine, or the engine does not serve them."""
 
     exit_code = 1
 
 
 class NotServedError(SyncError):
-    """New weights were sent and taken, and the engine computes with others."""
+    """New weights were sent and received, but the engine computes with others."""
 
 
 class RewardError(HomeostatError, RuntimeError):
-    """A reward cannot be used at all: it does not import, or nothing of it can be called."""
+    """A reward cannot be used at all: it cannot be imported or called."""
 
 
 class CheckpointError(HomeostatError, OSError):
-    """A checkpoint could not be written, or none that is valid could be read."""
+    """A checkpoint could not be written, or no valid one could be read."""
 
 
 class CheckpointWriteError(CheckpointError):
-    """A checkpoint could not be written: the recipe is sound, the disk is not."""
+    """A checkpoint could not be written: the problem is the disk, not the recipe."""
 
     exit_code = 1
 
 
 class DiskFullError(CheckpointWriteError):
-    """A checkpoint could not be written for want of space."""
+    """A checkpoint could not be written because the disk is full."""
 
 
 class RunDirError(HomeostatError, OSError):
-    """The run directory is in use, unwritable or belongs to another kind of run."""
+    """The run directory is in use, not writable, or belongs to another kind of run."""
 
 
 class RunDirWriteError(RunDirError):
-    """A file of the run directory could not be written: the recipe is sound, the disk is not."""
+    """A file of the run directory could not be written: the problem is the disk, not the recipe."""
 
     exit_code = 1
 
 
 class MissingDependencyError(HomeostatError, ImportError):
-    """An optional package is needed. The message holds the command that installs it."""
+    """An optional package is missing. The message gives the command that installs it."""
 
     @classmethod
     def of(cls, package: str, *, extra: str, needed_for: str) -> MissingDependencyError:
+        """Build the error for a package and the extra that installs it."""
         return cls(
             f"{needed_for} needs the package {package!r}, which is not installed. "
             f"Install it with: pip install 'homeostat[{extra}]'"
         )
 
 
+class LossInputError(HomeostatError, ValueError):
+    """An update names no known loss, or its batches lack a column that the loss reads."""
+
+
 class TrainingHaltedError(HomeostatError, RuntimeError):
-    """The run stopped itself because going on would have done harm. Nothing saved is lost."""
+    """The run stopped itself because continuing would do harm. Nothing saved is lost."""
 
     exit_code = 1
 
 
 class NonFiniteHaltError(TrainingHaltedError):
-    """Loss, gradient or weights are not finite, and the run cannot go on like this."""
+    """Loss, gradient or weights are not finite, and the run cannot continue."""
 
 
 class OutOfMemoryHaltError(TrainingHaltedError, MemoryError):
-    """Memory ran out where no smaller micro-batch helps; the message says what would."""
+    """Memory ran out although micro-batches cannot get smaller; the message says what helps."""

@@ -1,11 +1,11 @@
-"""The values that cross module borders. Torch-free: arrays here are numpy.
+"""The values that modules exchange. This module is torch-free: arrays are numpy.
 
-Suffixes, here and everywhere: `_N` packed tokens, `_B` rows (documents), `_T` tokens of one row,
-`_G` samples of a group, `_M` predicted tokens, `_V` vocabulary, `_D` model dim, `_L` layer.
+These suffixes are used everywhere: `_N` packed tokens, `_B` rows (documents), `_T` tokens of one
+row, `_G` samples of a group, `_M` predicted tokens, `_V` vocabulary, `_D` model dim, `_L` layer.
 
-The token-to-logit map is fixed once, here: `weights_N[n]` is the weight of *predicting* token n,
-which the hidden state at n - 1 does. The first token of a row is predicted by nothing, so its
-weight is always 0.
+The mapping from tokens to logits is defined once, here: `weights_N[n]` is the weight of
+*predicting* token n, which is done by the hidden state at n - 1. Nothing predicts the first token
+of a row, so its weight is always 0.
 """
 
 from __future__ import annotations
@@ -19,21 +19,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from homeostat.columns import COLUMNS, ColumnArray, Columns, check_columns, concatenate, joined
+from homeostat.columns import split as split_column
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 FloatArray64 = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
+# The id of the policy in a run that trains one.
+POLICY_ID = "policy"
+
 
 class Role(StrEnum):
-    """Which model a Trainer call addresses."""
+    """The model that a Trainer call addresses."""
 
     POLICY = "policy"
     REFERENCE = "reference"
 
 
 class StopReason(StrEnum):
-    """Why a completion ended. The same words in metrics, journal and docs."""
+    """Why a completion ended. Metrics, journal and docs use the same words."""
 
     STOP = "stop"
     STOP_STRING = "stop_string"
@@ -43,12 +49,12 @@ class StopReason(StrEnum):
 
     @property
     def is_cut(self) -> bool:
-        """The policy did not end it itself."""
+        """Return whether the completion was truncated, rather than ended by the policy itself."""
         return self in (StopReason.LENGTH, StopReason.DEADLINE, StopReason.ABORTED)
 
 
 class Author(StrEnum):
-    """Who wrote the tokens of a segment. Only the engine's are trained."""
+    """The author of a segment's tokens. Only the engine's tokens are trained."""
 
     ENGINE = "engine"
     TOOL = "tool"
@@ -59,26 +65,40 @@ class Author(StrEnum):
 class Segment:
     """Tokens of a completion that one author wrote under one version of the policy.
 
-    `engine_logp_T` is under the whole distribution at the sampling temperature, comparable with
-    the trainer's. Where top-k or top-p cut the distribution, `sampled_logp_T` is under what was
-    left of it; None says that nothing was cut. Tokens that no engine sampled have NaN.
+    `engine_logp_T` is under the full distribution at the sampling temperature, so it can be
+    compared with the trainer's. If top-k or top-p truncated the distribution, `sampled_logp_T` is
+    under the truncated one; None means that nothing was truncated. Tokens that no engine sampled
+    have NaN. `columns` holds what else the engine recorded of each token, as `homeostat.columns`
+    declares it.
     """
 
     tokens_T: IntArray
     engine_logp_T: FloatArray
     policy_version: int
-    policy_id: str = "policy"
+    policy_id: str = POLICY_ID
     author: Author = Author.ENGINE
     sampled_logp_T: FloatArray | None = None
+    columns: Columns = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_columns(self.columns, num_tokens=len(self.tokens_T), whose="segment")
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of a request."""
+    """The result of a request: its segments, and why it ended.
+
+    `prompt_columns` holds what the engine recorded of the prompt's tokens while it read them.
+    """
 
     request_id: str
     segments: tuple[Segment, ...]
     stop_reason: StopReason
+    prompt_columns: Columns = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.prompt_columns:
+            assert COLUMNS[name].on_prompts, f"{name} is not declared for prompts"
 
     @cached_property
     def tokens_T(self) -> IntArray:
@@ -89,6 +109,12 @@ class Completion:
     def engine_logp_T(self) -> FloatArray:
         parts = [segment.engine_logp_T for segment in self.segments]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+    @cached_property
+    def columns(self) -> dict[str, ColumnArray]:
+        """The columns of all segments end to end; tokens of a segment without one have no value."""
+        lengths = [len(segment.tokens_T) for segment in self.segments]
+        return joined([segment.columns for segment in self.segments], lengths=lengths)
 
     def __len__(self) -> int:
         """Number of tokens, whoever wrote them; `num_policy_tokens` counts the policy's own."""
@@ -123,7 +149,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A row to be answered. `prompt` is its text, or its messages; `columns` holds the rest."""
+    """A row to answer. `prompt` is its text or its messages; `columns` holds the other columns."""
 
     prompt_id: int
     tokens_T: IntArray
@@ -133,19 +159,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion with what it earned.
+    """A completion with its rewards.
 
-    `rewards` holds every function's value. None says that the function does not apply to the sample
-    (TRL's convention), or that it failed: `failed` names those. `reward` is the weighted sum as
-    trained on. It is None, and the sample is not trained, where a function that counts failed or
-    where none applies.
+    `rewards` holds the value of every function. None means that the function does not apply to the
+    sample (TRL's convention) or that it failed; `failed` names those that failed. `reward` is the
+    weighted sum that is trained on. It is None, and the sample is not trained, if a function with a
+    weight failed or if no function applies.
     """
 
     completion: Completion
     text: str
     rewards: Mapping[str, float | None]
     reward: float | None
-    # What reward functions had to say of it (log_extra): shown to people, never trained on.
+    # Values that reward functions passed to log_extra: shown to people, never trained on.
     extras: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
 
@@ -160,21 +186,21 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One training example after tokenisation. `row_id` is its number in the data set.
+    """One training example after tokenisation. `row_id` is its number in the data set or step.
 
-    `columns` holds further values per token, aligned like the weights (`old_logp`, `advantage`).
+    `columns` holds further values per token, as `homeostat.columns` declares them.
     """
 
     row_id: int
     tokens_T: IntArray
     weights_T: FloatArray
-    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, values_T in (("weights", self.weights_T), *self.columns.items()):
-            assert values_T.shape == self.tokens_T.shape, (
-                f"row {self.row_id}: {self.tokens_T.shape} tokens, {values_T.shape} {name}"
-            )
+        assert self.weights_T.shape == self.tokens_T.shape, (
+            f"row {self.row_id}: {self.tokens_T.shape} tokens, {self.weights_T.shape} weights"
+        )
+        check_columns(self.columns, num_tokens=len(self), whose=f"row {self.row_id}")
 
     def __len__(self) -> int:
         return int(self.tokens_T.shape[0])
@@ -182,10 +208,10 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """One micro-batch: rows laid end to end, without padding.
+    """One micro-batch: rows concatenated without padding.
 
-    `lengths_B` gives the rows' lengths in order; `positions_N` restarts at 0 for each row. All
-    rows have the same columns.
+    `lengths_B` gives the lengths of the rows in order; `positions_N` restarts at 0 for each row.
+    All rows have the same columns.
     """
 
     tokens_N: IntArray
@@ -193,11 +219,15 @@ class TrainBatch:
     weights_N: FloatArray
     lengths_B: IntArray
     row_ids_B: IntArray
-    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: list[TokenRow]) -> TrainBatch:
+        """Concatenate rows into a micro-batch."""
         assert rows, "a batch needs at least one row"
+        for row in rows:
+            odd = row.columns.keys() ^ rows[0].columns.keys()
+            assert not odd, f"rows {rows[0].row_id} and {row.row_id}: only one has {sorted(odd)}"
         weights = [row.weights_T.astype(np.float32, copy=True) for row in rows]
         for weights_T in weights:
             weights_T[0] = 0.0
@@ -208,16 +238,15 @@ class TrainBatch:
             lengths_B=np.array([len(row) for row in rows], dtype=np.int64),
             row_ids_B=np.array([row.row_id for row in rows], dtype=np.int64),
             columns={
-                name: np.concatenate([row.columns[name] for row in rows])
-                for name in rows[0].columns
+                name: concatenate([row.columns[name] for row in rows]) for name in rows[0].columns
             },
         )
 
     def rows(self) -> list[TokenRow]:
-        """The rows it was made of."""
+        """Split the micro-batch into the rows of which it was made."""
         cuts = np.cumsum(self.lengths_B)[:-1]
         tokens, weights = np.split(self.tokens_N, cuts), np.split(self.weights_N, cuts)
-        columns = {name: np.split(values_N, cuts) for name, values_N in self.columns.items()}
+        columns = {name: split_column(v, self.lengths_B) for name, v in self.columns.items()}
         return [
             TokenRow(
                 int(row_id),
@@ -238,11 +267,46 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Outputs:
+    """A request for outputs of a forward pass.
+
+    `logp` and `entropy` are of the trained tokens, under the distribution at `temperature`;
+    `value` needs a model with a value head. `hidden` names layers as transformers numbers them (0
+    is the embedding, the last one is after the final norm). Hidden states never leave the rank
+    that computed them: `reducer` names what is made of them there (train/reducers.py).
+    """
+
+    logp: bool = False
+    entropy: bool = False
+    value: bool = False
+    hidden: tuple[int, ...] = ()
+    reducer: str = ""
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert bool(self.hidden) == bool(self.reducer), "hidden states go with their reducer"
+        assert self.logp or self.entropy or self.value or self.hidden, "nothing is asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The outputs of a forward pass over one batch; None or no entry for what was not asked for.
+
+    `hidden` maps a layer to what the reducer made of its states.
+    """
+
+    logp_M: FloatArray | None = None
+    entropy_M: FloatArray | None = None
+    value_M: FloatArray | None = None
+    hidden: Mapping[int, FloatArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class LossSpec:
     """A loss by name and parameters, serialisable.
 
-    `denominator` belongs to the whole update and is known before it is split into micro-batches,
-    so that the gradient does not depend on the split.
+    `denominator` belongs to the whole update and is known before it is split into micro-batches, so
+    the gradient does not depend on the split.
     """
 
     name: str
@@ -252,12 +316,13 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one optimizer update does: its rows, split into micro-batches, and its loss."""
+    """One optimizer update of one role: its rows, split into micro-batches, and its loss."""
 
     step: int
     epoch: int
     micro_batches: tuple[TrainBatch, ...]
     loss: LossSpec
+    role: Role = Role.POLICY
 
     @property
     def num_tokens(self) -> int:
@@ -270,13 +335,13 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """What an update did. The same on every rank.
+    """The result of an update of a role, the same on every rank.
 
-    `applied` is False when the loss or gradient was not finite: weights and optimizer are then
-    exactly as before the step. `stats` holds what the loss measured on the way; `row_logp`, for
-    each row, the log-probs of its trained tokens under the weights before the update; `probes`,
-    where this update was measured, what came of it, by metric names; `unmeasured`, why that is
-    missing where it should have been there.
+    `applied` is False if the loss or gradient was not finite; weights and optimizer are then
+    exactly as before the step. `stats` holds the values that the loss measured. `row_logp` holds,
+    for each row, the log-probs of its trained tokens under the weights before the update. `probes`
+    holds the measurements of this update by metric name, if it was measured; `unmeasured` says why
+    a measurement is missing.
     """
 
     step: int
@@ -291,3 +356,4 @@ class UpdateReport:
     row_logp: tuple[FloatArray, ...] = ()
     probes: Mapping[str, float] = field(default_factory=dict)
     unmeasured: str = ""
+    role: Role = Role.POLICY

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
@@ -22,7 +22,7 @@ from tests.parity.tiny_models import FAMILIES, random_model, save
 from tests.support.own_process import OwnProcess
 
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineDiedError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
@@ -30,9 +30,10 @@ from homeostat.models.lora import merged_state
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.engine import Engine, Quiesce, Request, Sampling, generate
+from homeostat.rollout.mirror import MirrorEngine
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.rollout.split import SplitEngine
+from homeostat.rollout.router import Router
 from homeostat.rollout.vllm.options import is_installed
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import Completion
@@ -44,7 +45,7 @@ VOCABULARY = 97
 # Heads of 32: vLLM has no smaller ones on a CPU.
 SIZES = {"hidden_size": 128, "vocab_size": VOCABULARY}
 HEADS = {"qwen3": {"head_dim": 32}}
-# Less than a layer, so that the parts of one layer come in several parcels.
+# Less than a layer, so that the parts of one layer come in several buckets.
 BUCKET_BYTES = 1 << 14
 
 
@@ -96,8 +97,8 @@ def publish(engine: Engine, model: Model) -> None:
     transport = SharedMemoryTransport("homeostat-contract", BUCKET_BYTES)
     packer = transport.packer()
     try:
-        for parcel in packer.pack(merged_state(model.ours)):
-            engine.apply(parcel)
+        for bucket in packer.pack(merged_state(model.ours)):
+            engine.apply(bucket)
     finally:
         packer.close()
 
@@ -160,13 +161,19 @@ def native_with_a_helper(model: Model, **changes: Any) -> Engine:
     helper_changes = {name: value for name, value in changes.items() if name not in version}
     helper = native_in_its_own_process(model, **helper_changes)
 
-    def give_weights(helper: RemoteEngine, version: int, how: Quiesce) -> None:
+    def send_weights(helper: RemoteEngine, version: int, how: Quiesce) -> None:
         helper.begin_update(how)
         publish(helper, model)
         helper.commit(version)
 
     own = native(model, **changes)
-    return SplitEngine(own, [helper], give_weights=give_weights, on_loss=_no_loss)
+    mirror = MirrorEngine(helper, version=own.policy_version, send_weights=send_weights)
+    return Router([own, mirror], on_loss=_no_loss)
+
+
+def router(model: Model, *, num_engines: int, **changes: Any) -> Engine:
+    """Several engines in this process, over the same weights."""
+    return Router([native(model, **changes) for _ in range(num_engines)], on_loss=_no_loss)
 
 
 def _no_loss(error: EngineDiedError) -> None:
@@ -243,6 +250,9 @@ ENGINES = (
     Backend("native_in_blocks", native_in_blocks),
     Backend("native_in_its_own_process", native_in_its_own_process),
     Backend("native_with_a_helper", native_with_a_helper),
+    Backend("router_of_1", partial(router, num_engines=1), marks=(pytest.mark.slow,)),
+    Backend("router_of_2", partial(router, num_engines=2), marks=(pytest.mark.slow,)),
+    Backend("router_of_3", partial(router, num_engines=3)),
     Backend(
         "vllm",
         VLLM,

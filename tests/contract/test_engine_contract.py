@@ -22,8 +22,8 @@ from tests.contract.engines import (
 
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
-from homeostat.rollout.engine import Request, Sampling
-from homeostat.types import StopReason, TokenRow
+from homeostat.rollout.engine import Engine, Request, Sampling
+from homeostat.types import Completion, StopReason, TokenRow
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "llama_bias", "qwen2", "qwen3"])
@@ -215,6 +215,54 @@ def test_a_group_larger_than_the_concurrency_still_shares(build: Backend) -> Non
     assert engine.stats().max_running == 3
     assert engine.stats().prompt_tokens_shared > 0
     assert tokens_of(found) == tokens_of(run(build(shared_model()), wanted))
+
+
+def turns(engine: Engine, *, keep: bool) -> tuple[list[Completion], int]:
+    """Three turns of two sessions; between them a user writes. Also the tokens computed for it."""
+    before = engine.stats().prompt_tokens
+    found: list[Completion] = []
+    said = prompts((21, 34), seed=7)
+    for turn in range(3):
+        asked = [
+            Request(f"{s}/{turn}", t, Sampling(9), 0, session_key=f"s{s}", keep_cache=keep)
+            for s, t in enumerate(said)
+        ]
+        answers = run(engine, asked)
+        user = prompts((3, 5), seed=turn)
+        said = [
+            np.concatenate([tokens_T, answer.tokens_T, more_T])
+            for tokens_T, answer, more_T in zip(said, answers, user, strict=True)
+        ]
+        found += answers
+    return found, engine.stats().prompt_tokens - before
+
+
+def test_a_next_turn_finds_what_the_last_one_computed(build: Backend) -> None:
+    model = shared_model()
+    kept, num_kept = turns(build(model), keep=True)
+    plain, num_plain = turns(build(model), keep=False)
+    assert tokens_of(kept) == tokens_of(plain)
+    for one, other in zip(kept, plain, strict=True):
+        assert_close(one.engine_logp_T, other.engine_logp_T)
+    if build.is_ours:
+        # Of each turn but the first: the last sampled token, which nothing was computed from, and
+        # what the user wrote.
+        assert num_kept == (21 + 34) + 2 * (1 + 3) + 2 * (1 + 5)
+        assert num_plain == (21 + 34) * 3 + (9 + 3) * 3 + (9 + 5) * 3
+
+
+def test_a_prefix_that_was_found_changes_no_bit(build: Backend) -> None:
+    build.require_ours("invariant numerics are our decoder's")
+    fast = shared_model()
+    ours = Decoder(fast.ours.config, kernel="sdpa", numerics="invariant")
+    ours.load_state_dict(fast.ours.state_dict())
+    model = replace(fast, ours=ours)
+    kept, num_kept = turns(build(model), keep=True)
+    plain, num_plain = turns(build(model), keep=False)
+    assert num_kept < num_plain
+    assert tokens_of(kept) == tokens_of(plain)
+    for one, other in zip(kept, plain, strict=True):
+        assert one.engine_logp_T.tolist() == other.engine_logp_T.tolist()
 
 
 @pytest.mark.parametrize("prefill_tokens", [1, 7, 16, 50])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -191,6 +192,29 @@ def test_no_cache_of_old_weights_is_passed_on(build: Backend, how: Quiesce) -> N
         )
 
 
+@pytest.mark.parametrize("how", ["update", "sleep"])
+def test_a_kept_cache_ends_with_its_weights_and_with_sleep(build: Backend, how: str) -> None:
+    model = load("qwen3")
+    engine = build(model)
+    (prompt_T,) = prompts((40,))
+    first = Request("a", prompt_T, Sampling(9, 0.0), 0, session_key="s", keep_cache=True)
+    (answer,) = run(engine, [first])
+    next_turn = replace(first, id="b", tokens_T=np.concatenate([prompt_T, answer.tokens_T]))
+    computed = engine.stats().prompt_tokens
+    if how == "update":
+        engine.begin_update(Quiesce.DRAIN)
+        change(model)
+        publish(engine, model)
+        engine.commit(engine.policy_version + 1)
+    else:
+        engine.sleep()
+        assert engine.stats().cache_bytes == 0
+    (found,) = run(engine, [next_turn])
+    assert engine.stats().prompt_tokens - computed == 49
+    wanted = trainer_logp(model, next_turn.tokens_T, found.tokens_T, 1.0)
+    assert_close(found.engine_logp_T, wanted)
+
+
 def test_versions_never_go_back(build: Backend) -> None:
     engine = build(shared_model(), policy_version=5)
     old = engine.policy_version
@@ -205,6 +229,60 @@ def test_versions_never_go_back(build: Backend) -> None:
     engine.begin_update(Quiesce.DRAIN)
     engine.commit(old + 2)
     assert engine.policy_version == old + 2
+
+
+def test_weights_and_requests_of_another_policy_are_refused(build: Backend) -> None:
+    engine = build(shared_model())
+    old = engine.policy_version
+    assert engine.policy_id == "policy"
+    request = Request("a", np.array([1, 2, 3]), Sampling(4), seed=0)
+    with pytest.raises(EngineError, match=r"the policy 'draft', and the \w+ engine"):
+        engine.submit(replace(request, policy_id="draft"))
+    with pytest.raises(EngineError, match="weights of the policy 'draft'"):
+        engine.begin_update(Quiesce.DRAIN, policy_id="draft")
+    # Nothing was begun by it.
+    assert len(run(engine, [request])[0]) == 4
+    engine.begin_update(Quiesce.DRAIN, policy_id="policy")
+    with pytest.raises(EngineError, match="weights of the policy 'draft'"):
+        engine.commit(old + 1, policy_id="draft")
+    assert engine.policy_version == old
+    engine.commit(old + 1, policy_id="policy")
+    assert engine.policy_version == old + 1
+
+
+def test_illegal_calls_have_the_same_errors_in_all_engines(build: Backend) -> None:
+    engine = build(shared_model())
+    request = Request("a", np.array([1, 2, 3]), Sampling(4), seed=0)
+    row = TokenRow(0, np.array([1, 2, 3]), np.ones(3, dtype=np.float32))
+    verbs: dict[str, Callable[[], object]] = {
+        "submit": lambda: engine.submit(request),
+        "poll": lambda: engine.poll(timeout_s=1),
+        "score": lambda: engine.score([row], temperature=1.0),
+        "begin_update": lambda: engine.begin_update(Quiesce.DRAIN),
+    }
+    with pytest.raises(EngineError, match=r"^commit\(\) without begin_update\(\): the engine was"):
+        engine.commit(engine.policy_version)
+    engine.begin_update(Quiesce.DRAIN)
+    for verb, call in verbs.items():
+        with pytest.raises(EngineError, match=rf"^{verb}\(\) between begin_update\(\) and commit"):
+            call()
+    engine.commit(engine.policy_version)
+    engine.close()
+    for call in (*verbs.values(), engine.wake):
+        with pytest.raises(EngineError, match=r"^the (native|vllm) engine is closed\.$"):
+            call()
+
+
+def test_an_update_wakes_the_engine(build: Backend) -> None:
+    engine = build(shared_model())
+    wanted = requests(prompts((6,)), Sampling(8))
+    whole = tokens_of(run(engine, wanted))
+    engine.submit(wanted[0])
+    engine.sleep()
+    engine.begin_update(Quiesce.RETRACT)
+    publish(engine, shared_model())
+    engine.commit(engine.policy_version + 1)
+    assert tokens_of(finish(engine, wanted)) == whole
 
 
 @pytest.mark.parametrize("nap", ["sw", "sws", "sswws", "wsw", "ssw"])
@@ -244,6 +322,7 @@ def test_sleep_loses_nothing(build: Backend, nap: str) -> None:
         ({"sampling": Sampling(4, top_p=0.0)}, "top_p"),
         ({"sampling": Sampling(4, top_k=0)}, "top_k"),
         ({"sampling": Sampling(4, stop_strings=("",))}, "rollout.stop"),
+        ({"keep_cache": True}, "session_key"),
     ],
 )
 def test_what_cannot_be_served_is_refused(build: Backend, changes: dict, words: str) -> None:

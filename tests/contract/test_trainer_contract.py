@@ -21,6 +21,7 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.config import RunConfig
 from homeostat.config.algorithm import SftConfig
 from homeostat.data.packing import pack
+from homeostat.errors import LossInputError, ModelError
 from homeostat.models.hf import save_hf
 from homeostat.ops.attention import PackedLayout
 from homeostat.sync.shared_memory import SharedMemoryTransport
@@ -28,9 +29,10 @@ from homeostat.train.build import local_trainer
 from homeostat.train.forward import predicted_positions
 from homeostat.train.local import LocalTrainer
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.scoring import score
 from homeostat.train.sharded import start_sharded
 from homeostat.train.trainer import Trainer
-from homeostat.types import LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
+from homeostat.types import LossSpec, Outputs, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
 POLICY = Role.POLICY
 BETA1 = 0.9
@@ -82,13 +84,19 @@ class Bench:
         folder.mkdir()
         self.trainer.save(folder)
         self.beside.load(folder)
-        return {k: {n: t.clone() for n, t in g.items()} for k, g in self.beside.state().items()}
+        return whole(self.beside)
 
     def begin(self) -> Trainer:
         """Both as they were at the beginning."""
         self.trainer.load(self.folder / "saved_1")
         self.beside.load(self.folder / "saved_1")
         return self.trainer
+
+
+def whole(trainer: LocalTrainer) -> State:
+    """The state of a trainer that holds whole tensors, copied."""
+    groups = trainer.state().items()
+    return {k: {n: rows.tensor.clone() for n, rows in g.items()} for k, g in groups}
 
 
 def on_bench(kind: str, folder: Path, *overrides: str, **sections: dict) -> Iterator[Bench]:
@@ -193,7 +201,7 @@ def test_the_gradient_is_the_local_one_whatever_the_split(bench: Bench, normalis
     spec = loss_spec(SftConfig(normalise=normalise), data)
     bench.begin()
     expected = update(bench.beside, [data], spec, learning_rate=0.0)
-    gradient = gradients(bench.beside.state(), expected)
+    gradient = gradients(whole(bench.beside), expected)
     for split in splits(data):
         report = update(bench.begin(), split, spec, learning_rate=0.0)
         assert report.loss == pytest.approx(expected.loss, rel=1e-6)
@@ -211,7 +219,7 @@ def test_an_adapter_learns_as_the_local_one_with_the_same_dropout(adapted: Bench
             report = update(adapted.trainer, split, spec, step=step)
             expected = update(adapted.beside, [data], spec, step=step)
             assert report.loss == pytest.approx(expected.loss, rel=1e-6)
-        learned = {name: t.clone() for name, t in adapted.beside.state()["model"].items()}
+        learned = whole(adapted.beside)["model"]
         # AdamW divides by the gradient's size: rounding counts where that is small.
         assert_close({"model": adapted.saved()["model"]}, {"model": learned}, rel=1e-4)
     other = update(adapted.begin(), [data], spec, step=2)
@@ -222,7 +230,7 @@ def test_an_adapter_learns_as_the_local_one_with_the_same_dropout(adapted: Bench
 def test_the_loss_is_that_of_full_logits_in_float64(bench: Bench) -> None:
     trainer, data = bench.begin(), rows()
     spec = loss_spec(SftConfig(), data)
-    total, model = 0.0, bench.beside.model
+    total, model = 0.0, bench.beside.roles[Role.POLICY].model
     for row in data:
         batch = TrainBatch.of([row])
         tokens = torch.from_numpy(batch.tokens_N)
@@ -291,7 +299,7 @@ def test_the_update_is_torchs_adamw_with_clipping(bench: Bench) -> None:
     trainer, data = bench.begin(), rows()
     reference = bench.beside
     spec = loss_spec(SftConfig(), data)
-    named = dict(reference.model.named_parameters())
+    named = dict(reference.roles[POLICY].model.named_parameters())
     matrices = [p for p in named.values() if p.ndim > 1]
     vectors = [p for p in named.values() if p.ndim == 1]
     adamw = torch.optim.AdamW(
@@ -318,7 +326,7 @@ def test_the_update_is_torchs_adamw_with_clipping(bench: Bench) -> None:
 def test_rows_are_named_with_their_losses_and_log_probs(bench: Bench) -> None:
     trainer, data = bench.begin(), rows()
     batch = TrainBatch.of(data)
-    (logp_M,) = bench.beside.score(POLICY, [batch])
+    (logp_M,) = score(bench.beside, POLICY, [batch])
     index_M, row_of_M = map(torch.from_numpy, predicted_positions(batch))
     report = update(trainer, [data[4:], data[:1], data[1:4]], loss_spec(SftConfig(), data))
     by_id = dict(zip(report.row_ids_B.tolist(), report.row_losses_B.tolist(), strict=True))
@@ -337,11 +345,35 @@ def test_rows_are_named_with_their_losses_and_log_probs(bench: Bench) -> None:
 def test_scores_come_in_the_order_of_their_batches(bench: Bench, temperature: float) -> None:
     trainer, data = bench.begin(), rows()
     split = batches([[row] for row in data[:5]] + [data[5:]])
-    found = trainer.score(POLICY, split, temperature=temperature)
-    expected = bench.beside.score(POLICY, split, temperature=temperature)
+    found = score(trainer, POLICY, split, temperature=temperature)
+    expected = score(bench.beside, POLICY, split, temperature=temperature)
     assert [len(logp_M) for logp_M in found] == [len(logp_M) for logp_M in expected]
     for logp_M, expected_M in zip(found, expected, strict=True):
         np.testing.assert_allclose(logp_M, expected_M, rtol=1e-6)
+
+
+def test_outputs_are_the_local_ones_and_hidden_states_come_reduced(bench: Bench) -> None:
+    trainer, data = bench.begin(), rows()
+    split = batches([data[:2], data[2:5], data[5:]])
+    asked = Outputs(logp=True, entropy=True, hidden=(0, 2), reducer="mean_of_trained")
+    found, expected = (each.forward(POLICY, split, asked) for each in (trainer, bench.beside))
+    for batch, one, other in zip(split, found, expected, strict=True):
+        np.testing.assert_allclose(one.logp_M, other.logp_M, rtol=1e-5)
+        np.testing.assert_allclose(one.entropy_M, other.entropy_M, rtol=1e-5)
+        assert list(one.hidden) == [0, 2]
+        for layer, reduced in one.hidden.items():
+            assert len(reduced) == batch.num_rows
+            np.testing.assert_allclose(reduced, other.hidden[layer], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ModelError, match="no value head"):
+        trainer.forward(POLICY, split, Outputs(value=True))
+    assert trainer.forward(POLICY, split[:1], Outputs(logp=True))[0].entropy_M is None
+
+
+def test_a_batch_that_lacks_a_column_of_its_loss_is_refused(bench: Bench) -> None:
+    trainer, data = bench.begin(), rows()
+    with pytest.raises(LossInputError, match="'policy' needs the column 'advantage'"):
+        trainer.accumulate(POLICY, batches([data]), LossSpec("policy", 1.0), step=1)
+    assert update(trainer, [data], loss_spec(SftConfig(), data)).applied
 
 
 def test_weights_leave_whole_and_under_their_names(bench: Bench, tmp_path: Path) -> None:
@@ -362,16 +394,16 @@ def check_weights(bench: Bench, tmp_path: Path) -> None:
     expected = {name: tensor.clone() for name, tensor in bench.beside.weights(POLICY)}
     for _ in range(2):
         found = {}
-        for parcel in trainer.parcels(POLICY, packer):
-            found |= {name: tensor.clone() for name, tensor in receiver.unpack(parcel)}
+        for bucket in trainer.weight_buckets(POLICY, packer):
+            found |= {name: tensor.clone() for name, tensor in receiver.unpack(bucket)}
         assert list(found) == list(expected)
         for name, tensor in found.items():
             assert torch.equal(tensor, expected[name]), name
     receiver.close()
     packer.close()
-    assert dict(trainer.checksums()) == dict(bench.beside.checksums())
+    assert dict(trainer.checksums(Role.POLICY)) == dict(bench.beside.checksums(Role.POLICY))
     for each, name in ((trainer, "own"), (bench.beside, "beside")):
-        each.export(tmp_path / name, bench.config)
+        each.export(Role.POLICY, tmp_path / name, bench.config)
     own, beside = (sorted((tmp_path / name).iterdir()) for name in ("own", "beside"))
     assert [file.name for file in own] == [file.name for file in beside]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(own, beside, strict=True))
@@ -394,16 +426,23 @@ def test_bf16_keeps_fp32_masters_gradients_and_moments(tmp_path: Path) -> None:
     """Seen from inside, so of the local trainer alone."""
     trainer, data = local(tmp_path, "trainer.precision=bf16"), rows()
     spec = loss_spec(SftConfig(), data)
-    before = {name: param.data_ptr() for name, param in trainer.model.named_parameters()}
-    start = trainer.optimizer.masters["model.norm.weight"].clone()
+    before = {
+        name: param.data_ptr()
+        for name, param in trainer.roles[Role.POLICY].model.named_parameters()
+    }
+    start = trainer.roles[Role.POLICY].training.optimizer.masters["model.norm.weight"].clone()
     for step in range(1, 9):
         assert update(trainer, [[r] for r in data], spec, step=step, learning_rate=1e-4).applied
-    for name, param in trainer.model.named_parameters():
+    for name, param in trainer.roles[Role.POLICY].model.named_parameters():
         assert param.dtype == torch.bfloat16
         assert param.data_ptr() == before[name]
-        master = trainer.optimizer.masters[name]
+        master = trainer.roles[Role.POLICY].training.optimizer.masters[name]
         assert master.dtype == torch.float32
         assert torch.equal(param, master.bfloat16())
     # Eight steps of 1e-4 are lost in bf16 near 1.0 (spacing 2**-8) and kept by the master.
-    moved = (trainer.optimizer.masters["model.norm.weight"] - start).abs().max()
+    moved = (
+        (trainer.roles[Role.POLICY].training.optimizer.masters["model.norm.weight"] - start)
+        .abs()
+        .max()
+    )
     assert 1e-4 < float(moved) < 2**-8

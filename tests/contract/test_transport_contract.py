@@ -21,10 +21,10 @@ from homeostat.config.sync import AnyTransport
 from homeostat.errors import SyncError
 from homeostat.rollout.engine import Quiesce
 from homeostat.sync import shared_memory
-from homeostat.sync.bucket import entries_of, flat_bytes
-from homeostat.sync.collective import CollectiveParcel
+from homeostat.sync.bucket import Bucket, Transport, entries_checksum
+from homeostat.sync.collective import CollectiveBucket
 from homeostat.sync.in_process import InProcessTransport
-from homeostat.sync.parcel import Parcel, Transport, entries_checksum
+from homeostat.sync.layout import entries_of, flat_bytes
 from homeostat.sync.publish import Publisher
 from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe
@@ -133,16 +133,16 @@ def wanted(weights: Weights) -> list[Arrived]:
     return [(name, t.dtype, tuple(t.shape), raw(t.detach())) for name, t in weights.items()]
 
 
-def send(transport: Transport, receiver: Any, weights: Weights) -> list[Parcel]:
+def send(transport: Transport, receiver: Any, weights: Weights) -> list[Bucket]:
     packer = transport.packer()
-    parcels = []
+    buckets = []
     try:
-        for parcel in packer.pack(iter(weights.items())):
-            receiver.call("apply", parcel)
-            parcels.append(parcel)
+        for bucket in packer.pack(iter(weights.items())):
+            receiver.call("apply", bucket)
+            buckets.append(bucket)
     finally:
         packer.close()
-    return parcels
+    return buckets
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 1000, 50_000, 10**7])
@@ -152,14 +152,14 @@ def test_tensors_arrive_bit_for_bit_in_order(
 ) -> None:
     weights = many_weights(bucket_bytes, device_of(kind))
     transport, receiver = connect(kind, bucket_bytes=bucket_bytes, own=weights)
-    parcels = send(transport, receiver, weights)
+    buckets = send(transport, receiver, weights)
     assert receiver.call("arrived") == wanted(weights)
-    assert [e.name for parcel in parcels for e in parcel.entries] == list(weights)
-    for parcel in parcels:
-        assert parcel.num_bytes >= sum(entry.num_bytes for entry in parcel.entries)
-        assert parcel.num_bytes <= bucket_bytes or len(parcel.entries) == 1
+    assert [e.name for bucket in buckets for e in bucket.entries] == list(weights)
+    for bucket in buckets:
+        assert bucket.num_bytes >= sum(entry.num_bytes for entry in bucket.entries)
+        assert bucket.num_bytes <= bucket_bytes or len(bucket.entries) == 1
     if kind != "in_process" and bucket_bytes == 10**7:
-        assert len(parcels) == 1
+        assert len(buckets) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,8 +172,8 @@ def test_one_packer_sends_again_and_again(connect: Connect, kind: str, tmp_path:
     for _ in range(3):
         for tensor in weights.values():
             tensor.copy_(torch.from_numpy(rng.normal(size=600)))
-        for parcel in packer.pack(weights.items()):
-            receiver.call("apply", parcel)
+        for bucket in packer.pack(weights.items()):
+            receiver.call("apply", bucket)
         assert receiver.call("arrived") == wanted(weights)
     packer.close()
     packer.close()
@@ -196,18 +196,18 @@ def test_an_altered_byte_is_noticed_and_the_tensor_named(connect: Connect, kind:
     fault = "alter" if kind == "collective" else ""
     transport, receiver = connect(kind, fault=fault)
     packer = transport.packer()
-    parcels = packer.pack(weights.items())
-    parcel: Any = next(parcels)
+    buckets = packer.pack(weights.items())
+    bucket: Any = next(buckets)
     if kind == "shared_memory":
-        flip(parcel.segment, 20)
+        flip(bucket.segment, 20)
     if kind == "disk":
-        flip(parcel.file, -1)
+        flip(bucket.file, -1)
     with pytest.raises(
         SyncError, match=r"'layers\.7\.w' \(float32 \[9, 5\]\) was altered"
     ) as found:
-        receiver.call("apply", parcel)
-    assert f"{parcel.entries[1].checksum:016x} was sent" in str(found.value)
-    parcels.close()
+        receiver.call("apply", bucket)
+    assert f"{bucket.entries[1].checksum:016x} was sent" in str(found.value)
+    buckets.close()
     packer.close()
 
 
@@ -238,11 +238,11 @@ def segments(transport: Transport) -> list[Path]:
 def test_shared_memory_is_bounded_by_the_bucket_and_left_clean(connect: Connect) -> None:
     transport, receiver = connect("shared_memory", bucket_bytes=8192)
     packer = transport.packer()
-    parcels = packer.pack((f"w{i}", torch.randn(512)) for i in range(40))
+    buckets = packer.pack((f"w{i}", torch.randn(512)) for i in range(40))
     count = 0
-    for parcel in parcels:
+    for bucket in buckets:
         count += 1
-        receiver.call("apply", parcel)
+        receiver.call("apply", bucket)
         assert 0 < sum(path.stat().st_size for path in segments(transport)) <= 8192
     assert count == 10
     packer.close()
@@ -285,10 +285,10 @@ def test_a_sender_that_ends_by_an_error_leaves_no_segment(tmp_path: Path, doomed
 def test_a_segment_that_is_gone_is_named(connect: Connect) -> None:
     transport, receiver = connect("shared_memory")
     packer = transport.packer()
-    parcel = next(iter(packer.pack([("w", torch.ones(3))])))
+    bucket = next(iter(packer.pack([("w", torch.ones(3))])))
     packer.close()
     with pytest.raises(SyncError, match=r"'w' .*No such file.*sender still alive"):
-        receiver.call("apply", parcel)
+        receiver.call("apply", bucket)
 
 
 # Collective.
@@ -300,9 +300,9 @@ def test_two_receivers_get_the_same(tmp_path: Path, children: list[Child]) -> No
     for rank, child in enumerate(children):
         child.call("connect", transport, rank, 2)
     packer = transport.packer()
-    for parcel in packer.pack(weights.items()):
+    for bucket in packer.pack(weights.items()):
         for child in children:
-            child.send("apply", parcel)
+            child.send("apply", bucket)
         for child in children:
             child.result()
     packer.close()
@@ -314,29 +314,29 @@ def test_who_starts_first_does_not_matter(connect: Connect, first: str) -> None:
     weights = {"w": torch.randn(100)}
     transport, receiver = connect("collective")
     packer = transport.packer()
-    parcels = packer.pack(weights.items())
+    buckets = packer.pack(weights.items())
     if first == "sender":
-        parcel = next(parcels)
+        bucket = next(buckets)
         time.sleep(0.3)
-        receiver.call("apply", parcel)
+        receiver.call("apply", bucket)
     else:
         entries = entries_of(list(weights.items()))
-        receiver.send("apply", CollectiveParcel(entries, flat_bytes(entries)))
+        receiver.send("apply", CollectiveBucket(entries, flat_bytes(entries)))
         time.sleep(0.3)
-        next(parcels)
+        next(buckets)
         receiver.result()
-    assert not list(parcels)
+    assert not list(buckets)
     packer.close()
     assert receiver.call("arrived") == wanted(weights)
 
 
 def test_a_receiver_that_never_comes_is_named(tmp_path: Path) -> None:
     packer = opened("collective", tmp_path, num_receivers=2, timeout_s=0.3).packer()
-    parcels = packer.pack([("w", torch.ones(3))])
-    next(parcels)
+    buckets = packer.pack([("w", torch.ones(3))])
+    next(buckets)
     started = time.monotonic()
     with pytest.raises(SyncError, match="missing: receiver 0 of 2, receiver 1 of 2") as found:
-        next(parcels)
+        next(buckets)
     assert time.monotonic() - started < 5
     assert "sync.timeout_s" in str(found.value)
     with pytest.raises(SyncError, match="cannot be used again"):
@@ -347,12 +347,12 @@ def test_a_receiver_that_never_comes_is_named(tmp_path: Path) -> None:
 def test_a_receiver_that_lives_but_does_not_take_part_is_an_error(connect: Connect) -> None:
     transport, receiver = connect("collective", bucket_bytes=1, timeout_s=1.0)
     packer = transport.packer()
-    parcels = packer.pack([("w", torch.ones(3)), ("v", torch.ones(3))])
-    receiver.call("apply", next(parcels))
-    next(parcels)
+    buckets = packer.pack([("w", torch.ones(3)), ("v", torch.ones(3))])
+    receiver.call("apply", next(buckets))
+    next(buckets)
     started = time.monotonic()
     with pytest.raises(SyncError, match="nobody, all processes live"):
-        next(parcels)
+        next(buckets)
     assert time.monotonic() - started < 10
     packer.close()
 
@@ -360,17 +360,17 @@ def test_a_receiver_that_lives_but_does_not_take_part_is_an_error(connect: Conne
 def test_a_second_sender_of_one_group_is_refused(tmp_path: Path) -> None:
     transport = opened("collective", tmp_path, timeout_s=0.3)
     for message in ("missing: receiver 0 of 1", "the sender cannot take its place"):
-        parcels = transport.packer().pack([("w", torch.ones(3))])
-        next(parcels)
+        buckets = transport.packer().pack([("w", torch.ones(3))])
+        next(buckets)
         with pytest.raises(SyncError, match=message):
-            next(parcels)
+            next(buckets)
 
 
 def test_a_sender_that_never_comes_is_named(connect: Connect) -> None:
     _, receiver = connect("collective", timeout_s=0.3)
     entries = entries_of([("w", torch.ones(3))])
     with pytest.raises(SyncError, match=r"failed at receiver 0 of 1: missing: the sender"):
-        receiver.call("apply", CollectiveParcel(entries, flat_bytes(entries)))
+        receiver.call("apply", CollectiveBucket(entries, flat_bytes(entries)))
 
 
 @pytest.mark.parametrize(
@@ -385,18 +385,18 @@ def test_a_receiver_that_dies_is_named(
     for rank, child in enumerate(members):
         child.call("connect", transport, rank, 2)
     packer = transport.packer()
-    parcels = packer.pack((f"w{i}", torch.randn(size)) for i in range(3))
-    parcel = next(parcels)
+    buckets = packer.pack((f"w{i}", torch.randn(size)) for i in range(3))
+    bucket = next(buckets)
     for child in members:
-        child.send("apply", parcel)
+        child.send("apply", bucket)
     for child in members:
         child.result()
     # The next one is on its way when a receiver dies; nobody waits for the body.
-    parcel = next(parcels)
+    bucket = next(buckets)
     doomed.process.kill()
-    children[0].send("apply", parcel)
+    children[0].send("apply", bucket)
     with pytest.raises(SyncError, match=r"missing: receiver 1 of 2 "):
-        list(parcels)
+        list(buckets)
     with suppress(SyncError):
         children[0].result()
     packer.close()
@@ -410,10 +410,10 @@ def test_a_killed_senders_meeting_place_is_removed(tmp_path: Path, doomed: Child
         time.sleep(0.01)
     doomed.kill()
     packer = opened("collective", tmp_path, timeout_s=0.1).packer()
-    parcels = packer.pack([("w", torch.ones(3))])
-    next(parcels)
+    buckets = packer.pack([("w", torch.ones(3))])
+    next(buckets)
     with pytest.raises(SyncError):
-        next(parcels)
+        next(buckets)
     assert len(list(tmp_path.iterdir())) == 1
     packer.close()
     assert not list(tmp_path.iterdir())
@@ -430,7 +430,7 @@ class Source:
         self.weights = {"table": torch.randn(64, 64), "norm": torch.randn(64), "x": torch.ones(9)}
         self.weights = {name: tensor.to(device) for name, tensor in self.weights.items()}
 
-    def parcels(self, packer: Any) -> Iterator[Parcel]:
+    def weight_buckets(self, packer: Any) -> Iterator[Bucket]:
         return packer.pack(self.weights.items())
 
     def score(self, rows: list[TokenRow], *, temperature: float) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What every WorkerGroup must hold. A new launcher is one more entry in SHAPES."""
+"""The contract of every WorkerGroup, whatever launches it. A new launcher is an entry in SHAPES."""
 
 from __future__ import annotations
 
@@ -20,11 +20,20 @@ import numpy as np
 import pytest
 import torch
 
+from homeostat.config.cluster import (
+    LOOPBACK,
+    AnyCluster,
+    InProcessCluster,
+    TorchrunCluster,
+    WorkerKind,
+)
 from homeostat.errors import ConfigError, EngineError, WorkerError, WorkerOutOfMemoryError
 from homeostat.types import Completion, Segment, StopReason
 from homeostat.workers.group import WorkerGroup, gather
 from homeostat.workers.in_process import InProcessGroup
-from homeostat.workers.processes import ProcessGroup, start_processes
+from homeostat.workers.opening import LAUNCHERS, open_group
+from homeostat.workers.processes import ProcessGroup
+from homeostat.workers.spec import GroupSpec
 
 OBJECTS = "tests.support.worker_objects"
 MAKE = f"{OBJECTS}:make"
@@ -35,7 +44,28 @@ SOON_S = 20.0
 
 # name -> launcher, size
 SHAPES = {"spawn_1": ("spawn", 1), "spawn_3": ("spawn", 3), "torchrun_2": ("torchrun", 2)}
+# launcher -> a cluster that has it, and for workers of which kind
+CLUSTERS: dict[str, tuple[AnyCluster, WorkerKind]] = {
+    "in_process": (InProcessCluster(), "trainer"),
+    "spawn": (InProcessCluster(), "engine"),
+    "torchrun": (TorchrunCluster(type="torchrun"), "trainer"),
+}
 Start = Callable[..., ProcessGroup]
+
+
+def open_with(launcher: str, **changes: Any) -> WorkerGroup:
+    cluster, kind = CLUSTERS[launcher]
+    assert cluster.launcher(kind) == launcher
+    return open_group(cluster, GroupSpec(kind=kind, name="trainer", **changes))
+
+
+def open_here(factory: str, **kwargs: Any) -> WorkerGroup:
+    """A group in this process."""
+    return open_with("in_process", factory=factory, kwargs=kwargs, log_file=Path("unused"))
+
+
+def test_every_launcher_is_held_to_the_contract() -> None:
+    assert set(CLUSTERS) == set(LAUNCHERS) == {"in_process", *(by for by, _ in SHAPES.values())}
 
 
 def processes_of(log_file: Path) -> set[int]:
@@ -69,10 +99,12 @@ def starter(log_file: Path) -> Iterator[Start]:
 
     def start(shape: str, factory: str = MAKE, kwargs: Any = (), **changes: Any) -> ProcessGroup:
         launcher, size = SHAPES.get(shape, ("spawn", 2))
-        settings = {"name": "trainer", "launcher": launcher, "size": size, "log_file": log_file}
+        settings = {"launcher": launcher, "size": size, "log_file": log_file}
         settings |= {"start_timeout_s": 60.0, "close_timeout_s": SOON_S, **changes}
-        groups.append(start_processes(factory, dict(kwargs), **settings))
-        return groups[-1]
+        group = open_with(factory=factory, kwargs=dict(kwargs), **settings)
+        assert isinstance(group, ProcessGroup)
+        groups.append(group)
+        return group
 
     try:
         yield start
@@ -116,7 +148,7 @@ def group_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def group(request: pytest.FixtureRequest, group_log: Path) -> Iterator[WorkerGroup]:
     """One for all tests that leave it usable."""
     if request.param == "in_process":
-        yield InProcessGroup(MAKE, {"width": 3}, name="trainer")
+        yield open_here(MAKE, width=3)
         return
     with starter(group_log) as begin:
         yield begin(request.param, kwargs={"width": 3})
@@ -142,6 +174,7 @@ def test_a_factory_is_told_its_place_and_its_arguments(group: WorkerGroup) -> No
     assert [about["local_rank"] for about in abouts] == list(range(group.size))
     for about in abouts:
         assert (about["size"], about["group_name"]) == (group.size, "trainer")
+        assert about["host"] == LOOPBACK
         assert about["kwargs"] == {"width": 3}
 
 
@@ -406,12 +439,17 @@ def test_a_launcher_that_is_killed_takes_its_workers_along(start: Start, log_fil
 CONTROLLER = """
 import sys
 from pathlib import Path
+from homeostat.config.cluster import InProcessCluster, TorchrunCluster
 from homeostat.workers.group import gather
-from homeostat.workers.processes import start_processes
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 launcher, log_file, factory = sys.argv[1:]
-group = start_processes(factory, {}, name="trainer", log_file=Path(log_file), launcher=launcher,
-                        size=2, start_timeout_s=60)
+clusters = {"spawn": (InProcessCluster(), "engine"),
+            "torchrun": (TorchrunCluster(type="torchrun"), "trainer")}
+cluster, kind = clusters[launcher]
+group = open_group(cluster, GroupSpec(factory=factory, kind=kind, name="trainer",
+                                      log_file=Path(log_file), size=2, start_timeout_s=60))
 abouts = gather(group.call_all("about"), timeout_s=20)
 heavy = {"torch", "numpy"} & set(sys.modules)
 group.call(0, "sleep", 600.0)
@@ -495,7 +533,7 @@ def test_a_factory_that_does_not_exist_is_named(
     def begin() -> WorkerGroup:
         if is_process:
             return start("spawn_1", factory)
-        return InProcessGroup(factory, {}, name="trainer")
+        return open_here(factory)
 
     with pytest.raises(WorkerError, match=message):
         begin()
@@ -556,7 +594,7 @@ def test_the_environment_is_inherited_and_added_to(
     alone = start("spawn_1", env=added).call(0, "environment", *names)
     assert alone.result(timeout_s=SOON_S) == ["from above", "by us", "3", None, None, None]
     two = gather(start("two", env=added).call_all("environment", *names), timeout_s=SOON_S)
-    assert two == [["from above", "by us", "3", rank, "2", "127.0.0.1"] for rank in ("0", "1")]
+    assert two == [["from above", "by us", "3", rank, "2", LOOPBACK] for rank in ("0", "1")]
 
 
 def test_a_rank_may_have_arguments_of_its_own(start: Start) -> None:
@@ -594,7 +632,7 @@ def test_close_asks_first_and_twice_is_once(
 
 
 def test_in_process_close_is_the_same(tmp_path: Path) -> None:
-    group = InProcessGroup(MAKE_CLOSING, {"folder": tmp_path}, name="trainer")
+    group = open_here(MAKE_CLOSING, folder=tmp_path)
     group.close()
     group.close()
     assert marks(tmp_path) == {"closed_0": "x"}
@@ -610,7 +648,7 @@ def test_a_close_that_fails_is_warned_of(
     if is_process:
         start("spawn_1", MAKE_CLOSING, kwargs).close()
     else:
-        InProcessGroup(MAKE_CLOSING, kwargs, name="trainer").close()
+        open_here(MAKE_CLOSING, **kwargs).close()
     assert "trainer: closing went wrong" in caplog.text
     assert "cannot be closed" in caplog.text
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.side_by_side import lay_side_by_side

@@ -20,6 +20,7 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.run.sizing.token_budget import MOST_TOKENS
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.local import LocalTrainer
+from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
 from homeostat.types import Role, TrainBatch
 
@@ -36,7 +37,8 @@ def trainer(tmp_path: Path, device: str, dtype: torch.dtype, *overrides: str) ->
         config.model, config.lora, dtype=dtype, device=runtime.device, seed=0,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
     )  # fmt: skip
-    return LocalTrainer(loaded, config.trainer, runtime=runtime, seed=0)
+    models = {Role.POLICY: RoleModel(loaded, config.trainer)}
+    return LocalTrainer(models, config.trainer, runtime=runtime, seed=0)
 
 
 def losses_of(made: LocalTrainer, num_steps: int) -> list[float]:

@@ -13,11 +13,11 @@ import pytest
 from homeostat.health.diagnose import diagnose, judge
 from homeostat.health.finding import Finding, Level
 from homeostat.health.readers import read_text
-from homeostat.health.registry import BY_CODE, RULES, TROUBLES
-from homeostat.health.texts.trouble import rule_of
+from homeostat.health.registry import BY_CODE, RULES, SIGNATURES
+from homeostat.health.signatures.signature import rule_of
 
 LINES = (Path(__file__).parent / "benign" / "lines.txt").read_text(encoding="utf-8").splitlines()
-ERRORS = [rule_of(trouble) for trouble in TROUBLES if trouble.level is Level.ERROR]
+ERRORS = [rule_of(one) for one in SIGNATURES if one.level is Level.ERROR]
 
 
 def errors_in(text: str) -> list[Finding]:

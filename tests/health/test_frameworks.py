@@ -14,7 +14,7 @@ from homeostat.health.frameworks import ALL, HOMEOSTAT, UNKNOWN, Framework, plan
 from homeostat.health.frameworks.table import HOLE
 from homeostat.health.frameworks.telling import told
 from homeostat.health.readers.settings import ours
-from homeostat.health.registry import TROUBLES
+from homeostat.health.registry import SIGNATURES
 from homeostat.observe.names import describe
 
 TABLES = [table for table in ALL.values() if table not in (HOMEOSTAT, UNKNOWN)]
@@ -126,7 +126,7 @@ def test_what_a_fix_says_of_a_framework_goes_first_and_is_inherited() -> None:
 
 
 def test_frameworks_and_settings_that_error_texts_name_exist() -> None:
-    fixes = [fix for one in TROUBLES for fix in one.fixes]
+    fixes = [fix for one in SIGNATURES for fix in one.fixes]
     assert {name for fix in fixes for name in fix.theirs} - ALL.keys() == set()
     known = OUR_KEYS | planned.PLANNED.keys() | planned.FOREIGN.keys() | {""}
     assert {fix.setting for fix in fixes} - known == set()

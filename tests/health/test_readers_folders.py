@@ -48,9 +48,114 @@ def test_files_beyond_the_most_that_are_read_are_named(tmp_path: Path) -> None:
 def test_runs_side_by_side_are_never_joined(tmp_path: Path) -> None:
     old = write_run(tmp_path / "runs" / "old", OOM, age_s=1_000)
     new = write_run(tmp_path / "runs" / "new")
-    assert runs_in(tmp_path / "runs") == [new, old]
+    assert [run.path for run in runs_in(tmp_path / "runs")] == [new, old]
     assert not open_run(tmp_path / "runs").log.has("CUDA out of memory")
     assert runs_in(new) == []
+
+
+def write_log(file: Path, *extra: str, age_s: float = 0.0) -> Path:
+    file.write_text("\n".join([*ROWS, *extra]) + "\n")
+    moment = 1.7e9 - age_s
+    os.utime(file, (moment, moment))
+    return file
+
+
+def names_of(folder: Path) -> list[list[str]]:
+    return [[file.name for file in run.files] or [run.path.name] for run in runs_in(folder)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["rank0.log", "rank1.log"],
+        ["run_rank_0.log", "run_rank_1.log"],
+        ["train.log", "train.log.1", "train.log.2"],
+        ["train.log", "train.log.2026-11-15"],
+        ["slurm-7.err", "slurm-7.out"],
+        ["stdout.log", "stderr.log"],
+        ["stdout", "stderr"],
+        ["inference.log", "orchestrator.log", "trainer.log"],
+        ["sft.log", "sft_vllm.log"],
+        ["raylet.out", "worker-0a1b-01000000-12.out", "worker-ff12-01000000-13.out"],
+        ["run1.log", "run2.log", "metrics.jsonl"],
+    ],
+)
+def test_logs_of_one_run_are_taken_as_one(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        write_log(tmp_path / name)
+    assert runs_in(tmp_path) == []
+    assert sorted(open_run(tmp_path).facts["joined"]) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "runs"),
+    [
+        (["run1.log", "run2.log"], [["run1.log"], ["run2.log"]]),
+        (["sft.log", "dpo.log"], [["sft.log"], ["dpo.log"]]),
+        (["train_1.log", "train_2.log"], [["train_1.log"], ["train_2.log"]]),
+        (
+            ["slurm-7.out", "slurm-7.err", "slurm-8.out"],
+            [["slurm-7.err", "slurm-7.out"], ["slurm-8.out"]],
+        ),
+        (
+            ["a_rank0.log", "a_rank1.log", "b.log", "b.log.1"],
+            [["a_rank0.log", "a_rank1.log"], ["b.log", "b.log.1"]],
+        ),
+    ],
+)
+def test_loose_logs_of_several_runs_are_never_joined(
+    tmp_path: Path, names: list[str], runs: list[list[str]]
+) -> None:
+    for age, name in enumerate(names):
+        write_log(tmp_path / name, age_s=age * 100.0)
+    assert names_of(tmp_path) == runs
+
+
+def test_run_folders_beside_loose_logs_are_runs_of_their_own(tmp_path: Path) -> None:
+    write_log(tmp_path / "run1.log", age_s=10)
+    write_log(tmp_path / "run2.log", age_s=20)
+    write_run(tmp_path / "run3", age_s=30)
+    assert names_of(tmp_path) == [["run1.log"], ["run2.log"], ["run3"]]
+
+
+def test_loose_logs_are_reported_one_by_one_with_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_log(tmp_path / "run1.log")
+    write_log(tmp_path / "run2.out", age_s=100)
+    write_log(tmp_path / "run2.err", OOM, age_s=100)
+    with pytest.raises(typer.Exit) as end:
+        doctor(str(tmp_path), format=Format.JSON)
+    first, second = json.loads(capsys.readouterr().out)["runs"]
+    assert end.value.exit_code == 1
+    assert (first["verdict"], second["verdict"]) != ("ill", "ill")
+    assert second["findings"][0]["family"] == "memory"
+    assert [Path(file).name for file in second["files"]] == ["run2.err", "run2.out"]
+    with pytest.raises(typer.Exit):
+        doctor(str(tmp_path))
+    text = capsys.readouterr().out
+    assert f"=== {tmp_path / 'run1.log'} ===" in text
+    assert f"=== {tmp_path / 'run2.err'}, run2.out ===" in text
+    assert "2 files, taken as one run: run2.err, run2.out." in text
+
+
+def test_a_rotated_log_is_one_text_with_the_oldest_part_first(tmp_path: Path) -> None:
+    lines = [str({"step": n, "loss": 3.0 - n / 10, "grad_norm": 1.0}) for n in range(1, 25)]
+    for name, part in (("x.log.2", lines[:8]), ("x.log.1", lines[8:16]), ("x.log", lines[16:])):
+        (tmp_path / name).write_text("\n".join(part) + "\n")
+    view = open_run(tmp_path)
+    assert view.metrics["train/loss"].steps.tolist() == list(range(1, 25))
+    assert view.facts["joined"] == ("x.log.2", "x.log.1", "x.log")
+
+
+def test_what_was_passed_over_in_a_folder_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_log(tmp_path / "train.log")
+    os.mkfifo(tmp_path / "rank1.log")
+    with pytest.raises(typer.Exit):
+        doctor(str(tmp_path))
+    assert "rank1.log: is no regular file and was passed over." in capsys.readouterr().err
 
 
 def test_checkpoints_of_one_run_are_not_runs(tmp_path: Path) -> None:

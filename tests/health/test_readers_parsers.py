@@ -127,7 +127,6 @@ def test_flat_settings_keep_every_value(nested: object) -> None:
         assert len(flat(nested)) == count(nested)
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(PIECES | st.text(max_size=8), max_size=30))
 def test_no_text_is_too_odd(pieces: list[str]) -> None:
     view = read_text("".join(pieces))

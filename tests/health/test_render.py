@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -73,6 +74,7 @@ def test_json_has_the_promised_fields_and_their_settings_names() -> None:
         "healthy",
         "verdict",
         "framework",
+        "files",
         "vital_signs",
         "findings",
         "not_evaluated",
@@ -153,8 +155,11 @@ def test_findings_of_a_lower_level_are_counted_when_left_out() -> None:
 
 
 def test_a_clear_run_is_called_clear_and_an_unread_one_unknown() -> None:
-    clear = as_text(ill(NOTE), view())
+    clear = as_text(ill(NOTE), dataclasses.replace(view(), total_steps=3))
     assert "NO ILLNESS FOUND." in clear
+    unfinished = as_text(ill(NOTE), view())
+    assert "UNFINISHED: no illness so far, but the run did not reach its end." in unfinished
+    assert "NO ILLNESS FOUND" not in unfinished
     unknown = as_text(ill(), view(metrics=False, log=("hello",)))
     assert "NOT KNOWN" in unknown
     assert "I do not know this: no rule matched." in unknown
@@ -182,7 +187,8 @@ def test_an_end_that_no_rule_knows_is_neither_healthy_nor_guessed_at() -> None:
 
 
 def test_an_error_that_was_survived_or_is_explained_is_no_unknown_end() -> None:
-    survived = view(log=(*TRACE, *(f"step {n} is done" for n in range(60))))
+    log = (*TRACE, *(f"step {n} is done" for n in range(60)))
+    survived = dataclasses.replace(view(log=log), total_steps=3)
     assert verdict(ill(), survived) is Verdict.NO_ILLNESS
     assert as_json(ill(FINDING), view(log=TRACE))["not_evaluated"][0]["code"] == "RWD001"
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from tests.health.markdown import KINDS, Case, read_cases
 
+import homeostat.health
 from homeostat.health.diagnose import judge
 from homeostat.health.finding import Finding, Level, NotEvaluated
 from homeostat.health.names import FOREIGN
-from homeostat.health.registry import BY_CODE, RULES, TROUBLES
+from homeostat.health.registry import BY_CODE, RULES, SIGNATURES, rule_files
 from homeostat.health.rule import HEADINGS, Rule
 from homeostat.health.vocabulary import FAMILY_OF
 from homeostat.observe.names import describe
@@ -19,7 +20,7 @@ from homeostat.observe.names import describe
 FOLDER = Path(__file__).parent
 FILES = sorted(FOLDER.glob("*.md"))
 CASES = [case for file in FILES for case in read_cases(file)]
-BY_WORDS = {trouble.code for trouble in TROUBLES}
+BY_WORDS = {one.code for one in SIGNATURES}
 WITH_FILES = [rule for rule in RULES if rule.code not in BY_WORDS]
 
 
@@ -70,6 +71,15 @@ def test_a_rule_says_all_that_its_page_needs(rule: Rule) -> None:
     assert not unknown
     if rule.name.startswith("benign-"):
         assert rule.level is Level.INFO
+
+
+def test_nothing_that_was_laid_out_is_left_unwritten() -> None:
+    """`homeostat scaffold` writes PLACEHOLDER where its author has something to say."""
+    health = Path(homeostat.health.__file__).parent
+    written = [*rule_files(), *health.glob("signatures/*.toml"), health / "vocabulary.py"]
+    written += [*FILES, *FOLDER.glob("signatures/*.toml")]
+    assert len(written) > 300
+    assert [f.name for f in written if "PLACEHOLDER" in f.read_text(encoding="utf-8")] == []
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)

@@ -20,7 +20,7 @@ from homeostat.health.frameworks.telling import (
     told,
     told_all,
 )
-from homeostat.health.registry import TROUBLES
+from homeostat.health.registry import SIGNATURES
 from support.own_settings import own_kinds
 
 NAMED = [name for name in ALL if name not in (HOMEOSTAT.name, UNKNOWN.name)]
@@ -60,7 +60,7 @@ def _text(node: ast.expr, instead: str) -> str:
     return node.value if isinstance(node, ast.Constant) else instead
 
 
-FIXES = [*(fix for trouble in TROUBLES for fix in trouble.fixes), *rule_fixes()]
+FIXES = [*(fix for one in SIGNATURES for fix in one.fixes), *rule_fixes()]
 
 
 def all_told(framework: Framework) -> list[ToldFix]:

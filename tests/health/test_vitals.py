@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from homeostat.health.diagnose import diagnose
-from homeostat.health.readers import read_text
+from homeostat.health.readers import open_run, read_text
 from homeostat.health.registry import RULES
 from homeostat.health.render import as_json
 from homeostat.health.render_text import as_text
 from homeostat.health.view import Kind, RunView, SampleText, Series
 from homeostat.health.vitals import End, vital_signs
+from homeostat.observe.progress import Progress
+from homeostat.observe.transcript import record_line
 
 
 def rows(count: int, **columns: str) -> str:
@@ -87,6 +92,51 @@ def test_how_a_run_ended(tail: str, how: End) -> None:
     assert vital_signs(view).ending.how is how
     levels = {f.level.value for f in diagnose(view, RULES).findings}
     assert (levels & {"warn", "error"} != set()) == (how is End.KILLED)
+
+
+BAR = " 20%|##        | 30/150 [00:30<02:00, 1.0it/s]\r"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "verdict", "words"),
+    [
+        (30.0, "unfinished", "seconds ago, so the run may still be going on"),
+        (9_000.0, "look", "nothing was written for 2 hours"),
+    ],
+)
+def test_a_log_that_ends_in_mid_run_is_never_called_healthy(
+    tmp_path: Path, age_s: float, verdict: str, words: str
+) -> None:
+    file = tmp_path / "train.log"
+    file.write_text(rows(30, **SFT) + BAR)
+    moment = time.time() - age_s
+    os.utime(file, (moment, moment))
+    view = open_run(file)
+    diagnosis = diagnose(view, RULES)
+    found = as_json(diagnosis, view)
+    assert (found["verdict"], found["healthy"]) == (verdict, False)
+    assert words in found["vital_signs"]["words"]
+    assert "did not reach its end" in as_text(diagnosis, view, width=200)
+    assert [one["code"] for one in found["findings"]] == ["VIT003"]
+
+
+def test_a_pasted_log_that_ends_in_mid_run_may_still_go_on() -> None:
+    found, view = answer(rows(30, **SFT) + BAR)
+    assert (found["verdict"], found["healthy"]) == ("unfinished", False)
+    assert "may still be going on" in found["vital_signs"]["words"]
+    assert "quiet_s" not in view.facts
+
+
+def test_our_own_console_that_ends_in_mid_run_is_unfinished() -> None:
+    progress = Progress("tiny", total_steps=32)
+    metrics = {"learning_rate": 1e-3, "grad_norm": 0.5}
+    lines = [
+        record_line(step, {"train/loss": 3.0 - step / 10, **metrics}, progress, now=1.0)
+        for step in range(1, 17)
+    ]
+    found, _ = answer("\n".join(lines) + "\n")
+    assert found["verdict"] == "unfinished"
+    assert "step 16 of 32" in found["vital_signs"]["words"]
 
 
 def test_our_own_chat_model_is_not_told_that_its_prompts_lack_a_template() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from homeostat.clinic import patient
 from homeostat.clinic.bodies import write_model
 from homeostat.clinic.catalogue import HEALTHY, INJECTORS, SHORT
 from homeostat.clinic.injector import Cure, Dose
@@ -164,6 +165,20 @@ def test_a_run_that_hangs_is_ended_by_its_deadline(tmp_path: Path) -> None:
     assert ended.seconds < 20
 
 
+def test_an_ill_run_is_told_from_a_healthy_one(tmp_path: Path) -> None:
+    """The two runs of the short form, in this process: children would import torch three times."""
+    healthy = job(tmp_path / "healthy", "sft_pairs", Kind.HEALTHY)
+    fault = INJECTORS["frozen_layers"]
+    ill = job(tmp_path / "ill", fault.name, Kind.ILL)
+    for one in (healthy, ill):
+        Path(one.folder).mkdir()
+        assert patient.main(one) == 0
+    assert judge_healthy(Ended(healthy, 0, 1.0)).false_alarms == ()
+    verdict = judge_ill(Ended(ill, 0, 1.0), fault, fault.dosed(ill.seed))
+    assert verdict.right_first, verdict
+
+
+@pytest.mark.slow
 def test_the_short_form_notices_its_faults_and_leaves_the_healthy_alone(tmp_path: Path) -> None:
     options = ["--short", "--jobs", "1", "--format", "json", "--out", str(tmp_path)]
     done = subprocess.run(

@@ -4,6 +4,8 @@ nothing else, until none is left."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from tests.support import mortal_engine, runs, tiny_rl
 from homeostat.config import RunConfig
 from homeostat.errors import EngineError
 from homeostat.observe.jsonl import read_metrics
-from homeostat.run.wiring import engines
-from homeostat.workers.launchers import LAUNCHERS
+from homeostat.rollout.registry import ENGINES
+from homeostat.workers.launchers import spawn
+from homeostat.workers.opening import LAUNCHERS
+from homeostat.workers.processes import open_processes
 
 OWN = ("model.numerics=invariant", "engine.own_process=true")
 STEPS = "trainer.max_steps=3"
@@ -37,6 +41,11 @@ def undisturbed(folder: Path) -> RunConfig:
     return config
 
 
+def made_by(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes are made by another factory."""
+    monkeypatch.setitem(ENGINES, "native", replace(ENGINES["native"], factory=factory))
+
+
 @pytest.fixture
 def mortal(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mortal:
     """The config of a run whose engine processes die by a plan."""
@@ -44,9 +53,9 @@ def mortal(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mor
     def planned(moments: list[str | None], *overrides: str) -> RunConfig:
         plan = mortal_engine.write_plan(tmp_path / "plan.json", moments)
         monkeypatch.setenv(mortal_engine.PLAN, str(plan))
-        monkeypatch.setattr(engines, "NATIVE", mortal_engine.FACTORY)
-        launch = mortal_engine.killing_launcher(LAUNCHERS["spawn"])
-        monkeypatch.setitem(LAUNCHERS, "spawn", launch)
+        made_by(mortal_engine.FACTORY, monkeypatch)
+        launch = mortal_engine.killing_launcher(spawn)
+        monkeypatch.setitem(LAUNCHERS, "spawn", partial(open_processes, launch=launch))
         return tiny_rl.config(folder, f"name={tmp_path.name}", OWN[0], STEPS, *overrides)
 
     return planned
@@ -77,10 +86,18 @@ def train_through(config: RunConfig, moments: list[str | None], undisturbed: Run
     assert_equal(config, undisturbed)
 
 
+# Each process that lives long enough to import torch takes seconds.
+AT_STARTS: dict[str, list[str | None]] = {
+    "once each": ["spawn", "poll 2", None],
+    "more": ["spawn", "poll 2", "spawn", "load", "apply 1", None],
+}
+
+
+@pytest.mark.parametrize("when", ["once each", pytest.param("more", marks=pytest.mark.slow)])
 def test_a_death_while_it_starts_or_is_started_again_costs_one_restart(
-    mortal: Mortal, undisturbed: RunConfig
+    mortal: Mortal, undisturbed: RunConfig, when: str
 ) -> None:
-    moments = ["spawn", "poll 2", "spawn", "load", "apply 1", None]
+    moments = AT_STARTS[when]
     train_through(mortal(moments, OWN[1], "engine.max_restarts=5"), moments, undisturbed)
 
 
@@ -138,7 +155,7 @@ def test_an_engine_that_refuses_to_start_is_not_started_again(
 ) -> None:
     """What its factory raises would be raised again."""
     config = mortal([None], OWN[1])
-    monkeypatch.setattr(engines, "NATIVE", "tests.support.mortal_engine:no_such_factory")
+    made_by("tests.support.mortal_engine:no_such_factory", monkeypatch)
     with pytest.raises(EngineError, match="no_such_factory"):
         runs.train(config)
     assert runs.events(config, "engine_restarted") == []

@@ -1,5 +1,8 @@
 """Every key that a recipe accepts works: a real run shows a difference that only it explains.
 
+Where one part alone reads a key (sources of rows, schedules), that part is asked, and one run shows
+that the loop asks it, too. Keys that can be told apart in one run share it.
+
 The table is explicit and complete: a key of the schema without a case fails here by name, and so
 does a case whose key is gone. Keys of a union's members are told apart by the member's type.
 """
@@ -97,6 +100,14 @@ def by_ranks(names: Iterable[str]) -> list[Any]:
 @pytest.mark.parametrize("name", by_ranks(SFT_CASES))
 def test_a_key_does_what_it_says(workshop: Workshop, name: str) -> None:
     SFT_CASES[name](workshop)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", rl_algorithm.NIGHTLY_CASES)
+def test_a_key_that_algorithms_share_works_with_all_of_them(
+    rl_workshop: RlWorkshop, name: str
+) -> None:
+    rl_algorithm.NIGHTLY_CASES[name](rl_workshop)
 
 
 @pytest.mark.parametrize("name", by_ranks(RL_CASES))

@@ -128,7 +128,7 @@ def big_recipe(folder: Path) -> dict[str, Any]:
 
 
 def test_rl_over_ranks_learns_as_in_one_process(folder: Path) -> None:
-    """With a reference, and weights that go from rank 0 to the engine by two kinds of parcels."""
+    """With a reference, and weights that go from rank 0 to the engine by two kinds of buckets."""
     common = (
         "engine.own_process=true",
         "sync={transport: {type: collective}, interval: 4}",

@@ -30,6 +30,7 @@ from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import open_session
 from homeostat.run.wiring.hooks import Hooks
 from homeostat.train.checkpoint import CheckpointStore
+from homeostat.types import Role
 
 # Rules with limits that every run breaks, so that what follows a finding can be seen.
 RATIO = "health.options={POL009: {limit: 0.5}}"
@@ -192,7 +193,7 @@ class SpoilWeights(Hooks):
     def before_step(self, step: int, parts: Any) -> None:
         if step == self.step:
             self.step = -1
-            weight = next(parts.trainer.model.parameters())
+            weight = next(parts.trainer.roles[Role.POLICY].model.parameters())
             with torch.no_grad():
                 weight.view(-1)[:] = float("nan")
 
@@ -222,7 +223,7 @@ class PoisonPolicy(Hooks):
         if step == self.step:
             self.step = -1
             with torch.no_grad():
-                next(parts.trainer.model.parameters()).fill_(float("nan"))
+                next(parts.trainer.roles[Role.POLICY].model.parameters()).fill_(float("nan"))
 
 
 def test_a_policy_that_cannot_be_sampled_from_goes_back(tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ class ScaleWeights(Hooks):
         if step == self.step:
             self.step = -1
             with torch.no_grad():
-                for weight in parts.trainer.model.parameters():
+                for weight in parts.trainer.roles[Role.POLICY].model.parameters():
                     weight.mul_(20.0)
 
 

@@ -19,14 +19,15 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.config import RunConfig
 from homeostat.data.packing import pack
 from homeostat.errors import CheckpointError, RunDirError, TrainingHaltedError
-from homeostat.models.build import LoadedModel, load_model
+from homeostat.models.build import load_model
 from homeostat.models.hf import save_hf
 from homeostat.observe.durable import sha256_of
 from homeostat.observe.jsonl import read_metrics
 from homeostat.run.session.signals import StopRequest
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.local import LocalTrainer
-from homeostat.train.nonfinite import LocalReplay, find_bad_rows, trace_origin
+from homeostat.train.nonfinite import Replay, find_bad_rows, trace_origin
+from homeostat.train.roles import RoleModel
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import LossSpec, Role, StepPlan, TokenRow, TrainBatch
@@ -151,7 +152,7 @@ def test_a_disk_that_fills_up_costs_nothing_saved(tmp_path: Path) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("homeostat.run.wiring.sft_setup", "prepare_rows", "tokenised rows cannot be written"),
+            *("homeostat.data.inputs", "prepare_rows", "tokenised rows cannot be written"),
             marks=pytest.mark.slow,
         ),
     ],
@@ -220,10 +221,10 @@ def test_an_adapter_does_not_go_on_over_another_base(tmp_path: Path) -> None:
 def test_steps_skipped_before_a_resume_count_towards_the_halt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def overflowing(loaded: LoadedModel, *args: Any, **kwargs: Any) -> LocalTrainer:
-        norm = loaded.module.get_submodule("model.norm")
+    def overflowing(models: dict[Role, RoleModel], *args: Any, **kwargs: Any) -> LocalTrainer:
+        norm = models[Role.POLICY].loaded.module.get_submodule("model.norm")
         norm.register_full_backward_pre_hook(lambda module, grads: (grads[0] * math.inf,))
-        return LocalTrainer(loaded, *args, **kwargs)
+        return LocalTrainer(models, *args, **kwargs)
 
     monkeypatch.setattr("homeostat.train.build.LocalTrainer", overflowing)
     runs.train(tiny.config(tmp_path, "trainer.max_steps=2"))
@@ -255,22 +256,26 @@ def test_a_gradient_that_overflows_names_its_module_within_the_steps_memory(
         config.model, None, dtype=torch.float32, device=torch.device("cpu"), seed=0,
         gradient_checkpointing=False,
     )  # fmt: skip
-    trainer = Measured(loaded, config.trainer, runtime=resolve_runtime(config), seed=0)
-    module = trainer.model.causal_lm.get_submodule("model.layers.0.mlp.up_proj")
+    models = {Role.POLICY: RoleModel(loaded, config.trainer)}
+    trainer = Measured(models, config.trainer, runtime=resolve_runtime(config), seed=0)
+    module = trainer.roles[Role.POLICY].model.causal_lm.get_submodule("model.layers.0.mlp.up_proj")
     module.register_full_backward_pre_hook(lambda module, grads: (grads[0] * math.inf,))
     tokens = torch.randint(3, 90, (12, 20)).numpy()
     ones = torch.ones(20).numpy()
     rows = [TokenRow(number, tokens_T, ones) for number, tokens_T in enumerate(tokens)]
     batches = [[rows[index] for index in chosen] for chosen in pack([20] * 12, 40)]
     plan = StepPlan(1, 0, tuple(map(TrainBatch.of, batches)), loss_spec(config.algorithm, rows))
-    bad = find_bad_rows(LocalReplay(trainer), rows, plan)
+    replay = Replay(trainer, trainer.roles[Role.POLICY], plan)
+    bad = find_bad_rows(replay, rows)
     assert [row.row_id for row in bad] == list(range(12))
     for suspects in (bad, []):
-        origin = trace_origin(LocalReplay(trainer), suspects, plan)
+        origin = trace_origin(replay, suspects)
         assert origin.direction == "backward pass"
         assert origin.module.endswith("model.layers.0.mlp.up_proj")
     assert trainer.most_tokens <= 40
-    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert all(
+        parameter.grad is None for parameter in trainer.roles[Role.POLICY].model.parameters()
+    )
 
 
 def test_an_evaluation_that_is_not_finite_is_never_the_best() -> None:
@@ -310,7 +315,7 @@ def test_checkpoints_of_an_unknown_run_are_not_taken_over(tmp_path: Path) -> Non
     config = tiny.config(tmp_path)
     runs.train(config)
     (config.run_dir / "events.jsonl").unlink()
-    with pytest.raises(RunDirError, match="holds checkpoints, but nothing says"):
+    with pytest.raises(RunDirError, match=r"holds checkpoints, but events\.jsonl is missing"):
         runs.train(config)
 
 

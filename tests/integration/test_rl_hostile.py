@@ -316,7 +316,7 @@ def test_training_refuses_a_stop_token_that_the_model_cannot_say(tmp_path: Path)
 
 def test_the_source_of_a_reward_is_found_without_an_import() -> None:
     assert b"def load_reward" in source_of("homeostat.rewards.functions:load_reward")
-    assert b"One exception tree" in source_of("homeostat.errors:x")
+    assert b"class HomeostatError" in source_of("homeostat.errors:x")
     package = Path(rl.__file__).parent.parent
     assert source_of("homeostat:x") == (package / "__init__.py").read_bytes()
     assert source_of("nowhere.to_be_found:x") == b""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ from homeostat.observe.jsonl import read_metrics
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.sampled_with import require_same_sampling
 from homeostat.train.build import local_trainer
+from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.runtime import resolve_runtime
+from homeostat.types import Role
 
 ALGORITHMS = [cls.model_fields["type"].annotation.__args__[0] for cls in AnyPolicyGradient.__args__]
 # What a clock or another process decides.
@@ -141,19 +142,18 @@ def test_a_crash_costs_nothing_and_changes_nothing(tmp_path: Path, moment: str) 
 
 
 def test_sigterm_finishes_the_step_and_the_run_goes_on(tmp_path: Path) -> None:
-    raw = tiny_rl.recipe(tmp_path, trainer={"max_steps": 30})
-    whole = tiny_rl.config(tmp_path, "name=whole", trainer={"max_steps": 30})
-    config = tiny_rl.config(tmp_path, trainer={"max_steps": 30})
-    process = runs.start(raw, tmp_path)
-    while not (config.run_dir / "metrics.jsonl").exists() or len(records(config)) < 3:
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, output
-    assert len(records(config)) < 30
-    runs.train(config)
+    raw = tiny_rl.recipe(tmp_path)
+    whole, config = tiny_rl.config(tmp_path, "name=whole"), tiny_rl.config(tmp_path)
     runs.train(whole)
+    # In the midst of the fourth update, which belongs to step 2 or 3.
+    asked_to_stop = PRELUDE.replace("os._exit(9)", "os.kill(os.getpid(), 15)")
+    process = runs.start(raw, tmp_path, prelude=CRASHES["between updates"] + asked_to_stop)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    done = [record["step"] for record in records(config)]
+    assert done in ([1, 2], [1, 2, 3])
+    assert CheckpointStore(config.run_dir / "checkpoints").steps()[-1] == done[-1]
+    runs.train(config)
     assert runs.final_tensors(config) == runs.final_tensors(whole)
 
 
@@ -271,9 +271,13 @@ def test_the_default_reference_includes_the_adapter_that_the_run_starts_from(
     runs.train(constant)
     assert values(halves, "kl") == values(constant, "kl")
     trainer = local_trainer(config, resolve_runtime(config))
-    shared = {p.data_ptr() for p in trainer.model.parameters() if not p.requires_grad}
-    copied = [p for p in trainer.reference.parameters() if p.data_ptr() not in shared]
-    assert len(copied) == len(trainer.optimizer.params)
+    shared = {
+        p.data_ptr() for p in trainer.roles[Role.POLICY].model.parameters() if not p.requires_grad
+    }
+    copied = [
+        p for p in trainer.roles[Role.REFERENCE].model.parameters() if p.data_ptr() not in shared
+    ]
+    assert len(copied) == len(trainer.roles[Role.POLICY].training.optimizer.params)
 
 
 def test_a_refreshed_reference_is_the_policy_again(tmp_path: Path) -> None:

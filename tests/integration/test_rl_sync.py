@@ -173,7 +173,7 @@ def killed_after_some(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     def dying(self: RemoteEngine, **named: Any) -> Any:
         found = plain(self, **named)
-        if not kills and 0 < len(self._flying) < len(self._round):
+        if not kills and 0 < len(self.life.in_flight) < len(self._round):
             kills.append(len(found))
             kill_engine()
         return found
@@ -258,5 +258,5 @@ def test_check_says_which_way_the_weights_go(folder: Path) -> None:
         preflight = Preflight(tiny_rl.config(folder, *more), progress=lambda done, total: None)
         (said[name],) = [item for item in preflight.run() if item.name == "weights"]
     assert "shares the trainer's weights" in said["shared"].text
-    assert "process of its own" in said["own"].text
+    assert "in its own process" in said["own"].text
     assert "by shared_memory every 3 steps" in said["own"].text

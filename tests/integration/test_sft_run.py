@@ -17,7 +17,8 @@ from homeostat.errors import ConfigError, DataError, ModelError, RunDirError, Tr
 from homeostat.models.build import load_model
 from homeostat.models.hf import save_hf
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
-from homeostat.train.checkpoint import CheckpointStore, read_tensors
+from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.shards import TensorReader
 
 
 def test_a_run_learns_and_leaves_all_its_files(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_the_export_is_the_trained_model(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(result.export)
     stored = CheckpointStore(config.run_dir / "checkpoints").newest_valid()
     assert stored is not None
-    for name, tensor in read_tensors(stored.path)["model"].items():
+    for name, tensor in TensorReader(stored.path, "model").whole().items():
         assert torch.equal(model.get_parameter(name), tensor), name
     tokenizer = AutoTokenizer.from_pretrained(result.export)
     assert tokenizer.chat_template

@@ -11,16 +11,18 @@ import pytest
 import torch
 from tests.parity.tiny_models import FAMILIES, random_model, save
 
+from homeostat.config.live import LiveConfig
 from homeostat.config.load import build_config
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.build import load_model
 from homeostat.rollout.engine import Engine, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.run.publication.verify_logprobs import LogprobVerifier, judge
 from homeostat.train.local import LocalTrainer
+from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import resolve_runtime
-from homeostat.types import Prompt, RolloutGroup, Sample
+from homeostat.types import Prompt, Role, RolloutGroup, Sample
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.8
@@ -47,7 +49,8 @@ def trainer_of(settings: RunConfig) -> LocalTrainer:
     loaded = load_model(
         settings.model, None, dtype=torch.float32, device=CPU, seed=0, gradient_checkpointing=False
     )
-    return LocalTrainer(loaded, settings.trainer, runtime=resolve_runtime(settings), seed=0)
+    models = {Role.POLICY: RoleModel(loaded, settings.trainer)}
+    return LocalTrainer(models, settings.trainer, runtime=resolve_runtime(settings), seed=0)
 
 
 def engine_of(model: Any, *, version: int) -> NativeEngine:
@@ -80,9 +83,9 @@ class Events(list):
 def test_both_are_right_and_only_when_it_is_due(tmp_path: Path) -> None:
     settings, events = config(tmp_path), Events()
     trainer = trainer_of(settings)
-    engine = engine_of(trainer.model, version=3)
+    engine = engine_of(trainer.roles[Role.POLICY].model, version=3)
     groups = sampled(engine)
-    verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=events)
+    verifier = LogprobVerifier(LiveConfig(settings), trainer=trainer, engine=engine, emit=events)
     assert verifier.verify(groups, step=3, version=2) == {}
     metrics = verifier.verify(groups, step=4, version=3)
     assert {name.split("/")[1] for name in metrics} == {"trainer", "engine", "engine_scoring"}
@@ -94,11 +97,11 @@ def test_both_are_right_and_only_when_it_is_due(tmp_path: Path) -> None:
 def test_an_engine_with_other_weights_is_named(tmp_path: Path) -> None:
     settings, events = config(tmp_path), Events()
     trainer = trainer_of(settings)
-    other = copy.deepcopy(trainer.model)
+    other = copy.deepcopy(trainer.roles[Role.POLICY].model)
     with torch.no_grad():
         other.model.layers[1].mlp.down_proj.weight[3] *= 1.5
     engine = engine_of(other, version=0)
-    verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=events)
+    verifier = LogprobVerifier(LiveConfig(settings), trainer=trainer, engine=engine, emit=events)
     metrics = verifier.verify(sampled(engine), step=1, version=0)
     assert metrics["verify/trainer/share_off"] == 0
     assert metrics["verify/engine/share_off"] > 0.5
@@ -112,11 +115,11 @@ def test_an_engine_with_other_weights_is_named(tmp_path: Path) -> None:
 def test_a_trainer_that_computes_wrongly_is_named(tmp_path: Path) -> None:
     settings, events = config(tmp_path), Events()
     trainer = trainer_of(settings)
-    engine = engine_of(copy.deepcopy(trainer.model), version=0)
+    engine = engine_of(copy.deepcopy(trainer.roles[Role.POLICY].model), version=0)
     groups = sampled(engine)
-    norm = trainer.model.model.layers[0].input_layernorm
+    norm = trainer.roles[Role.POLICY].model.model.layers[0].input_layernorm
     norm.register_forward_hook(lambda module, args, output: output * 1.01)
-    verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=events)
+    verifier = LogprobVerifier(LiveConfig(settings), trainer=trainer, engine=engine, emit=events)
     metrics = verifier.verify(groups, step=1, version=0)
     assert metrics["verify/trainer/share_off"] > 0.5
     assert metrics["verify/engine/share_off"] == 0
@@ -127,8 +130,8 @@ def test_a_trainer_that_computes_wrongly_is_named(tmp_path: Path) -> None:
 def test_tokens_of_an_older_policy_are_not_judged(tmp_path: Path) -> None:
     settings = config(tmp_path)
     trainer = trainer_of(settings)
-    engine = engine_of(copy.deepcopy(trainer.model), version=0)
-    verifier = LogprobVerifier(settings, trainer=trainer, engine=engine, emit=Events())
+    engine = engine_of(copy.deepcopy(trainer.roles[Role.POLICY].model), version=0)
+    verifier = LogprobVerifier(LiveConfig(settings), trainer=trainer, engine=engine, emit=Events())
     metrics = verifier.verify(sampled(engine), step=4, version=3)
     assert {name.split("/")[1] for name in metrics} == {"trainer"}
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.ops import kernels
@@ -124,9 +124,9 @@ def qkv(num_tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype) -
 @pytest.mark.parametrize(
     ("heads", "dim", "dtype"),
     [
-        ((3, 3), 16, torch.float32),
+        pytest.param((3, 3), 16, torch.float32, marks=pytest.mark.slow),
         ((6, 2), 12, torch.float32),
-        ((7, 1), 32, HALF),
+        pytest.param((7, 1), 32, HALF, marks=pytest.mark.slow),
         ((32, 1), 20, HALF),
     ],
 )
@@ -140,7 +140,7 @@ def test_attention_equals_float64(heads: tuple[int, int], dim: int, dtype: torch
     assert_near(out, want, 1.5 * NEAR[dtype])
 
 
-@pytest.mark.parametrize("dtype", list(NEAR))
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(HALF, marks=pytest.mark.slow)])
 def test_a_query_has_the_same_bits_in_training_prefill_and_decoding(dtype: torch.dtype) -> None:
     """Rows of the store are shuffled, and hold NaN where no document has a key."""
     lengths, heads, dim = [70, 3, 20], (4, 2), 16
@@ -173,9 +173,12 @@ def test_a_query_has_the_same_bits_in_training_prefill_and_decoding(dtype: torch
             assert torch.equal(out, whole[at]), (ends, counts)
 
 
-def test_log_probs_of_a_token_do_not_depend_on_the_others() -> None:
-    hidden, weight = drawn(12, 24, seed=0), drawn(8200, 24, seed=1)
-    targets = torch.tensor([0, 8191, 8192, 8199, *range(100, 108)], device=DEVICE)
+# One chunk of the vocabulary; and one with a second, short one.
+@pytest.mark.parametrize("num_words", [300, pytest.param(8200, marks=pytest.mark.slow)])
+def test_log_probs_of_a_token_do_not_depend_on_the_others(num_words: int) -> None:
+    hidden, weight = drawn(12, 24, seed=0), drawn(num_words, 24, seed=1)
+    ends = [0, num_words - 9, num_words - 8, num_words - 1]
+    targets = torch.tensor([*ends, *range(100, 108)], device=DEVICE)
 
     def scores(rows: list[int], chunk_bytes: int) -> Tensor:
         both = token_logprobs_and_entropy(
@@ -196,7 +199,7 @@ def test_log_probs_of_a_token_do_not_depend_on_the_others() -> None:
         assert_near(whole, scores(list(range(12)), 2**20), 1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("family", [pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
 def test_a_decoder_learns_the_same_with_kernels_and_without(family: str) -> None:
     decoder = Decoder(
         decoder_config({**SIZES, **FAMILIES[family]}), kernel="sdpa", numerics="invariant"
@@ -230,19 +233,23 @@ def decoder() -> Decoder:
     return Decoder(config, kernel="sdpa", numerics="invariant").to(DEVICE)
 
 
+Group = tuple[int, float, int]
+# Prompts (tokens, temperature, new tokens) that begin a tile of keys, end one, and go over its end.
+ONE: tuple[Group, ...] = ((3, 1.0, 2),)
+GROUPS: tuple[Group, ...] = ((3, 1.0, 5), (60, 0.7, 6), (63, 0.0, 2))
+
+
 def sampled(
-    made: Decoder, how: str, *, max_concurrency: int
+    made: Decoder, how: str, wanted: list[Request], *, max_concurrency: int
 ) -> tuple[NativeEngine, list[Completion]]:
     config = NativeEngineConfig(decode=how, max_concurrency=max_concurrency)
     place = {"device": DEVICE, "max_tokens": 100, "decode": None, "chunk_bytes": 1 << 20}
     engine = NativeEngine(made, config, **place)
-    return engine, generate(engine, requests(made.config.vocab_size), timeout_s=300)
+    return engine, generate(engine, wanted, timeout_s=300)
 
 
-def requests(vocabulary: int) -> list[Request]:
-    """Prompts that begin a tile of keys, end one, and go over its end."""
+def requests(vocabulary: int, groups: tuple[Group, ...]) -> list[Request]:
     rng = np.random.default_rng(0)
-    groups = ((3, 1.0, 5), (60, 0.7, 6), (63, 0.0, 2))
     return [
         Request(
             id=str(number),
@@ -254,12 +261,18 @@ def requests(vocabulary: int) -> list[Request]:
     ]
 
 
-def test_bursts_have_the_bits_of_the_plain_engine_and_of_scoring() -> None:
+@pytest.mark.parametrize(
+    "groups", [ONE, pytest.param(GROUPS, marks=pytest.mark.slow)], ids=["one", "more"]
+)
+def test_bursts_have_the_bits_of_the_plain_engine_and_of_scoring(
+    groups: tuple[Group, ...],
+) -> None:
     made = decoder()
-    engine, found = sampled(made, "fused", max_concurrency=3)
+    asked = requests(made.config.vocab_size, groups)
+    engine, found = sampled(made, "fused", asked, max_concurrency=3)
     assert isinstance(engine.bursts.steps.forward, InvariantForward)
-    _, wanted = sampled(made, "plain", max_concurrency=2)
-    for request, one, other in zip(requests(made.config.vocab_size), found, wanted, strict=True):
+    _, wanted = sampled(made, "plain", asked, max_concurrency=2)
+    for request, one, other in zip(asked, found, wanted, strict=True):
         assert one.tokens_T.tolist() == other.tokens_T.tolist()
         assert one.engine_logp_T.tolist() == other.engine_logp_T.tolist()
         whole_T = np.concatenate([request.tokens_T, one.tokens_T])

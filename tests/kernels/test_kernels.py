@@ -240,8 +240,17 @@ def test_plain_is_without_kernels() -> None:
     assert kernels.fused(x)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-@pytest.mark.parametrize("checkpointing", [False, "selective", True])
+@pytest.mark.parametrize(
+    ("family", "checkpointing"),
+    [
+        ("qwen3", False),
+        ("qwen2", "selective"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("qwen2", False), ("qwen3", "selective"), ("qwen2", True), ("qwen3", True))
+        ),
+    ],
+)
 def test_a_decoder_learns_the_same_with_kernels_and_without(
     family: str, checkpointing: bool | str
 ) -> None:
@@ -281,7 +290,10 @@ def test_selective_checkpointing_spares_norms_and_gates() -> None:
     assert kept(False) - kept("selective") >= spared
 
 
-@pytest.mark.parametrize("checkpointing", [False, "selective", True])
+@pytest.mark.parametrize(
+    "checkpointing",
+    [False, *(pytest.param(how, marks=pytest.mark.slow) for how in ("selective", True))],
+)
 def test_a_decoder_without_data_keeps_what_kernels_keep(checkpointing: bool | str) -> None:
     shape = decoder_config({**SIZES, **FAMILIES["qwen2"], "num_key_value_heads": 4})
     flags = {"kernel": "sdpa", "gradient_checkpointing": checkpointing}

@@ -35,7 +35,7 @@ ON_TWO = {
     "clipping_is_by_the_norm_of_all_ranks",
     "discard_undoes_what_was_begun",
     "export_is_what_a_local_trainer_writes",
-    "parcels_hold_all_weights",
+    "buckets_hold_all_weights",
     "policy_loss_and_its_measurements",
     "random_start",
     "references",

@@ -8,8 +8,9 @@ import random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.properties import COSTLY
 from tiny_models import random_model, save
 
 from homeostat.config.model import LoraConfig, ModelConfig
@@ -29,10 +30,6 @@ MODELS = {
     "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3_qk_norm": {"model_type": "qwen3", "head_dim": 16},
     "llama_lora": {"model_type": "llama", "num_key_value_heads": 1},
-}
-PROPERTY = {
-    "deadline": None,
-    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 }
 
 
@@ -156,7 +153,7 @@ lengths_of_documents = st.lists(st.integers(2, 150), min_size=1, max_size=5)
 
 
 @torch.no_grad()
-@settings(max_examples=6, **PROPERTY)
+@COSTLY
 @given(lengths=lengths_of_documents, seed=st.integers(0, 2**20))
 def test_packing_changes_no_bit(model, num_threads, lengths, seed):
     documents = draw(lengths, seed=seed)
@@ -171,7 +168,7 @@ def test_packing_changes_no_bit(model, num_threads, lengths, seed):
 
 
 @torch.no_grad()
-@settings(max_examples=6, **PROPERTY)
+@COSTLY
 @given(
     lengths=lengths_of_documents,
     spare=st.integers(0, 90),
@@ -201,7 +198,11 @@ def test_token_by_token_decoding_changes_no_bit(model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("batch", [1, 2, 7, 16, 31, 33, 40])
+# One row, a few, and more than a tile of them; the sizes in between at night.
+@pytest.mark.parametrize(
+    "batch",
+    [1, 7, 33, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 16, 31, 40))],
+)
 def test_the_size_of_a_decoding_batch_changes_no_bit(model, batch):
     rng = random.Random(batch)
     lengths = [rng.randint(2, 90) for _ in range(batch)]

@@ -1,6 +1,7 @@
 """A GGUF file written by llama.cpp's own library is read as the HF model it was made from."""
 
 import random
+import re
 import sys
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import dequantize, quantize
+from tests.support.rounding import assert_right_to_rounding
 from tiny_models import random_model
 
 from homeostat.config.model import ModelConfig
@@ -16,6 +18,7 @@ from homeostat.errors import MissingDependencyError, ModelError
 from homeostat.models.build import load_model
 from homeostat.models.families import decoder_config
 from homeostat.models.gguf import GgufFile
+from homeostat.models.preview import preview_model
 from homeostat.ops.attention import PackedLayout
 
 CPU = torch.device("cpu")
@@ -122,7 +125,8 @@ def test_logits_equal_those_of_the_hf_twin(case, quantised, tmp_path):
         ours = loaded.module.hidden(tokens, torch.arange(19), layout)
         ours = ours @ loaded.module.output_weight().t()
         theirs = model(tokens[None]).logits[0]
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        exact = model.double()(tokens[None]).logits[0]
+    assert_right_to_rounding(ours, theirs, exact=exact)
 
 
 def test_the_config_is_that_of_the_hf_twin(tmp_path):
@@ -148,6 +152,58 @@ def test_linear_rope_scaling_is_read(tmp_path):
     )
     rope = decoder_config(load(tmp_path / "model.gguf").sheet.source_config).rope
     assert (rope.type, rope.factor) == ("linear", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"add_layer_norm_rms_eps": -0.0}, "llama.attention.layer_norm_rms_epsilon"),
+        ({"add_rope_freq_base": -1.0}, "llama.rope.freq_base"),
+        ({"add_head_count": 3}, "llama.attention.head_count"),
+        ({"add_head_count_kv": 3}, "llama.attention.head_count_kv"),
+        ({"add_head_count_kv": 0}, "llama.attention.head_count_kv"),
+        ({"add_key_length": 7}, "llama.attention.key_length"),
+        ({"add_block_count": 2**31}, "llama.block_count"),
+        ({"add_context_length": 2**31}, "llama.context_length"),
+        ({"add_embedding_length": 2**30}, "llama.embedding_length"),
+        ({"add_head_count": 2**16}, "llama.embedding_length / llama.attention.head_count"),
+        (
+            {"add_rope_scaling_type": RopeScalingType.LINEAR, "add_rope_scaling_factor": 0.0},
+            "llama.rope.scaling.factor",
+        ),
+        ({"add_rope_scaling_type": RopeScalingType.LONGROPE}, "llama.rope.scaling.type"),
+    ],
+)
+def test_a_bad_number_names_the_gguf_file_and_the_metadata_key(change, key, tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, random_model(CASES["llama"]), **change)
+    with pytest.raises(ModelError) as caught:
+        preview_model(ModelConfig(path=str(path)), None, dtype=torch.float32, device=CPU)
+    message = str(caught.value)
+    assert message.startswith(f"model.path: {path}"), message
+    assert key in message
+    assert "config.json" not in message
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({}, "tokenizer.ggml.tokens"),
+        ({"add_bos_token_id": 2**31 + 5}, "tokenizer.ggml.bos_token_id"),
+        ({"add_pad_token_id": 97}, "tokenizer.ggml.padding_token_id"),
+        ({"add_unk_token_id": 97}, "tokenizer.ggml.unknown_token_id"),
+        ({"add_chat_template": "{% if %}"}, "tokenizer.chat_template"),
+    ],
+)
+def test_a_bad_tokenizer_names_the_gguf_file_and_the_metadata_key(change, key, tmp_path):
+    path = tmp_path / "model.gguf"
+    if change:
+        write_with_tokenizer(path, **change)
+    else:
+        write_gguf(path, random_model(CASES["llama"]))
+    with pytest.raises(ModelError, match=re.escape(key)) as caught:
+        load_tokenizer(ModelConfig(path=str(path)))
+    assert str(caught.value).startswith(f"model.path: {path}")
 
 
 def test_stored_rotary_frequencies_are_refused(tmp_path):
@@ -191,7 +247,7 @@ def test_other_architectures_and_broken_files_are_refused(tmp_path):
             load(path)
 
 
-def write_with_tokenizer(path):
+def write_with_tokenizer(path, **extra):
     """A model of 97 tokens and its tokenizer in one file, as llama.cpp's converter writes them."""
     words = ["<unk>", "<s>", "</s>", *(chr(ord("a") + n) * (n // 26 + 1) for n in range(94))]
     kinds = [2, 3, 3, *[1] * 94]
@@ -202,6 +258,7 @@ def write_with_tokenizer(path):
         add_token_list=words,
         add_token_scores=[0.0] * 97,
         add_token_types=kinds,
+        **extra,
     )
     return path.read_bytes()
 

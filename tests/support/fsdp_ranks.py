@@ -27,6 +27,7 @@ from homeostat.algorithms.policy import policy_spec
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config import RunConfig
 from homeostat.config.algorithm import SftConfig
+from homeostat.config.cluster import LOOPBACK
 from homeostat.errors import CheckpointError, CheckpointWriteError, OutOfMemoryHaltError
 from homeostat.models.lora import adapter_state
 from homeostat.sync.disk import DiskTransport
@@ -37,7 +38,9 @@ from homeostat.train.fsdp.mesh import local_part
 from homeostat.train.fsdp.trainer import FsdpTrainer
 from homeostat.train.local import LocalTrainer
 from homeostat.train.nonfinite import STORED_WEIGHTS
+from homeostat.train.roles import Training
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.scoring import score
 from homeostat.train.update import Measured
 from homeostat.types import LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 from homeostat.workers.context import WorkerContext
@@ -61,7 +64,7 @@ class Place:
     folder: Path
 
     def trainer(self, config: RunConfig) -> FsdpTrainer:
-        context = WorkerContext(self.rank, self.size, self.rank, "trainer")
+        context = WorkerContext(self.rank, self.size, self.rank, "trainer", LOOPBACK)
         meeting = f"file://{self.folder / f'meeting_of_{self.size}'}"
         return make_trainer(context, config=config, threads=1, rendezvous=meeting)
 
@@ -94,6 +97,13 @@ def local(config: RunConfig) -> LocalTrainer:
     return local_trainer(config, resolve_runtime(config, kept=PLAIN))
 
 
+def training(trainer: FsdpTrainer | LocalTrainer) -> Training:
+    """What the policy has because it is trained."""
+    found = trainer.roles[POLICY].training
+    assert found is not None
+    return found
+
+
 def random_rows(num: int = 7, seed: int = 0) -> list[TokenRow]:
     rng = np.random.default_rng(seed)
     made = []
@@ -106,7 +116,7 @@ def random_rows(num: int = 7, seed: int = 0) -> list[TokenRow]:
 
 
 def batches_of(rows: list[TokenRow]) -> list[TrainBatch]:
-    """Of unequal sizes, and one more than any number of ranks here divides."""
+    """Return batches of unequal sizes, and one more than any number of ranks here divides."""
     return [TrainBatch.of(rows[:3]), *(TrainBatch.of([row]) for row in rows[3:])]
 
 
@@ -126,8 +136,8 @@ def update(
 
 def gradients(trainer: FsdpTrainer | LocalTrainer) -> dict[str, torch.Tensor]:
     if isinstance(trainer, LocalTrainer):
-        return {name: m.grad for name, m in trainer.optimizer.masters.items()}
-    return {name: param.grad.full_tensor() for name, param in trainer.trained.items()}
+        return {name: m.grad for name, m in training(trainer).optimizer.masters.items()}
+    return {name: param.grad.full_tensor() for name, param in training(trainer).params.items()}
 
 
 def assert_same_gradients(sharded: FsdpTrainer, whole: LocalTrainer, rel: float = 1e-5) -> None:
@@ -227,7 +237,9 @@ def check_bf16(place: Place) -> None:
     config = place.config("qwen3", trainer={"precision": "bf16"})
     assert_parity(place, config, rel=1e-5)
     sharded = place.trainer(config)
-    assert all(local_part(param).dtype == torch.float32 for param in sharded.trained.values())
+    assert all(
+        local_part(param).dtype == torch.float32 for param in training(sharded).params.values()
+    )
     assert all(tensor.dtype == torch.bfloat16 for _, tensor in sharded.weights(POLICY))
     update(place, sharded, step=1)
     folder = place.folder / f"bf16_of_{place.size}"
@@ -238,7 +250,9 @@ def check_bf16(place: Place) -> None:
     assert_same_weights(again, alone, rtol=0.0, atol=0.0)
     assert_same_report(update(place, again, step=2), update(place, alone, step=2), rel=1e-5)
     lora = place.config(lora={"rank": 2}, trainer={"precision": "bf16"})
-    frozen = [p for p in place.trainer(lora).model.parameters() if not p.requires_grad]
+    frozen = [
+        p for p in place.trainer(lora).roles[POLICY].model.parameters() if not p.requires_grad
+    ]
     assert {local_part(param).dtype for param in frozen} == {torch.bfloat16}
     assert_parity(place, lora, rel=1e-5)
 
@@ -247,15 +261,15 @@ def check_lora(place: Place) -> None:
     config = place.config(lora={"rank": 3, "dropout": 0.4})
     assert_parity(place, config)
     sharded, whole = place.trainer(config), local(config)
-    assert sharded.checksums() == whole.checksums()
+    assert sharded.checksums(POLICY) == whole.checksums(POLICY)
     for trainer in (sharded, whole):
         update(place, trainer, step=1)
     folder = place.folder / f"adapter_of_{place.size}"
     adapter = {"rank": 3, "dropout": 0.4, "export": "adapter"}
-    sharded.export(folder, place.config(lora=adapter, checkpoint={"export": "final"}))
+    sharded.export(POLICY, folder, place.config(lora=adapter, checkpoint={"export": "final"}))
     sharded.ranks.gather(None)
     stored = load_file(folder / "adapter_model.safetensors")
-    for name, tensor in adapter_state(whole.model):
+    for name, tensor in adapter_state(whole.roles[POLICY].model):
         torch.testing.assert_close(stored[f"base_model.model.{name}"], tensor, rtol=1e-5, atol=1e-6)
     # What was exported is read back, of which every rank keeps its rows.
     again = place.trainer(place.config(lora={"rank": 3, "path": str(folder)}))
@@ -311,7 +325,7 @@ def check_policy_loss_and_its_measurements(place: Place) -> None:
     whole.accumulate(POLICY, batches, spec, step=1)
     assert_same_gradients(sharded, whole)
     mine = sharded.measure(POLICY, place.deal(batches), spec)
-    measured = Measured.merged([one for one in sharded.ranks.gather(mine) if one is not None])
+    measured = Measured.merged(sharded.ranks.gather(mine))
     reports = [t.apply(POLICY, step=1, learning_rate=1e-2) for t in (sharded, whole)]
     assert reports[1].stats
     found = {**measured.sums, **measured.maxima}
@@ -322,15 +336,15 @@ def check_policy_loss_and_its_measurements(place: Place) -> None:
 
 def scores(place: Place, trainer: FsdpTrainer, role: Role, batches: list[TrainBatch]) -> list:
     dealt = place.deal(batches)
-    found = trainer.score(role, dealt, temperature=0.7)
-    assert [logp is None for logp in found] == [batch is None for batch in dealt]
-    return [logp for logp in found if logp is not None]
+    found = score(trainer, role, dealt, temperature=0.7)
+    assert len(found) == sum(batch is not None for batch in dealt)
+    return found
 
 
 def assert_same_scores(place: Place, role: Role, sharded: FsdpTrainer, whole: LocalTrainer) -> list:
     batches = batches_of(random_rows(seed=9))
     mine = [batch for batch in place.deal(batches) if batch is not None]
-    expected = whole.score(role, mine, temperature=0.7)
+    expected = score(whole, role, mine, temperature=0.7)
     found = scores(place, sharded, role, batches)
     for left, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
@@ -358,7 +372,7 @@ def check_references(place: Place) -> None:
         folder = place.folder / f"reference_of_{place.size}_{sections['reference']['type']}"
         save(place, sharded, folder)
         if "refresh_steps" in sections["reference"]:
-            sharded.refresh_reference()
+            sharded.refresh(Role.REFERENCE)
             refreshed = scores(place, sharded, REFERENCE, batches_of(random_rows(seed=9)))
             assert all(np.array_equal(*pair) for pair in zip(refreshed, moved, strict=True))
         for trainer in (sharded, whole):
@@ -379,7 +393,7 @@ def check_what_is_not_finite_on_one_rank_is_applied_on_none(place: Place) -> Non
     rows = random_rows(seed=5)
     sick = replace(rows[4], weights_T=np.full(len(rows[4]), math.inf, dtype=np.float32))
     all_rows = [*rows[:4], sick, *rows[5:]]
-    before = {name: local_part(p).clone() for name, p in sharded.trained.items()}
+    before = {name: local_part(p).clone() for name, p in training(sharded).params.items()}
     batches, spec = batches_of(all_rows), sft_spec(rows)
     sharded.accumulate(POLICY, place.deal(batches), spec, step=1)
     report = sharded.apply(POLICY, step=1, learning_rate=1e-2)
@@ -391,7 +405,9 @@ def check_what_is_not_finite_on_one_rank_is_applied_on_none(place: Place) -> Non
     expected_bad, expected = whole.trace_nonfinite(plan)
     assert [row.row_id for row in expected_bad] == [sick.row_id]
     assert (origin.direction, origin.module) == (expected.direction, expected.module)
-    assert all(torch.equal(local_part(p), before[name]) for name, p in sharded.trained.items())
+    assert all(
+        torch.equal(local_part(p), before[name]) for name, p in training(sharded).params.items()
+    )
     assert update(place, sharded, step=2).applied
 
 
@@ -399,7 +415,7 @@ def check_weights_that_are_not_finite_are_named(place: Place) -> None:
     sharded = place.trainer(place.config("qwen3"))
     name = "model.layers.1.mlp.up_proj.weight"
     if place.rank == place.size - 1:
-        local_part(sharded.trained[name])[-1, 0] = math.nan
+        local_part(training(sharded).params[name])[-1, 0] = math.nan
     rows = random_rows(3)
     plan = StepPlan(1, 0, (TrainBatch.of(rows),), sft_spec(rows))
     bad, origin = sharded.trace_nonfinite(plan)
@@ -417,15 +433,15 @@ def check_discard_undoes_what_was_begun(place: Place) -> None:
     first.discard(POLICY)
     for trainer in (first, second):
         update(place, trainer, step=1)
-    for name, param in first.trained.items():
-        assert torch.equal(local_part(param), local_part(second.trained[name])), name
+    for name, param in training(first).params.items():
+        assert torch.equal(local_part(param), local_part(training(second).params[name])), name
 
 
 def check_ranks_hold_their_share_and_no_more(place: Place) -> None:
     sharded = place.trainer(place.config("narrow"))
     update(place, sharded, step=1)
-    sharded.score(POLICY, [None])
-    parameters = dict(sharded.model.named_parameters())
+    score(sharded, POLICY, [None])
+    parameters = dict(sharded.roles[POLICY].model.named_parameters())
     shares = sharded.ranks.gather({n: local_part(p).shape[0] for n, p in parameters.items()})
     for name, param in parameters.items():
         held = [share[name] for share in shares]
@@ -433,7 +449,7 @@ def check_ranks_hold_their_share_and_no_more(place: Place) -> None:
         assert max(held) == -(-param.shape[0] // place.size), (name, held)
     if place.size == 4:
         assert shares[3]["model.layers.0.self_attn.q_norm.weight"] == 0
-    moments = sum(m["exp_avg"].numel() for m in sharded.optimizer.adamw.state.values())
+    moments = sum(m["exp_avg"].numel() for m in training(sharded).optimizer.adamw.state.values())
     assert moments == sum(local_part(p).numel() for p in parameters.values())
 
 
@@ -507,7 +523,7 @@ def check_a_rank_without_memory_is_named(place: Place) -> None:
     def fail(module: torch.nn.Module, args: tuple) -> None:
         raise torch.OutOfMemoryError("tried to allocate 1 GB")
 
-    sharded.model.model.embed_tokens.register_forward_pre_hook(fail)
+    sharded.roles[POLICY].model.model.embed_tokens.register_forward_pre_hook(fail)
     with pytest.raises(OutOfMemoryHaltError, match=f"rank {place.rank}: .*1 GB"):
         update(place, sharded, step=1)
     with pytest.raises(OutOfMemoryHaltError):
@@ -520,10 +536,10 @@ def check_export_is_what_a_local_trainer_writes(place: Place) -> None:
     for trainer in (sharded, whole):
         update(place, trainer, step=1)
     folder, other = (place.folder / f"{kind}_of_{place.size}" for kind in ("export", "local"))
-    sharded.export(folder, config)
+    sharded.export(POLICY, folder, config)
     sharded.ranks.gather(None)
     if place.rank == 0:
-        whole.export(other, config)
+        whole.export(POLICY, other, config)
         ours, theirs = (load_file(f / "model.safetensors") for f in (folder, other))
         assert ours.keys() == theirs.keys()
         for name, tensor in theirs.items():
@@ -534,28 +550,28 @@ def check_export_is_what_a_local_trainer_writes(place: Place) -> None:
     blocked.write_text("in the way")
     if place.rank == 0:
         with pytest.raises(CheckpointWriteError, match="rank 0"):
-            sharded.export(blocked, config)
+            sharded.export(POLICY, blocked, config)
     else:
-        sharded.export(blocked, config)
+        sharded.export(POLICY, blocked, config)
     assert update(place, sharded, step=2).applied
 
 
-def check_parcels_hold_all_weights(place: Place) -> None:
+def check_buckets_hold_all_weights(place: Place) -> None:
     sharded = place.trainer(place.config("qwen3", lora={"rank": 2}))
-    transport = DiskTransport(place.folder, f"parcels_of_{place.size}", 3000)
+    transport = DiskTransport(place.folder, f"buckets_of_{place.size}", 3000)
     packer = pickle.dumps(transport.packer())
     receiver = transport.receiver(0, 1)
     for step in (1, 2):
         update(place, sharded, step=step)
-        # It travels anew each time, as it was before its first use.
-        sharded.start_parcels(POLICY, pickle.loads(packer) if place.rank == 0 else None)
-        got, num_parcels = {}, 0
-        while sharded.ranks.of_first((parcel := sharded.next_parcel()) is not None):
-            num_parcels += 1
-            if parcel is not None:
-                got |= {name: tensor.clone() for name, tensor in receiver.unpack(parcel)}
+        # It is sent again each time, as it was before its first use.
+        sharded.start_buckets(POLICY, pickle.loads(packer) if place.rank == 0 else None)
+        got, num_buckets = {}, 0
+        while sharded.ranks.of_first((bucket := sharded.next_bucket()) is not None):
+            num_buckets += 1
+            if bucket is not None:
+                got |= {name: tensor.clone() for name, tensor in receiver.unpack(bucket)}
         expected = dict(sharded.weights(POLICY))
-        assert num_parcels > 5
+        assert num_buckets > 5
         if place.rank == 0:
             assert list(got) == list(expected)
             assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
@@ -570,7 +586,7 @@ CHECKS: dict[str, Callable[[Place], None]] = {
 
 
 def run_checks(place: Place, names: list[str]) -> dict[str, str]:
-    """What went wrong, by the name of the check."""
+    """Return what went wrong, by the name of the check."""
     found = {}
     for name in names:
         print(f"{time.monotonic() - START:.1f} s: {name}", flush=True)

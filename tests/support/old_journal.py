@@ -28,7 +28,7 @@ def write_round(
 ) -> Path:
     legend, arrays = encode(groups)
     if version == 1:
-        # Failures were not distinguished from None.
+        # Failures were not marked.
         kinds = arrays["sample/rewards/kinds"]
         kinds[kinds == 3] = 1
     text = json.dumps({"version": version, "facts": dict(facts), **legend})

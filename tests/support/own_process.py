@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
+from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.errors import WorkerError
 from homeostat.rollout.native.host import build_engine
-from homeostat.rollout.remote import EngineServer, RemoteEngine
+from homeostat.rollout.registry import ENGINES
+from homeostat.rollout.remote import RemoteEngine
+from homeostat.rollout.server import SERVER, EngineServer
 from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import Pending, WorkerGroup
-from homeostat.workers.processes import start_processes
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 TIMEOUT_S = 60.0
 
@@ -89,12 +93,13 @@ class OwnProcess:
         """The process, as the group of an engine that is built now."""
         if self._group is None:
             self._folder = TemporaryDirectory(prefix="own-process-")
-            self._group = start_processes(
-                "tests.support.own_process:make_workshop",
-                {},
+            spec = GroupSpec(
+                factory="tests.support.own_process:make_workshop",
+                kind="engine",
                 name="engine",
                 log_file=Path(self._folder.name) / "engine.log",
             )
+            self._group = open_group(InProcessCluster(), spec)
         self._group.call(0, "rebuild", kwargs).result(timeout_s=TIMEOUT_S)
         return Lease(self._group)
 
@@ -117,10 +122,10 @@ def shared_engine_process() -> Iterator[None]:
     """Runs whose native engine has its own process share one, which is started once: a start takes
     seconds. Not for tests of the start, or ones that kill the process."""
 
-    def start(server: str, served: dict[str, Any], **place: Any) -> Any:
-        assert (server, served["factory"]) == (engines.SERVER, engines.NATIVE)
-        return SHARED.lease(served["kwargs"])
+    def open_shared(cluster: AnyCluster, spec: GroupSpec) -> Any:
+        assert (spec.factory, spec.kwargs["factory"]) == (SERVER, ENGINES["native"].factory)
+        return SHARED.lease(spec.kwargs["kwargs"])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "start_processes", start)
+        patch.setattr(engines, "open_group", open_shared)
         yield

@@ -1,4 +1,4 @@
-"""What values our own keys take, in the words of health/frameworks/known.py."""
+"""The values that our own keys accept, in the form of health/frameworks/known.py."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def ppo(ratio: float, advantage: float, config) -> tuple[float, float]:
 
 
 def objective(row: Row, token: int, config) -> tuple[float, list[float]]:
-    """What is maximised at a token, and its derivatives by all log-probs of the row."""
+    """Return the objective at a token, and its derivatives by all log-probs of the row."""
     advantage, length = row.advantage[token], len(row.new)
     derivatives = [0.0] * length
     if config.type == "gspo":
@@ -121,7 +121,7 @@ def bounded_weight(row: Row, token: int, rule) -> float:
 
 
 def factor(row: Row, token: int, config, *, weight_mean: float) -> float:
-    """What the surrogate is multiplied by, case by case."""
+    """Return the factor of the surrogate, case by case."""
     rules = config.correction
     if rules is None:
         return 1.0
@@ -140,7 +140,7 @@ def factor(row: Row, token: int, config, *, weight_mean: float) -> float:
 
 
 def share(rows: list[Row], row: Row, config) -> float:
-    """Of one token in the update's loss."""
+    """Return the share of one token in the update's loss."""
     if config.normalise == "token":
         return 1 / sum(len(each.new) for each in rows)
     if config.normalise == "sequence":

@@ -39,7 +39,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def all_gone(pids: set[int], *, timeout_s: float = 20.0) -> bool:
-    """Whether these processes end within that time."""
+    """Return whether these processes end within that time."""
     end = time.monotonic() + timeout_s
     while any(map(_is_alive, pids)) and time.monotonic() < end:
         time.sleep(0.05)

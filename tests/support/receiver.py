@@ -1,4 +1,4 @@
-"""A receiver of weights in a process of its own: a state dict, driven over a pipe.
+"""A receiver of weights in a separate process: a state dict, driven over a pipe.
 
 It is also a model: tensor "table" [V, V] has the logits of the next token by the one before, so
 that it can be asked for log-probs. Every wait has a deadline, and the process ends with its parent.
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from homeostat.errors import SyncError
+from homeostat.sync.bucket import Bucket, Packer, Receiver, Transport, entries_checksum
 from homeostat.sync.collective import CollectiveReceiver
-from homeostat.sync.parcel import Packer, Parcel, Receiver, Transport, entries_checksum
 from homeostat.types import Completion, FloatArray, TokenRow
 
 DEADLINE_S = 30.0
@@ -38,7 +38,7 @@ def raw(tensor: Tensor) -> bytes:
 class AlteringReceiver(CollectiveReceiver):
     """One bit is another after the broadcast."""
 
-    def unpack(self, parcel: Parcel) -> Any:
+    def unpack(self, bucket: Bucket) -> Any:
         broadcast = self.group.broadcast
 
         def altered(flat: Tensor) -> None:
@@ -46,7 +46,7 @@ class AlteringReceiver(CollectiveReceiver):
             flat[5] ^= 1
 
         self.group.broadcast = altered
-        return super().unpack(parcel)
+        return super().unpack(bucket)
 
 
 class Holder:
@@ -73,14 +73,14 @@ class Holder:
         self.entries = []
         return []
 
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         assert self.receiver is not None
         if self.fault == "refuse":
             raise SyncError("out of order")
         # Copied, for the bytes are the sender's again after this.
-        self.state |= {name: tensor.clone() for name, tensor in self.receiver.unpack(parcel)}
+        self.state |= {name: tensor.clone() for name, tensor in self.receiver.unpack(bucket)}
         if not (self.fault == "lose" and self.entries):
-            self.entries += parcel.entries
+            self.entries += bucket.entries
 
     def commit(self, version: int) -> None:
         self.version = version
@@ -97,11 +97,11 @@ class Holder:
         return table_logp(self.state["table"], rows, temperature)
 
     def arrived(self) -> list[Arrived]:
-        """All tensors, in the order of their arrival; the memory of each parcel is another's."""
+        """Return all tensors in the order of arrival; the memory of each bucket is reused."""
         items = self.state.items()
         return [(name, t.dtype, tuple(t.shape), raw(t)) for name, t in items]
 
-    def start_packing(self, transport: Transport) -> Parcel:
+    def start_packing(self, transport: Transport) -> Bucket:
         """The sender's side, begun and left."""
         self.packer = transport.packer()
         return next(iter(self.packer.pack([("w", torch.ones(1000))])))
@@ -177,15 +177,15 @@ class Sink:
     def received_checksum(self) -> str:
         return self.child.call("received_checksum")
 
-    def begin_update(self, how: str) -> list[Completion]:
+    def begin_update(self, how: str, *, policy_id: str) -> list[Completion]:
         self.quiesced.append(how)
         self.child.call("begin_update", how)
         return self.ends
 
-    def apply(self, parcel: Parcel) -> None:
-        self.child.call("apply", parcel)
+    def apply(self, bucket: Bucket) -> None:
+        self.child.call("apply", bucket)
 
-    def commit(self, version: int) -> None:
+    def commit(self, version: int, *, policy_id: str) -> None:
         self.child.call("commit", version)
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
@@ -193,7 +193,7 @@ class Sink:
 
 
 def watch_threads(name: str) -> bool:
-    """Whether threads of this name have ended, soon."""
+    """Return whether threads of this name have ended, soon."""
     deadline = time.monotonic() + DEADLINE_S
     while any(thread.name == name for thread in threading.enumerate()):
         if time.monotonic() > deadline:

@@ -30,7 +30,7 @@ def random_segment(rng: np.random.Generator) -> Segment:
     logp_T = -rng.exponential(2.0, (2, length)).astype(np.float32)
     author = Author(str(rng.choice(list(Author))))
     if author is not Author.ENGINE:
-        # A NaN with bits of its own: they must survive, too.
+        # A NaN with unusual bits, which must survive, too.
         logp_T[0] = np.array([0x7FC01234], dtype=np.uint32).view(np.float32)
     return Segment(
         tokens_T=rng.integers(0, 2**31 - 1, length),

@@ -1,4 +1,4 @@
-"""What the tests of worker groups host. Light: torch is imported by what needs it alone."""
+"""The objects that the tests of worker groups host. Only those that need torch import it."""
 
 from __future__ import annotations
 

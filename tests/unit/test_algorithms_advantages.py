@@ -7,7 +7,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -292,7 +292,6 @@ samples = st.lists(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     name=st.sampled_from(ALL),
     samples=samples,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.algorithms import overlong
@@ -171,7 +171,6 @@ def test_the_overlong_punishment_is_that_of_dapo(length, want):
     assert overlong.penalty(length, penalty=0.3, **sizes) == pytest.approx(0.3 * want)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 500), st.integers(1, 300), st.integers(1, 300), st.floats(0.01, 10))
 def test_the_overlong_punishment_falls_with_length(length, limit, buffer, penalty):
     sizes = {"max_new_tokens": limit, "buffer_tokens": buffer, "penalty": penalty}

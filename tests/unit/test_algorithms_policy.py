@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.policy import (
     ALGORITHMS,
@@ -250,7 +250,6 @@ def test_a_micro_batch_without_tokens_adds_nothing():
     assert all(value == -math.inf for value in terms.maxima.values())
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     name=st.sampled_from(ALGORITHMS),
     values=st.lists(

@@ -88,9 +88,9 @@ def test_advantages_belong_to_the_policys_tokens(tmp_path: Path) -> None:
     alike = whitened(found, np.array([True, True]))
     assert np.concatenate(found) == pytest.approx(np.concatenate(alike), abs=1e-6)
     update = build_update(
-        rows.rows,
+        rows,
         found,
-        rows.trained_S,
+        chosen=range(len(rows.rows)),
         config=config,
         sizes=config.trainer,
         kl_coefficient=None,

@@ -16,21 +16,24 @@ import torch
 from homeostat.errors import CheckpointError
 from homeostat.train.checkpoint import (
     CheckpointStore,
-    TensorFiles,
-    copy_tensors,
-    read_tensors,
     why_broken,
-    write_tensors,
 )
 from homeostat.train.run_state import RunState
+from homeostat.train.shards import Rows, TensorReader, copy_rows, write_whole
 
 
 def tensors(value: float = 0.0, size: int = 64) -> dict[str, dict[str, torch.Tensor]]:
     return {"model": {"w": torch.full((size,), value)}, "optimizer": {"m": torch.zeros(size)}}
 
 
-def save(store: CheckpointStore, step: int, files: TensorFiles, state: dict) -> None:
-    store.save(step, lambda folder: write_tensors(folder, files), state, num_bytes=512)
+def save(
+    store: CheckpointStore, step: int, files: dict[str, dict[str, torch.Tensor]], state: dict
+) -> None:
+    def write(folder: Path) -> None:
+        for stem, group in files.items():
+            write_whole(folder, stem, group)
+
+    store.save(step, write, state, num_bytes=512)
 
 
 def saved(folder: Path, *steps: int) -> CheckpointStore:
@@ -44,7 +47,7 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     found = saved(tmp_path, 1, 2).newest_valid()
     assert found is not None
     assert (found.step, found.state, found.passed_over) == (2, {"n": 2}, ())
-    assert torch.equal(read_tensors(found.path)["model"]["w"], torch.full((64,), 2.0))
+    assert torch.equal(TensorReader(found.path, "model").whole()["w"], torch.full((64,), 2.0))
     assert (tmp_path / "latest").read_text().strip() == "step_00000002"
 
 
@@ -129,11 +132,12 @@ LIMITED = """
 import resource, sys, torch
 from pathlib import Path
 from homeostat.errors import CheckpointError
-from homeostat.train.checkpoint import CheckpointStore, write_tensors
+from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.shards import write_whole
 store = CheckpointStore(Path(sys.argv[1]))
 def save(step, tensor):
-    files = {"model": {"w": tensor}}
-    store.save(step, lambda folder: write_tensors(folder, files), {}, num_bytes=tensor.nbytes)
+    write = lambda folder: write_whole(folder, "model", {"w": tensor})
+    store.save(step, write, {}, num_bytes=tensor.nbytes)
 save(1, torch.ones(64))
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
@@ -155,15 +159,15 @@ def test_a_full_disk_costs_nothing_already_saved(tmp_path: Path) -> None:
 KILLED = """
 import os, sys, threading, time, torch
 from pathlib import Path
-from homeostat.train.checkpoint import CheckpointStore, write_tensors
+from homeostat.train.checkpoint import CheckpointStore
+from homeostat.train.shards import write_whole
 store = CheckpointStore(Path(sys.argv[1]))
 threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), 9)).start()
 print("go", flush=True)
 for step in range(1, 10_000):
-    files = {"model": {"w": torch.full((20_000,), float(step))}}
-    store.save(
-        step, lambda folder: write_tensors(folder, files), {"step": step}, num_bytes=80_000
-    )
+    tensor = torch.full((20_000,), float(step))
+    write = lambda folder: write_whole(folder, "model", {"w": tensor})
+    store.save(step, write, {"step": step}, num_bytes=80_000)
     store.prune(keep_last=2, max_bytes=None)
 """
 
@@ -179,7 +183,7 @@ def test_kill_nine_at_any_moment_leaves_a_whole_one(tmp_path: Path, attempts: in
         found = store.newest_valid()
         assert found is not None
         assert found.passed_over == ()
-        assert float(read_tensors(found.path)["model"]["w"][0]) == found.state["step"]
+        assert float(TensorReader(found.path, "model").whole()["w"][0]) == found.state["step"]
         save(store, found.step + 1, tensors(), {})
         assert not list(folder.glob(".*_step_*"))
 
@@ -206,7 +210,7 @@ def test_tensors_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     found = store.newest_valid()
     assert found is not None
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        read_tensors(found.path)
+        TensorReader(found.path, "model")
     with pytest.raises(CheckpointError, match="run is None"):
         found.section("run")
 
@@ -215,12 +219,14 @@ def test_tensors_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     "odd", [{}, {"w": torch.ones(3)}, {"w": torch.ones(2), "x": torch.ones(1)}]
 )
 def test_tensors_of_another_model_are_refused_and_nothing_is_copied(
+    tmp_path: Path,
     odd: dict[str, torch.Tensor],
 ) -> None:
-    own = {"w": torch.zeros(2)}
+    own = {"w": Rows(torch.zeros(2), 0, (2,))}
+    write_whole(tmp_path, "model", odd)
     with pytest.raises(CheckpointError, match="another model"):
-        copy_tensors(own, odd, what="model")
-    assert not own["w"].any()
+        copy_rows(own, TensorReader(tmp_path, "model"), what="model")
+    assert not own["w"].tensor.any()
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,9 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "library is text": (
         f"{LAUNCHER}/launcher.so",
         lambda path: path.write_text("oops"),
-        "launcher.so is no compiled library",
+        "launcher.so is not a compiled library",
     ),
-    "metadata half": (f"{KERNEL}/add.json", cut, "add.json is not whole JSON"),
+    "metadata half": (f"{KERNEL}/add.json", cut, "add.json is not valid JSON"),
     "file empty": (f"{KERNEL}/add.ttir", empty, "add.ttir is empty"),
     "member gone": (f"{KERNEL}/add.cubin", forget, "lacks add.cubin"),
     "list gone": (f"{KERNEL}/__grp__add.json", forget, "was never finished"),
@@ -120,9 +120,9 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "write left": (f"{KERNEL}/add.json", leave_a_write, "never ended"),
     "link": (f"{KERNEL}/add.json", link, "is a link"),
     "pickle cut off": ("fxgraph/ab/key/graph", cut, "ab/key/graph is cut off"),
-    "code half": ("ab/code.py", lambda p: p.write_text("def call(args"), "is not whole Python"),
-    "choice half": ("ab/code.best_config", cut, "is not whole JSON"),
-    "file at the top": ("stray.json", lambda p: p.write_text("{"), "is not whole JSON"),
+    "code half": ("ab/code.py", lambda p: p.write_text("def call(args"), "is not valid Python"),
+    "choice half": ("ab/code.best_config", cut, "is not valid JSON"),
+    "file at the top": ("stray.json", lambda p: p.write_text("{"), "is not valid JSON"),
 }
 
 

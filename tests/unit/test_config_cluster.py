@@ -1,11 +1,16 @@
-"""Ranks and backends: what is refused, and what may change when a run goes on."""
+"""Ranks, backends, addresses: what is refused, and what may change when a run goes on."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import homeostat
 from homeostat.config import RunConfig
+from homeostat.config.cluster import LOOPBACK
 from homeostat.config.load import build_config
+from homeostat.config.mesh import Mesh
 from homeostat.config.resume import compare_configs, experiment_digest
 from homeostat.errors import ConfigError
 
@@ -65,9 +70,10 @@ def test_what_cannot_work_over_ranks_is_refused_with_the_way_out(
 
 
 def test_what_works_over_ranks_is_accepted() -> None:
-    assert build().num_ranks == 1
-    assert build(*FOUR_RANKS).num_ranks == 4
+    assert build().mesh == Mesh()
+    assert build(*FOUR_RANKS).mesh == Mesh(shard=4)
     hybrid = ("trainer.backend.shard=hybrid", "trainer.backend.replicas=2")
+    assert build(*FOUR_RANKS, *hybrid).mesh == Mesh(replicate=2, shard=2)
     assert build(*FOUR_RANKS, *hybrid).ranks_line == "4 ranks (fsdp, hybrid shard, 2 replicas)"
     assert build(*TWO_RANKS, "trainer.on_oom=halt").ranks_line == "2 ranks (fsdp, full shard)"
     build(*TWO_RANKS, *GRPO, "engine.own_process=true")
@@ -80,3 +86,17 @@ def test_a_run_may_go_on_over_other_ranks() -> None:
         for new in layouts:
             assert {change.resume for change in compare_configs(old, new)} <= {"free"}
     assert len({experiment_digest(config) for config in layouts}) == 1
+
+
+def test_addresses_come_from_the_cluster_alone() -> None:
+    """Whoever opens a socket is told where; only the cluster's own file names an address."""
+    package = Path(homeostat.__file__).parent
+    naming = [file for file in package.rglob("*.py") if LOOPBACK in file.read_text()]
+    assert [file.relative_to(package).as_posix() for file in naming] == ["config/cluster.py"]
+    assert {build().cluster.host, build(*TWO_RANKS).cluster.host} == {LOOPBACK}
+
+
+def test_engines_have_a_process_of_their_own_whatever_the_trainer_has() -> None:
+    alone, ranks = build().cluster, build(*TWO_RANKS).cluster
+    assert [alone.launcher(kind) for kind in ("trainer", "engine")] == ["in_process", "spawn"]
+    assert [ranks.launcher(kind) for kind in ("trainer", "engine")] == ["torchrun", "spawn"]

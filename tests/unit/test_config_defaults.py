@@ -13,6 +13,7 @@ from homeostat.config.resume import compare_configs
 from homeostat.train.build import local_trainer
 from homeostat.train.cores import PLAIN
 from homeostat.train.runtime import resolve_runtime
+from homeostat.types import Role
 
 LORA = {"rank": 4}
 
@@ -78,9 +79,15 @@ def test_one_sample_is_greedy_and_several_are_drawn_as_in_training(
 def test_an_adapter_is_not_decayed_and_the_model_is(tmp_path: Path) -> None:
     plain = built(tmp_path, rl=False)
     trainer = local_trainer(plain, resolve_runtime(plain, kept=PLAIN))
-    trainer.export(tmp_path / "model", plain)
-    decays = {group["weight_decay"] for group in trainer.optimizer.adamw.param_groups}
+    trainer.export(Role.POLICY, tmp_path / "model", plain)
+    decays = {
+        group["weight_decay"]
+        for group in trainer.roles[Role.POLICY].training.optimizer.adamw.param_groups
+    }
     assert decays == {0.01, 0.0}
     adapted = built(tmp_path, rl=False, lora=True)
     trainer = local_trainer(adapted, resolve_runtime(adapted, kept=PLAIN))
-    assert {group["weight_decay"] for group in trainer.optimizer.adamw.param_groups} == {0.0}
+    assert {
+        group["weight_decay"]
+        for group in trainer.roles[Role.POLICY].training.optimizer.adamw.param_groups
+    } == {0.0}

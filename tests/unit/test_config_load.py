@@ -286,6 +286,11 @@ def test_a_path_that_no_disk_can_hold_is_refused_by_its_key(path: str) -> None:
     assert "model.path" in problems(model={"path": path})
 
 
+def test_a_number_beyond_64_bits_is_refused_by_its_key() -> None:
+    found = problems(trainer={"max_tokens_per_device": 10**60})
+    assert "too large" in found["trainer.max_tokens_per_device"]
+
+
 @pytest.mark.parametrize("part", ["\u00b2", "9" * 5000, "-1"])
 def test_an_index_that_is_no_plain_number_is_explained(part: str) -> None:
     assert problems(f"data.train.{part}.path=x")

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.chat import CHATML, TINY, Style, chat, encode, make_tokenizer, trained_text
 from tokenizers import Tokenizer
@@ -80,7 +80,6 @@ conversations = st.lists(st.tuples(contents, contents, st.booleans()), min_size=
 
 
 @pytest.mark.parametrize("name", sorted(STYLES))
-@settings(max_examples=60, deadline=None)
 @given(turns=conversations)
 def test_each_trained_turn_is_the_answer_and_its_end(name, tokenizers, turns):
     tokenizer, style = tokenizers[name], STYLES[name]
@@ -296,7 +295,6 @@ near_messages = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @example(value=[{"role": "assistant", "tool_calls": True}], surrogate=False)
 @given(value=near_messages | json_values, surrogate=st.booleans())
 def test_any_value_gives_tokens_or_a_bad_row(tokenizers, value, surrogate):

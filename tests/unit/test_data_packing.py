@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.data.packing import fill, group, pack
@@ -33,7 +33,6 @@ def realistic_lengths(noise: np.random.Generator, num_rows: int) -> np.ndarray:
     return np.clip(noise.lognormal(5.25, 0.75, num_rows), 8, 4096).astype(int)
 
 
-@settings(max_examples=300, deadline=None)
 @given(lengths_and_budgets)
 def test_every_row_once_within_the_budget_and_no_more_bins_than_first_fit(case):
     lengths, max_tokens = case
@@ -80,51 +79,49 @@ def test_grouping_keeps_the_order():
     assert group([], 2) == []
 
 
-@settings(max_examples=300, deadline=None)
 @given(lengths_and_budgets, st.integers(1, 8))
-def test_ranks_get_bins_in_full_rounds_of_almost_equal_loads(case, num_ranks):
+def test_data_groups_get_bins_in_full_rounds_of_almost_equal_loads(case, num_groups):
     lengths, max_tokens = case
-    bins = pack(lengths, max_tokens, multiple_of=num_ranks)
-    check_rounds(bins, lengths, num_ranks, fewest=len(pack(lengths, max_tokens)))
+    bins = pack(lengths, max_tokens, multiple_of=num_groups)
+    check_rounds(bins, lengths, num_groups, fewest=len(pack(lengths, max_tokens)))
     for rows in bins:
         assert sum(lengths[row] for row in rows) <= max_tokens or len(rows) == 1
     if max(lengths, default=0) <= max_tokens:
-        assert idle_tokens(bins, lengths, num_ranks) <= (num_ranks - 1) * max_tokens
+        assert idle_tokens(bins, lengths, num_groups) <= (num_groups - 1) * max_tokens
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(1, 120), max_size=60), st.integers(1, 7), st.integers(2, 8))
-def test_packing_off_gives_full_rounds_of_almost_equal_loads_too(lengths, per_bin, num_ranks):
-    bins = group(lengths, per_bin, multiple_of=num_ranks)
-    check_rounds(bins, lengths, num_ranks, fewest=math.ceil(len(lengths) / per_bin))
+def test_packing_off_gives_full_rounds_of_almost_equal_loads_too(lengths, per_bin, num_groups):
+    bins = group(lengths, per_bin, multiple_of=num_groups)
+    check_rounds(bins, lengths, num_groups, fewest=math.ceil(len(lengths) / per_bin))
     assert all(len(rows) <= per_bin for rows in bins)
-    if len(bins) % num_ranks == 0 and lengths:
-        assert idle_tokens(bins, lengths, num_ranks) <= (num_ranks - 1) * max(lengths)
+    if len(bins) % num_groups == 0 and lengths:
+        assert idle_tokens(bins, lengths, num_groups) <= (num_groups - 1) * max(lengths)
 
 
-def check_rounds(bins: list[list[int]], lengths: list[int], num_ranks: int, *, fewest: int):
+def check_rounds(bins: list[list[int]], lengths: list[int], num_groups: int, *, fewest: int):
     """Every row once, and a count that no rank waits for, unless there are too few rows."""
     assert sorted(row for rows in bins for row in rows) == list(range(len(lengths)))
     assert all(bins)
-    assert len(bins) == min(len(lengths), math.ceil(fewest / num_ranks) * num_ranks)
+    assert len(bins) == min(len(lengths), math.ceil(fewest / num_groups) * num_groups)
     loads = [sum(lengths[row] for row in rows) for rows in bins]
     assert loads == sorted(loads, reverse=True)
 
 
-def idle_tokens(bins: list[list[int]], lengths: list[int], num_ranks: int) -> int:
+def idle_tokens(bins: list[list[int]], lengths: list[int], num_groups: int) -> int:
     """Tokens that ranks could have worked on while they waited for the fullest of their round."""
     loads = [sum(lengths[row] for row in rows) for rows in bins]
-    rounds = [loads[start : start + num_ranks] for start in range(0, len(loads), num_ranks)]
+    rounds = [loads[start : start + num_groups] for start in range(0, len(loads), num_groups)]
     return sum(max(part) * len(part) - sum(part) for part in rounds)
 
 
 def test_realistic_rounds_leave_ranks_idle_for_less_than_one_percent():
     noise = np.random.default_rng()
-    for num_ranks in (2, 4, 8):
+    for num_groups in (2, 4, 8):
         idle, tokens = 0, 0
         for _ in range(20):
             lengths = realistic_lengths(noise, 512).tolist()
-            bins = pack(lengths, 4096, multiple_of=num_ranks)
-            assert len(bins) % num_ranks == 0
-            idle, tokens = idle + idle_tokens(bins, lengths, num_ranks), tokens + sum(lengths)
+            bins = pack(lengths, 4096, multiple_of=num_groups)
+            assert len(bins) % num_groups == 0
+            idle, tokens = idle + idle_tokens(bins, lengths, num_groups), tokens + sum(lengths)
         assert idle < 0.01 * tokens

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import reasoning_gym
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.chat import CHATML, Style, encode, make_tokenizer
 
@@ -283,7 +283,6 @@ def sampler(num_prompts: int, **changes: Any) -> PromptSampler:
     return PromptSampler(np.arange(num_prompts), **(options | changes))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     num_prompts=st.integers(1, 20),
     counts=st.lists(st.integers(0, 50), max_size=8),

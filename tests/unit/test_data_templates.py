@@ -34,7 +34,7 @@ def test_loops_without_an_end_are_cut_off_and_the_timer_is_put_back(
 ) -> None:
     monkeypatch.setattr(templates, "MAX_CPU_S", 0.2)
     before = signal.getsignal(signal.SIGVTALRM)
-    with pytest.raises(ModelError, match="came to no end"):
+    with pytest.raises(ModelError, match="did not finish within"):
         rendered(NESTED)
     assert signal.getsignal(signal.SIGVTALRM) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
@@ -46,7 +46,6 @@ def change(file: Path, **values: object) -> None:
     file.write_text(json.dumps({name: value for name, value in content.items() if value}))
 
 
-@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60) | st.text(alphabet="the \n<|im_end>", max_size=30))
 def test_tokens_cover_the_text_and_decode_to_it(tokenizer, text):
     ids, offsets = tokenizer.encode(text)
@@ -156,6 +155,19 @@ def test_a_damaged_tokenizer_is_refused_by_setting(folder, damage):
         load_tokenizer(ModelConfig(path=str(TINY), tokenizer=str(folder)))
 
 
+@pytest.mark.parametrize("damage", ["{", "[1]", "\xff"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
+def test_a_file_that_is_no_json_object_is_named(folder, name, damage):
+    if name == "generation_config.json" and damage == "[1]":
+        damage = '{"eos_token_id": "end"}'
+    (folder / name).write_text(damage, encoding="latin-1")
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(ModelConfig(path=str(folder)))
+    assert str(folder / name) in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
 def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(folder, name):
     (folder / name).unlink()
@@ -191,7 +203,8 @@ def test_a_bad_place_or_template_is_refused_by_setting(folder, tmp_path):
     with pytest.raises(ModelError, match=r"^model\.chat_template"):
         load_tokenizer(ModelConfig(path=str(folder), chat_template="nowhere"))
     change(folder / "tokenizer_config.json", chat_template="{% if %}")
-    with pytest.raises(ModelError, match=r"^model\.path: the chat template is not valid Jinja"):
+    named = r"^model\.path: .*tokenizer_config\.json: the chat template is not valid Jinja"
+    with pytest.raises(ModelError, match=named):
         load_tokenizer(ModelConfig(path=str(folder)))
 
 

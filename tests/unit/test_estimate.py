@@ -67,7 +67,10 @@ def test_an_update_holds_what_was_estimated(
     found = estimate_update(config, resolve_runtime(config, kept=PLAIN), batch)
     assert found.work == pytest.approx(measured(config, batch), rel=0.03)
     weights = sum(
-        p.numel() for p in local_trainer(config, resolve_runtime(config)).model.parameters()
+        p.numel()
+        for p in local_trainer(config, resolve_runtime(config))
+        .roles[Role.POLICY]
+        .model.parameters()
     )
     assert found.weights == 4 * weights
     assert found.optimizer == 8 * weights

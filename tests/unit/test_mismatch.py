@@ -318,7 +318,8 @@ def test_weights_are_divided_by_their_mean_over_all_rows_of_the_update(
                   for i, s in enumerate(s for g in groups for s in g.samples)]  # fmt: skip
     trained = np.arange(8) != 3
     plan = build_update(
-        made, advantages, trained, config=config, sizes=config.trainer, kl_coefficient=None,
+        replace(rows, rows=made, trained_S=trained), advantages, chosen=range(8), config=config,
+        sizes=config.trainer, kl_coefficient=None,
         step=1, epoch=0,
     ).plan  # fmt: skip
     total = count = 0.0
@@ -333,9 +334,10 @@ def test_weights_are_divided_by_their_mean_over_all_rows_of_the_update(
     assert sum(batch.num_rows for batch in plan.micro_batches) == 6
     off = correction.model_copy(update={"normalise": False})
     algorithm = config.algorithm.model_copy(update={"correction": off})
+    bare = [replace(row, columns={"engine_logp": row.columns["engine_logp"]}) for row in made]
     plain = build_update(
-        [replace(row, columns={"engine_logp": row.columns["engine_logp"]}) for row in made],
-        advantages, trained, config=config.model_copy(update={"algorithm": algorithm}),
+        replace(rows, rows=bare, trained_S=trained), advantages, chosen=range(8),
+        config=config.model_copy(update={"algorithm": algorithm}),
         sizes=config.trainer, kl_coefficient=None, step=1, epoch=0,
     ).plan  # fmt: skip
     assert plain is not None

@@ -1,14 +1,18 @@
 """A config that the native decoder would run differently is refused, with the way out."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homeostat.config.model import ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.memory import memory_bytes, require_memory
+from homeostat.models.preview import preview_model
 
 LLAMA = {
     "model_type": "llama",
@@ -68,6 +72,15 @@ def test_quantised_weights_are_refused():
 def test_a_wrong_value_is_named(change):
     with pytest.raises(ModelError, match=r"config\.json: "):
         decoder_config({**LLAMA, **change})
+
+
+def test_an_error_about_a_folder_names_its_config_json(tmp_path):
+    for implementation, change in (("native", {}), ("transformers", {"hidden_size": 10**12})):
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "rms_norm_eps": 0, **change}))
+        model = ModelConfig(path=str(tmp_path), implementation=implementation)
+        with pytest.raises(ModelError) as caught:
+            preview_model(model, None, dtype=torch.float32, device=torch.device("cpu"))
+        assert str(tmp_path / "config.json") in str(caught.value)
 
 
 def test_a_window_that_no_layer_uses_is_fine():
@@ -162,6 +175,7 @@ def test_the_number_of_parameters_is_known_from_the_sizes(family, tied):
 def test_weights_beyond_all_memory_are_refused():
     cpu = torch.device("cpu")
     have = memory_bytes(cpu)
-    require_memory(have // 4, dtype=torch.float32, device=cpu)
-    with pytest.raises(ModelError, match="more than all the memory"):
-        require_memory(have // 4 + 1, dtype=torch.float32, device=cpu)
+    about = {"dtype": torch.float32, "device": cpu, "what": "tiny.gguf: the sizes there make"}
+    require_memory(have // 4, **about)
+    with pytest.raises(ModelError, match=r"^tiny\.gguf: .*more than all the memory"):
+        require_memory(have // 4 + 1, **about)

@@ -8,7 +8,7 @@ import torch
 from tests.parity.tiny_models import FAMILIES, ROPES, SIZES
 
 from homeostat.config.model import LoraConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora

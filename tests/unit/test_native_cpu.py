@@ -16,7 +16,7 @@ import torch
 from tests.unit.test_native_compact import CASES, CPU, random_decoder
 
 from homeostat.config.model import LoraConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError, PolicyNotFiniteError
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config

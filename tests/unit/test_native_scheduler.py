@@ -14,8 +14,12 @@ from homeostat.rollout.native.scheduler import Plan, Scheduler
 from homeostat.rollout.native.sequence import Sequence
 
 
-def sequence(number: int, prompt: list[int], new: int, key: str | None = None) -> Sequence:
-    request = Request(f"{number}", np.array(prompt), Sampling(new), seed=0, session_key=key)
+def sequence(
+    number: int, prompt: list[int], new: int, key: str | None = None, *, keep: bool = False
+) -> Sequence:
+    request = Request(
+        f"{number}", np.array(prompt), Sampling(new), seed=0, session_key=key, keep_cache=keep
+    )
     return Sequence(request, number=number, now=0.0, decode=None)
 
 
@@ -97,8 +101,13 @@ def test_caches_hold_their_own_tokens_and_all_blocks_come_back(seed: int) -> Non
         act = rng.random()
         if act < 0.25:
             prompt = rng.choice(prompts)
+            if machine.done and rng.random() < 0.5:
+                # The next turn of some request, or a branch of it.
+                before = rng.choice(machine.done).tokens.tolist()
+                prompt = [*before[: rng.randint(1, 14)], rng.randrange(97)]
             key = rng.choice([None, "key", "key"])
-            made.add(sequence(number, prompt, rng.randint(1, 12), key))
+            keep = key is not None and rng.random() < 0.5
+            made.add(sequence(number, prompt, rng.randint(1, 12), key, keep=keep))
             number += 1
         elif act < 0.3 and (flying := made.waiting + made.running):
             ended.append(rng.choice(flying))
@@ -113,7 +122,72 @@ def test_caches_hold_their_own_tokens_and_all_blocks_come_back(seed: int) -> Non
     while made.waiting or made.running:
         machine.step()
     assert sorted(s.number for s in machine.done + ended) == list(range(number))
+    made.forget_prompts()
     assert made.pool.num_used == 0
+
+
+def test_a_kept_prefix_is_found_by_the_next_turn_alone() -> None:
+    made = scheduler(20)
+    machine = Machine(made)
+    first = sequence(0, [1] * 7, 6, "a", keep=True)
+    made.add(first)
+    while not machine.done:
+        machine.step()
+    # All but the last token, which nothing was computed from: 12 tokens in 3 blocks.
+    assert (len(made.kept), made.pool.num_used) == (1, 3)
+    next_turn = [*first.tokens.tolist(), 5, 6]
+    made.add(sequence(1, next_turn, 4, "b"))
+    made.add(sequence(2, next_turn, 4))
+    made.add(sequence(3, next_turn, 4, "a"))
+    made.plan()
+    assert {s.number: s.cached for s in made.running} == {1: 0, 2: 0, 3: 12}
+    made.forget_prompts()
+    assert len(made.kept) == 0
+
+
+def test_a_longer_prefix_takes_the_place_of_what_it_begins_with() -> None:
+    made = scheduler(30)
+    machine = Machine(made)
+    turn = [1] * 7
+    for number in range(3):
+        made.add(sequence(number, turn, 6, "a", keep=True))
+        while len(machine.done) <= number:
+            machine.step()
+        turn = [*machine.done[-1].tokens.tolist(), 3]
+    (prefix,) = made.kept
+    assert prefix.tokens_T.tolist() == machine.done[-1].tokens.tolist()[:-1]
+    assert made.pool.num_used == len(prefix.blocks)
+
+
+def test_kept_prefixes_give_up_their_room_the_least_recently_used_first() -> None:
+    made = scheduler(12)
+    machine = Machine(made)
+    for number, key in enumerate("abc"):
+        made.add(sequence(number, [number] * 9, 4, key, keep=True))
+        while len(machine.done) <= number:
+            machine.step()
+    assert [prefix.session[1] for prefix in made.kept] == ["a", "b", "c"]
+    # Session a is used again, and another request wants more blocks than are free.
+    made.add(sequence(3, [*machine.done[0].tokens.tolist(), 9], 1, "a"))
+    machine.step()
+    assert machine.done[-1].number == 3
+    made.add(sequence(4, [7] * 17, 3))
+    while len(machine.done) < 5:
+        machine.step()
+    assert [prefix.session[1] for prefix in made.kept] == ["c", "a"]
+    assert made.num_preempted == 0
+
+
+def test_what_old_weights_have_computed_is_not_kept() -> None:
+    made = scheduler(20)
+    machine = Machine(made)
+    made.add(sequence(0, [1] * 7, 6, "a", keep=True))
+    machine.step()
+    # As an update in place does: the sequence goes on with the cache that it has.
+    made.forget_prompts()
+    while not machine.done:
+        machine.step()
+    assert (len(made.kept), made.pool.num_used) == (0, 0)
 
 
 def test_the_youngest_gives_way_and_the_oldest_gets_on() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.support.pages import EVIL, Page, data_of, report
@@ -238,7 +238,6 @@ def test_events_with_odd_or_missing_tokens_do_not_break_the_page(
 names = st.sampled_from(sorted(stale_record(1, truncated=0.1)))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.dictionaries(names, st.floats()), min_size=1, max_size=4))
 def test_no_part_of_the_metrics_breaks_page_or_lines(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, float]]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.config.load import build_config
@@ -97,7 +97,6 @@ def test_damage_in_the_middle_is_passed_over_and_told_with_its_line(
     assert f"{path}: damaged lines were passed over: 2" in caplog.text
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_damaged_line_costs_no_other_and_is_kept_aside(data: st.DataObject) -> None:
     """Whatever bytes stand in a line's place, the other records are read, appended to and cut."""

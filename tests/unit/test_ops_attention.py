@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.errors import ModelError
@@ -36,7 +36,6 @@ def inputs(num_tokens, *, heads=4, kv_heads=2, dim=8, seed=0):
     ]
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     groups=st.sampled_from([(4, 4), (4, 2), (3, 1)]),

@@ -27,6 +27,16 @@ def reference(hidden, weight, targets, upstream, temperature=1.0):
     return logp.detach(), hidden64.grad, weight64.grad
 
 
+def require_right_to_rounding(found, wants, *, hidden, weight, temperature=1.0):
+    """Each tensor is as near to the float64 result as fp32 logits allow.
+
+    A logit of size z is known to about 1e-6 z, and so is what follows from it."""
+    unit = 1e-6 * float((hidden.detach() @ weight.detach().t()).abs().max()) / temperature
+    for got, want in zip(found, wants, strict=True):
+        limit = 2e-6 + 5 * unit * float(want.abs().max().clamp_min(1))
+        torch.testing.assert_close(got.detach().double(), want, atol=limit, rtol=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("vocab", [97, 8192, 20_001])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -34,23 +44,20 @@ def test_values_and_gradients_equal_float64(seed, vocab, temperature):
     hidden, weight, targets, upstream = problem(13, vocab, 24, seed=seed)
     logp = token_logprobs(hidden, weight, targets, temperature=temperature, chunk_bytes=2**17)
     logp.backward(upstream)
-    want, want_hidden, want_weight = reference(hidden, weight, targets, upstream, temperature)
     assert logp.dtype == torch.float32
-    torch.testing.assert_close(logp.double(), want, atol=2e-5, rtol=1e-6)
-    torch.testing.assert_close(hidden.grad.double(), want_hidden, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(weight.grad.double(), want_weight, atol=2e-5, rtol=1e-5)
+    wants = reference(hidden, weight, targets, upstream, temperature)
+    found = logp, hidden.grad, weight.grad
+    require_right_to_rounding(found, wants, hidden=hidden, weight=weight, temperature=temperature)
 
 
 def test_the_cut_into_tiles_does_not_change_the_result():
-    results = []
     for chunk_bytes in (2**16, 2**18, 2**30):
         hidden, weight, targets, upstream = problem(31, 9000, 16, seed=5)
         logp = token_logprobs(hidden, weight, targets, chunk_bytes=chunk_bytes)
         logp.backward(upstream)
-        results.append((logp.detach(), hidden.grad, weight.grad))
-    for other in results[1:]:
-        for first, second in zip(results[0], other, strict=True):
-            torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
+        wants = reference(hidden, weight, targets, upstream)
+        found = logp, hidden.grad, weight.grad
+        require_right_to_rounding(found, wants, hidden=hidden, weight=weight)
 
 
 def test_it_is_the_cross_entropy():
@@ -144,11 +151,8 @@ def test_entropy_and_its_gradient_equal_float64(seed, vocab, temperature, sharpn
     torch.autograd.backward((logp, entropy), upstreams)
     wants = entropy_reference(hidden, weight, targets, upstreams, temperature)
     assert entropy.dtype == torch.float32
-    # A logit of size z is known to about 1e-6 z, and so is what follows from it.
-    unit = 1e-6 * float((hidden.detach() @ weight.detach().t()).abs().max()) / temperature
-    for got, want in zip((logp, entropy, hidden.grad, weight.grad), wants, strict=True):
-        limit = 2e-6 + 5 * unit * float(want.abs().max().clamp_min(1))
-        torch.testing.assert_close(got.detach().double(), want, atol=limit, rtol=1e-5)
+    found = logp, entropy, hidden.grad, weight.grad
+    require_right_to_rounding(found, wants, hidden=hidden, weight=weight, temperature=temperature)
 
 
 @pytest.mark.parametrize("vocab", [97, 9000])
@@ -181,17 +185,15 @@ def test_an_entropy_without_gradient_leaves_the_backward_pass_as_it_was():
 
 
 def test_the_cut_into_tiles_does_not_change_the_entropy():
-    results = []
     for chunk_bytes in (2**16, 2**18, 2**30):
         hidden, weight, targets, upstream = problem(31, 9000, 16, seed=5)
         logp, entropy = token_logprobs_and_entropy(
             hidden, weight, targets, chunk_bytes=chunk_bytes, entropy_grad=True
         )
         (logp @ upstream + entropy.sum()).backward()
-        results.append((entropy.detach(), hidden.grad, weight.grad))
-    for other in results[1:]:
-        for first, second in zip(results[0], other, strict=True):
-            torch.testing.assert_close(first, second, atol=2e-5, rtol=1e-5)
+        wants = entropy_reference(hidden, weight, targets, (upstream, torch.ones(31)))
+        found = logp, entropy, hidden.grad, weight.grad
+        require_right_to_rounding(found, wants, hidden=hidden, weight=weight)
 
 
 def test_the_entropy_of_bf16_inputs_is_summed_in_fp32():

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.ops.activations import gated_silu
@@ -138,7 +138,6 @@ def at(offset: int, tensor: torch.Tensor) -> torch.Tensor:
     return room[offset:].view(tensor.shape)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     start=st.integers(0, 80),
     rows=st.integers(1, 70),

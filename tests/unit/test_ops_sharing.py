@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import tiny_rl
+from tests.support.rounding import assert_right_to_rounding
 
 from homeostat.models.build import load_model
 from homeostat.ops.attention import PackedLayout
@@ -58,16 +59,20 @@ def test_values_and_gradients_are_those_of_the_whole_batch(
         (hidden * target).sum().backward()
         grads = {n: p.grad for n, p in loaded.module.named_parameters() if p.grad is not None}
         made[name] = hidden.detach(), grads
+    plain = tiny_rl.config(tmp_path, "model.numerics=fast").model
+    wide = load_model(plain, None, dtype=torch.float64, device=CPU, seed=1,
+                      gradient_checkpointing=False)  # fmt: skip
+    with torch.no_grad():
+        exact = wide.module.hidden(tokens, positions, layout)
     if changes.get("numerics") == "invariant":
         assert torch.equal(made["shared"][0], made["whole"][0])
-    torch.testing.assert_close(made["shared"][0], made["whole"][0], rtol=1e-5, atol=1e-6)
+    assert_right_to_rounding(made["shared"][0], made["whole"][0], exact=exact)
     assert made["shared"][1].keys() == made["whole"][1].keys()
     for name, grad in made["whole"][1].items():
         near = 1e-5 * float(grad.abs().max())
         torch.testing.assert_close(made["shared"][1][name], grad, rtol=1e-4, atol=near)
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), groups=st.integers(1, 4), samples=st.integers(1, 4))
 def test_every_token_is_one_of_the_distinct_ones(seed: int, groups: int, samples: int) -> None:
     batch = batch_of(np.random.default_rng(seed), groups=groups, samples=samples)

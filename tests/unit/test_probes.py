@@ -25,8 +25,10 @@ from homeostat.train.cores import PLAIN
 from homeostat.train.frozen import CHUNK_ELEMENTS, checksums
 from homeostat.train.local import LocalTrainer
 from homeostat.train.oom import MemoryGuard
+from homeostat.train.roles import Training
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import resolve_runtime
+from homeostat.train.scoring import score
 from homeostat.train.step import GuardedStep
 from homeostat.types import Role, StepPlan, TokenRow, TrainBatch, UpdateReport
 
@@ -46,6 +48,13 @@ def make_plan(step: int = 1) -> StepPlan:
     return StepPlan(step, 0, batches, sft.loss_spec(SftConfig(type="sft"), rows))
 
 
+def training(trainer: LocalTrainer) -> Training:
+    """What the policy has because it is trained."""
+    found = trainer.roles[Role.POLICY].training
+    assert found is not None
+    return found
+
+
 def update(trainer: LocalTrainer, plan: StepPlan, *, learning_rate: float = 1e-3) -> UpdateReport:
     trainer.accumulate(Role.POLICY, plan.micro_batches, plan.loss, step=plan.step)
     return trainer.apply(Role.POLICY, step=plan.step, learning_rate=learning_rate)
@@ -53,12 +62,12 @@ def update(trainer: LocalTrainer, plan: StepPlan, *, learning_rate: float = 1e-3
 
 def test_an_update_is_measured_as_the_weights_say(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, trainer={"optimizer": {"weight_decay": 0.0}, "max_steps": 9})
-    before = {name: p.detach().clone() for name, p in trainer.optimizer.params.items()}
+    before = {name: p.detach().clone() for name, p in training(trainer).optimizer.params.items()}
     probes = update(trainer, make_plan()).probes
     assert probes["probe/trained_unchanged"] == 0
     assert probes["probe/frozen_changed"] == 0
     assert probes["probe/dtype_odd"] == 0
-    after = trainer.optimizer.params
+    after = training(trainer).optimizer.params
     layers = [name for name in before if "layers.0." in name]
     moved = sum((after[n] - before[n]).double().square().sum() for n in layers)
     size = sum(after[n].double().square().sum() for n in layers)
@@ -76,9 +85,9 @@ def test_between_measured_steps_nothing_is_measured(tmp_path: Path) -> None:
 def test_tensors_that_were_frozen_behind_the_back_are_counted(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     update(trainer, make_plan(1))
-    frozen = [name for name in trainer.optimizer.params if "layers.0." in name]
+    frozen = [name for name in training(trainer).optimizer.params if "layers.0." in name]
     for name in frozen:
-        trainer.optimizer.params[name].requires_grad_(False)
+        training(trainer).optimizer.params[name].requires_grad_(False)
     probes = update(trainer, make_plan(2)).probes
     assert probes["probe/trained_unchanged"] == len(frozen)
     assert probes["probe/dtype_odd"] == len(frozen)
@@ -86,11 +95,13 @@ def test_tensors_that_were_frozen_behind_the_back_are_counted(tmp_path: Path) ->
 
 def test_a_base_that_moves_under_its_adapter_is_counted(tmp_path: Path) -> None:
     random_weights = make_trainer(tmp_path)
-    random_weights.export(tmp_path / "model", tiny.config(tmp_path))
+    random_weights.export(Role.POLICY, tmp_path / "model", tiny.config(tmp_path))
     model = {"path": str(tmp_path / "model"), "init": "pretrained"}
     trainer = make_trainer(tmp_path, lora={"rank": 2}, model=model)
     assert update(trainer, make_plan(1)).probes["probe/frozen_changed"] == 0
-    base = next(p for p in trainer.model.causal_lm.parameters() if not p.requires_grad)
+    base = next(
+        p for p in trainer.roles[Role.POLICY].model.causal_lm.parameters() if not p.requires_grad
+    )
     with torch.no_grad():
         base.view(-1)[0] += 0.5
     assert update(trainer, make_plan(2)).probes["probe/frozen_changed"] == 1
@@ -111,7 +122,7 @@ def test_the_loss_sees_the_tokens_that_it_was_given(tmp_path: Path) -> None:
 def test_the_first_ratio_is_one_only_for_the_same_weights(tmp_path: Path) -> None:
     trainer, plan = make_trainer(tmp_path), make_plan()
     batch = TrainBatch.of(plan.micro_batches[0].rows())
-    scores = trainer.score(Role.POLICY, [batch])[0]
+    scores = score(trainer, Role.POLICY, [batch])[0]
     scored = dict(zip(batch.row_ids_B.tolist(), np.split(scores, 3), strict=True))
     report = update(trainer, plan)
     off = first_ratio_off(scored, report)
@@ -167,28 +178,30 @@ def test_an_update_is_applied_once_where_measuring_it_runs_out_of_memory(tmp_pat
     undisturbed, disturbed = make_trainer(tmp_path), make_trainer(tmp_path)
     run_guarded(tmp_path, undisturbed, plans)
     # The first call is before the first update, the second after it, when weights are written.
-    disturbed.probe.frozen = fail_from_call(disturbed.probe.frozen, 2)
+    probe = training(disturbed).probe
+    probe.frozen = fail_from_call(probe.frozen, 2)
     reports, events = run_guarded(tmp_path, disturbed, plans)
     assert ("update_unmeasured", 1) in events
     assert "8 bytes" in reports[0].unmeasured
     assert reports[0].probes == {}
     assert reports[1].probes["probe/trained_unchanged"] == 0
     for name, expected in undisturbed.state()["model"].items():
-        assert torch.equal(disturbed.state()["model"][name], expected), name
+        assert torch.equal(disturbed.state()["model"][name].tensor, expected.tensor), name
     for name, expected in undisturbed.state()["optimizer"].items():
-        assert torch.equal(disturbed.state()["optimizer"][name], expected), name
+        assert torch.equal(disturbed.state()["optimizer"][name].tensor, expected.tensor), name
 
 
 def test_memory_that_runs_out_before_the_update_is_measured_is_retried(tmp_path: Path) -> None:
     plans = [make_plan(step) for step in (1, 2)]
     undisturbed, disturbed = make_trainer(tmp_path), make_trainer(tmp_path)
     run_guarded(tmp_path, undisturbed, plans)
-    disturbed.probe.frozen = fail_from_call(disturbed.probe.frozen, 1)
+    probe = training(disturbed).probe
+    probe.frozen = fail_from_call(probe.frozen, 1)
     reports, events = run_guarded(tmp_path, disturbed, plans)
     assert events == []
     assert all(report.probes for report in reports)
     for name, expected in undisturbed.state()["model"].items():
-        assert torch.equal(disturbed.state()["model"][name], expected), name
+        assert torch.equal(disturbed.state()["model"][name].tensor, expected.tensor), name
 
 
 def test_memory_that_runs_out_while_weights_are_written_is_never_retried(tmp_path: Path) -> None:
@@ -199,7 +212,7 @@ def test_memory_that_runs_out_while_weights_are_written_is_never_retried(tmp_pat
         calls.append(1)
         raise torch.OutOfMemoryError("tried to allocate 1 GB")
 
-    trainer.optimizer.adamw.register_step_post_hook(fail)
+    training(trainer).optimizer.adamw.register_step_post_hook(fail)
     with pytest.raises(OutOfMemoryHaltError, match=r"step 1 .*last checkpoint"):
         run_guarded(tmp_path, trainer, [make_plan(1)])
     assert len(calls) == 1
@@ -225,7 +238,9 @@ def test_a_trainer_that_nobody_holds_frees_its_weights_at_once(
     """A reference cycle would keep gigabytes on the device until Python collects garbage."""
     trainer = make_trainer(tmp_path, trainer={"precision": precision, "max_steps": 9})
     update(trainer, make_plan())
-    weights = [weakref.ref(param) for param in trainer.model.causal_lm.parameters()]
+    weights = [
+        weakref.ref(param) for param in trainer.roles[Role.POLICY].model.causal_lm.parameters()
+    ]
     gc.collect()
     gc.disable()
     try:

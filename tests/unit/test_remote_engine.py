@@ -13,8 +13,9 @@ from tests.parity.tiny_models import FAMILIES, random_model, save
 from tests.support.own_process import OwnProcess
 from torch import Tensor
 
+from homeostat.config.cluster import LOOPBACK
 from homeostat.config.model import LoraConfig, ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError, SyncError
 from homeostat.models.build import load_model
 from homeostat.models.lora import lora_modules, merged_state
@@ -23,7 +24,7 @@ from homeostat.rollout.engine import Quiesce, Request, Sampling
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.rollout.native.scoring import score_rows
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.sync.parcel import entries_checksum
+from homeostat.sync.bucket import entries_checksum
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import TokenRow
 from homeostat.workers.in_process import InProcessGroup
@@ -65,7 +66,9 @@ def in_process(folder: Path, **config: Any) -> RemoteEngine:
     factory = "homeostat.rollout.native.host:build_engine"
     served = {"factory": factory, "kwargs": kwargs_of(folder, **config)}
     engine = RemoteEngine(
-        lambda: InProcessGroup("homeostat.rollout.remote:serve_engine", served, name="engine"),
+        lambda: InProcessGroup(
+            "homeostat.rollout.server:serve_engine", served, name="engine", host=LOOPBACK
+        ),
         vocabulary=VOCABULARY,
         can_decode=True,
         timeout_s=60,
@@ -92,9 +95,9 @@ def send(engine: RemoteEngine, weights: list[tuple[str, Tensor]]) -> str:
     packer = TRANSPORT.packer()
     entries = []
     try:
-        for parcel in packer.pack(weights):
-            engine.apply(parcel)
-            entries += parcel.entries
+        for bucket in packer.pack(weights):
+            engine.apply(bucket)
+            entries += bucket.entries
     finally:
         packer.close()
     return entries_checksum(entries)

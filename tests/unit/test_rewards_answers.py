@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homeostat.observe.names import describe
@@ -113,7 +113,6 @@ json_values = st.recursive(
 parts = st.sampled_from([*GOOD, "kind", "samples", "failed"])
 
 
-@settings(max_examples=300)
 @given(st.dictionaries(parts, json_values), st.integers(0, 4))
 def test_any_json_is_an_answer_or_refused(changes: dict[str, Any], num: int) -> None:
     message = json.loads(json.dumps(GOOD | changes))

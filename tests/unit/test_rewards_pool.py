@@ -584,7 +584,7 @@ def test_a_daemon_ends_with_a_parent_that_was_killed(
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("PID_FILE", str(pid_file))
     process = parent("daemon_then_hang")
-    assert eventually(pid_file.exists, 30)
+    assert eventually(lambda: pid_file.exists() and bool(pid_file.read_text()), 30)
     os.kill(process.pid, signal.SIGKILL)
     assert eventually(lambda: not is_alive(int(pid_file.read_text())))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.old_journal import write_round
 from tests.support.rollouts import random_groups
@@ -130,7 +130,6 @@ def test_what_rewards_told_of_a_sample_comes_back(tmp_path: Path) -> None:
     assert flat(read(Journal(tmp_path), groups)) == flat(groups)
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32), num_groups=st.integers(0, 6))
 def test_groups_come_back_to_the_bit(tmp_path_factory, seed, num_groups):
     folder = tmp_path_factory.mktemp("journal")

@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from tests.parity.tiny_models import FAMILIES, random_model, save
 from torch import Tensor
 
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.sync import AnyTransport, SharedMemoryConfig, SyncConfig
 from homeostat.errors import SyncError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.engine import Quiesce
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.sync.bucket import buckets, entries_of, fill, flat_bytes, views
+from homeostat.sync.bucket import Bucket, Manifest, Transport, entries_checksum
 from homeostat.sync.checksum import tensor_checksum, tensor_checksums
 from homeostat.sync.in_process import InProcessTransport
-from homeostat.sync.parcel import Manifest, Parcel, Transport, entries_checksum
+from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, views
 from homeostat.sync.publish import Publisher
 from homeostat.sync.shared_memory import ROOT
 from homeostat.sync.transports import open_transport
@@ -83,7 +83,6 @@ def test_the_checksum_is_of_bits_in_order_not_of_memory() -> None:
     assert tensor_checksums([data, base]) == [tensor_checksum(data.clone()), tensor_checksum(base)]
 
 
-@settings(deadline=None, max_examples=100)
 @given(seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "bfloat16", "int64"]))
 def test_an_altered_bit_or_a_swap_is_always_noticed(seed: int, dtype: str) -> None:
     rng = np.random.default_rng(seed)
@@ -135,7 +134,6 @@ def test_the_checksum_over_all_tells_names_dtypes_shapes_and_order() -> None:
 # Buckets.
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 60), max_size=20),
     bucket_bytes=st.integers(1, 400),
@@ -149,11 +147,11 @@ def test_buckets_keep_order_and_size(sizes: list[int], bucket_bytes: int, seed: 
         for i, size in enumerate(sizes)
     ]
     found: list[tuple[str, Tensor]] = []
-    for bucket in buckets(weights, bucket_bytes=bucket_bytes):
-        entries = entries_of(bucket)
+    for named in grouped(weights, bucket_bytes=bucket_bytes):
+        entries = entries_of(named)
         flat = torch.full((flat_bytes(entries),), 255, dtype=torch.uint8)
-        assert len(flat) <= bucket_bytes or len(bucket) == 1
-        fill(flat, bucket)
+        assert len(flat) <= bucket_bytes or len(named) == 1
+        fill(flat, named)
         found += zip((entry.name for entry in entries), views(flat, entries), strict=True)
     assert [name for name, _ in found] == [name for name, _ in weights]
     for (_, a), (_, b) in zip(found, weights, strict=True):
@@ -191,7 +189,7 @@ def test_no_room_in_shared_memory_is_said_and_leaves_nothing(tmp_path: Path) -> 
 
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path: Path) -> None:
     packer = opened(tmp_path, type="disk", bucket_bytes=1).packer()
-    earlier = [parcel.file for parcel in packer.pack(WEIGHTS)]  # type: ignore[attr-defined]
+    earlier = [bucket.file for bucket in packer.pack(WEIGHTS)]  # type: ignore[attr-defined]
     with files_of_at_most(10_000), pytest.raises(SyncError, match=r"sync\.transport\.folder"):
         list(packer.pack(WEIGHTS))
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == earlier
@@ -209,9 +207,9 @@ def test_files_of_the_version_before_go_when_the_next_is_complete(tmp_path: Path
         for _ in packer.pack(WEIGHTS):
             assert 1 <= folders() <= 2
         assert folders() == 1
-    parcels = packer.pack(WEIGHTS)
-    next(parcels)
-    parcels.close()
+    buckets = packer.pack(WEIGHTS)
+    next(buckets)
+    buckets.close()
     assert folders() == 1, "a publication that was given up stays"
     packer.close()
     assert [path.name for path in place.iterdir()] == ["mine"]
@@ -219,14 +217,14 @@ def test_files_of_the_version_before_go_when_the_next_is_complete(tmp_path: Path
 
 def test_a_file_that_is_gone_or_torn_is_named(tmp_path: Path) -> None:
     transport = opened(tmp_path, type="disk")
-    parcels = transport.packer().pack(WEIGHTS[:1])
-    parcel: Any = next(parcels)
-    parcel.file.write_bytes(parcel.file.read_bytes()[:-9])
-    with pytest.raises(SyncError, match=f"cannot read {parcel.file} with 'small'"):
-        list(transport.receiver(0, 1).unpack(parcel))
-    parcel.file.unlink()
-    with pytest.raises(SyncError, match=f"cannot read {parcel.file}"):
-        list(transport.receiver(0, 1).unpack(parcel))
+    buckets = transport.packer().pack(WEIGHTS[:1])
+    bucket: Any = next(buckets)
+    bucket.file.write_bytes(bucket.file.read_bytes()[:-9])
+    with pytest.raises(SyncError, match=f"cannot read {bucket.file} with 'small'"):
+        list(transport.receiver(0, 1).unpack(bucket))
+    bucket.file.unlink()
+    with pytest.raises(SyncError, match=f"cannot read {bucket.file}"):
+        list(transport.receiver(0, 1).unpack(bucket))
 
 
 # The proof.
@@ -300,16 +298,16 @@ class Copied:
     def received_checksum(self) -> str:
         return entries_checksum(self.entries)
 
-    def begin_update(self, how: Quiesce) -> list[Any]:
+    def begin_update(self, how: Quiesce, *, policy_id: str) -> list[Any]:
         self.entries = []
-        return self.engine.begin_update(how)
+        return self.engine.begin_update(how, policy_id=policy_id)
 
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         with torch.no_grad():
-            for name, tensor in self.receiver.unpack(parcel):
+            for name, tensor in self.receiver.unpack(bucket):
                 if name != self.skipped:
                     self.own[name].copy_(tensor)
-        self.entries += parcel.entries
+        self.entries += bucket.entries
 
 
 class Source:
@@ -318,7 +316,7 @@ class Source:
     def __init__(self, model: Decoder) -> None:
         self.model = model
 
-    def parcels(self, packer: Any) -> Iterator[Parcel]:
+    def weight_buckets(self, packer: Any) -> Iterator[Bucket]:
         return packer.pack(self.model.named_parameters())
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:

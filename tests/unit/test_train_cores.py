@@ -61,7 +61,10 @@ def trained(folder: Path, lanes: int) -> tuple[list[float], dict[str, torch.Tens
         assert report.row_ids_B.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
         losses.append(report.loss)
     trainer.close()
-    return losses, {name: param.detach() for name, param in trainer.optimizer.params.items()}
+    return losses, {
+        name: param.detach()
+        for name, param in trainer.roles[Role.POLICY].training.optimizer.params.items()
+    }
 
 
 def test_lanes_train_what_one_thread_trains_and_repeat_themselves(tmp_path: Path) -> None:
@@ -144,7 +147,7 @@ def test_no_gradient_is_lost_in_lanes_in_bf16(
     """Against float64: lanes take gradients in another way than `backward`, to the same masters."""
     random_start = tiny.config(tmp_path)
     local_trainer(random_start, resolve_runtime(random_start, kept=PLAIN)).export(
-        tmp_path / "model", random_start
+        Role.POLICY, tmp_path / "model", random_start
     )
     sections: dict = {"model": {"path": str(tmp_path / "model"), "init": "pretrained"}}
     config = tiny.config(
@@ -159,10 +162,16 @@ def test_no_gradient_is_lost_in_lanes_in_bf16(
     found = []
     for trainer in trainers:
         trainer.accumulate(Role.POLICY, batches, spec, step=1)
-        found.append({name: m.grad.clone() for name, m in trainer.optimizer.masters.items()})
-    exact = copy.deepcopy(trainers[0].model).double()
+        found.append(
+            {
+                name: m.grad.clone()
+                for name, m in trainer.roles[Role.POLICY].training.optimizer.masters.items()
+            }
+        )
+    policy = trainers[0].roles[Role.POLICY]
+    exact = copy.deepcopy(policy.model).double()
     for batch in batches:
-        trainers[0].forward.loss(exact, batch, spec, step=1)[1].loss.backward()
+        policy.forward.loss(exact, batch, spec, step=1)[1].loss.backward()
     expected = {n: p.grad for n, p in exact.causal_lm.named_parameters() if p.requires_grad}
     for grads in found:
         assert grads.keys() == expected.keys()

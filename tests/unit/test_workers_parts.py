@@ -1,4 +1,4 @@
-"""Worker groups: how errors travel, and who is let in."""
+"""Parts of worker groups: how errors travel, who is let in, what is read back from logs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import inspect
 import pickle
 import threading
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
 from pathlib import Path
 
 import pytest
 
 from homeostat import errors
+from homeostat.config.cluster import LOOPBACK
 from homeostat.errors import ConfigError, HomeostatError, Problem, WorkerError
+from homeostat.workers.channel import dial
 from homeostat.workers.child import GUARDIAN, WORKER, Ticket
 from homeostat.workers.hosting import Failure, attempt
 from homeostat.workers.log import WorkerLog
@@ -61,20 +62,21 @@ def test_only_who_knows_the_key_is_let_in(tmp_path: Path) -> None:
 
     def intrude() -> None:
         try:
-            Client(reception.address, "AF_UNIX", authkey=b"guessed")
+            dial(reception.listener.address, b"guessed")
         except AuthenticationError:
             refused.set()
 
     def check_in() -> None:
-        ticket = Ticket(reception.address, reception.authkey.hex(), "engine", 1, str(log.file))
-        lines.extend(ticket.dial(part, rank=0) for part in (WORKER, GUARDIAN))
+        address, key = reception.listener.address, reception.listener.key.hex()
+        ticket = Ticket(address, key, "engine", 1, LOOPBACK, str(log.file))
+        channels.extend(ticket.check_in(part, rank=0) for part in (WORKER, GUARDIAN))
 
-    lines: list[object] = []
+    channels: list[object] = []
     threads = [threading.Thread(target=target) for target in (intrude, check_in)]
     for thread in threads:
         thread.start()
         # One after the other: a stranger must not stop those who come after it.
-        reception._accept()
+        reception._admit()
     (link,) = reception.links([], timeout_s=10)
     for thread in threads:
         thread.join(10)

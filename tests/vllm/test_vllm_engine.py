@@ -37,8 +37,8 @@ from homeostat.models.lora import merged_state
 from homeostat.rollout.engine import Quiesce, Request, Sampling
 from homeostat.rollout.vllm.engine import Served, VllmEngine
 from homeostat.rollout.vllm.environment import prepare_environment
+from homeostat.sync.bucket import Transport, entries_checksum
 from homeostat.sync.disk import DiskTransport
-from homeostat.sync.parcel import Transport, entries_checksum
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.types import TokenRow
 
@@ -109,9 +109,9 @@ def test_every_way_brings_the_same_weights(tmp_path: Path, way: str, bucket_byte
     packer = transport.packer()
     engine.begin_update(Quiesce.DRAIN)
     entries = []
-    for parcel in packer.pack(merged_state(model.ours)):
-        engine.apply(parcel)
-        entries += parcel.entries
+    for bucket in packer.pack(merged_state(model.ours)):
+        engine.apply(bucket)
+        entries += bucket.entries
     packer.close()
     engine.commit(engine.policy_version)
     assert engine.received_checksum == entries_checksum(entries)
@@ -131,12 +131,12 @@ def test_an_update_that_breaks_off_is_never_sampled_with() -> None:
     whole = run(engine, wanted)
     packer = SharedMemoryTransport("homeostat-contract", BUCKET_BYTES).packer()
     engine.begin_update(Quiesce.DRAIN)
-    parcels = packer.pack(merged_state(model.ours))
-    engine.apply(next(parcels))
-    parcel = next(parcels)
-    wrong = replace(parcel.entries[0], checksum=parcel.entries[0].checksum ^ 1)
+    buckets = packer.pack(merged_state(model.ours))
+    engine.apply(next(buckets))
+    bucket = next(buckets)
+    wrong = replace(bucket.entries[0], checksum=bucket.entries[0].checksum ^ 1)
     with pytest.raises(SyncError, match=wrong.name):
-        engine.apply(replace(parcel, entries=(wrong, *parcel.entries[1:])))
+        engine.apply(replace(bucket, entries=(wrong, *bucket.entries[1:])))
     packer.close()
     assert "broke off" in (engine.health() or "")
     for request in wanted:
@@ -161,8 +161,8 @@ def test_an_update_that_leaves_parameters_out_is_refused() -> None:
     packer = SharedMemoryTransport("homeostat-contract", BUCKET_BYTES).packer()
     weights = [(n, t) for n, t in merged_state(model.ours) if n != "model.norm.weight"]
     engine.begin_update(Quiesce.DRAIN)
-    for parcel in packer.pack(weights):
-        engine.apply(parcel)
+    for bucket in packer.pack(weights):
+        engine.apply(bucket)
     packer.close()
     with pytest.raises(EngineError, match=r"model\.norm\.weight"):
         engine.commit(engine.policy_version + 1)

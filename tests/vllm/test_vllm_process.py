@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +24,21 @@ from tests.contract.engines import (
     trainer_logp,
 )
 
+from homeostat.config.cluster import InProcessCluster
 from homeostat.config.sync import AnyTransport, CollectiveConfig, DiskConfig, SharedMemoryConfig
 from homeostat.config.vllm import VllmEngineConfig
 from homeostat.errors import EngineDiedError, EngineError
 from homeostat.models.lora import merged_state
 from homeostat.rollout.engine import Quiesce, Request, Sampling
+from homeostat.rollout.registry import ENGINES
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.rollout.vllm.host import FACTORY
 from homeostat.rollout.vllm.served import Served
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.publish import Publisher
 from homeostat.sync.transports import open_transport
 from homeostat.types import FloatArray, TokenRow
-from homeostat.workers.processes import start_processes
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 pytestmark = [
     pytest.mark.vllm,
@@ -51,7 +52,7 @@ class Source:
 
     model: Model
 
-    def parcels(self, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, packer: Packer) -> Iterator[Bucket]:
         return packer.pack(merged_state(self.model.ours))
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
@@ -73,16 +74,20 @@ def engine(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         "max_tokens": MAX_TOKENS,
         "policy_version": 2,
     }
-    start = partial(
-        start_processes,
-        "homeostat.rollout.remote:serve_engine",
-        {"factory": FACTORY, "kwargs": kwargs},
+    spec = GroupSpec(
+        factory="homeostat.rollout.server:serve_engine",
+        kwargs={"factory": ENGINES["vllm"].factory, "kwargs": kwargs},
+        kind="engine",
         name="engine",
         log_file=tmp_path_factory.mktemp("engine") / "engine.log",
         start_timeout_s=240.0,
     )
     remote = RemoteEngine(
-        start, vocabulary=VOCABULARY, can_decode=False, timeout_s=120.0, update_timeout_s=120.0
+        lambda: open_group(InProcessCluster(), spec),
+        vocabulary=VOCABULARY,
+        can_decode=False,
+        timeout_s=120.0,
+        update_timeout_s=120.0,
     )
     yield remote
     remote.close()

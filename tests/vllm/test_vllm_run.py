@@ -53,7 +53,7 @@ from homeostat.rollout.remote import RemoteEngine
 plain = RemoteEngine.poll
 def poll(self, **named):
     found = plain(self, **named)
-    if found and self._flying and "train/{CUT}/0/0/0" in self._round:
+    if found and self.life.in_flight and "train/{CUT}/0/0/0" in self._round:
         os.kill(os.getpid(), signal.SIGKILL)
     return found
 RemoteEngine.poll = poll
@@ -181,7 +181,7 @@ def killing_poll() -> Any:
 
     def poll(self: RemoteEngine, **named: Any) -> Any:
         found = plain(self, **named)
-        is_due = f"train/{RESTARTED}/0/0/0" in self._round and found and self._flying
+        is_due = f"train/{RESTARTED}/0/0/0" in self._round and found and self.life.in_flight
         if is_due and not kills:
             kills.append(len(found))
             kill_engine()

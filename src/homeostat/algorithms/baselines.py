@@ -1,11 +1,12 @@
-"""What a sample's reward is compared with, and in which unit the difference is measured.
+"""Compute advantages: compare rewards with a baseline and divide by a standard deviation.
 
-Rewards are in sample order (`_S`); `group_S` says which samples answer one prompt, in any order.
-A NaN is a sample without a reward: it enters no statistic, and its advantage is 0. Statistics are
-over the rewards of all samples that have one, trained or not; deviations are unbiased (n - 1).
+Rewards are in sample order (`_S`); `group_S` says which samples answer the same prompt, in any
+order. A NaN is a sample without a reward: it enters no statistic, and its advantage is 0.
+Statistics are over the rewards of all samples that have one, trained or not; standard deviations
+are unbiased (n - 1).
 
-Equal rewards have advantage exactly 0. Taking a rounded mean off 0.1 eight times would leave 1e-17,
-and a division by a deviation of the same size would make a gradient of it.
+Equal rewards have advantage exactly 0. Subtracting a rounded mean from eight rewards of 0.1 would
+leave 1e-17, and dividing by a standard deviation of the same size would turn that into a gradient.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ import numpy as np
 
 from homeostat.types import BoolArray, FloatArray64, IntArray
 
-# Added to a deviation before dividing by it: bounds the advantages of groups that hardly differ.
+# Added to a standard deviation before dividing: bounds the advantages of nearly equal rewards.
 DEVIATION_EPS = 1e-4
-# The same for whitening, whose unit is unknown: only keeps a deviation that underflows from 0 / 0.
+# The same for whitening. Its scale is unknown, so this only prevents 0 / 0 after an underflow.
 WHITEN_EPS = 1e-8
-# Rewards closer than this, relative to the largest, differ by rounding only.
+# Rewards that differ by less than this, relative to the largest, differ only by rounding.
 ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class RewardBatch:
-    """What the advantages of a step's samples are computed from.
+    """The inputs from which the advantages of a step's samples are computed.
 
-    `lengths_S` are completion tokens. `trained_S` is False for masked samples, whose rewards still
-    count in their groups. `penalty_ST` is the KL penalty of every completion token, coefficient
-    included, where it is taken off the rewards.
+    `lengths_S` counts completion tokens. `trained_S` is False for masked samples, whose rewards
+    still count in their groups. `penalty_ST` is the KL penalty of every completion token, including
+    the coefficient, if it is subtracted from the rewards.
     """
 
     rewards_S: FloatArray64
@@ -51,25 +52,27 @@ class RewardBatch:
 
     @property
     def known_S(self) -> BoolArray:
+        """Return a mask of the samples that have a reward."""
         return ~np.isnan(self.rewards_S)
 
     def sequence_rewards(self) -> FloatArray64:
-        """The reward of each whole completion, the penalties of all its tokens taken off."""
+        """Return the reward of each completion minus the penalties of all its tokens."""
         if self.penalty_ST is None:
             return self.rewards_S
         return self.rewards_S - np.array([penalty_T.sum() for penalty_T in self.penalty_ST])
 
 
 def has_signal(rewards_G: FloatArray64) -> bool:
-    """True where the known rewards of a group differ: only then is there something to learn."""
+    """Return whether the known rewards of a group differ: only then is there a signal."""
     known_G = rewards_G[~np.isnan(rewards_G)]
     if len(known_G) < 2:
         return False
+    # Relative to the largest: rewards of 1e6 and of 1e-3 round by different amounts.
     return bool(np.ptp(known_G) > ROUNDING * np.abs(known_G).max())
 
 
 def group_mean_off(rewards_S: FloatArray64, group_S: IntArray) -> FloatArray64:
-    """r_i - mean of its group."""
+    """Return r_i - mean of its group."""
     centred_S = np.zeros(len(rewards_S))
     for members in _groups_with_signal(rewards_S, group_S):
         centred_S[members] = rewards_S[members] - rewards_S[members].mean()
@@ -77,10 +80,11 @@ def group_mean_off(rewards_S: FloatArray64, group_S: IntArray) -> FloatArray64:
 
 
 def leave_one_out(rewards_S: FloatArray64, group_S: IntArray) -> FloatArray64:
-    """r_i - mean of the others of its group."""
+    """Return r_i - mean of the other samples of its group."""
     centred_S = np.zeros(len(rewards_S))
     for members in _groups_with_signal(rewards_S, group_S):
         rewards_G = rewards_S[members]
+        # A group with a signal has at least two members, so this does not divide by zero.
         others_G = (rewards_G.sum() - rewards_G) / (len(members) - 1)
         centred_S[members] = rewards_G - others_G
     return centred_S
@@ -93,7 +97,7 @@ def scaled(
     *,
     scale: Literal["group", "batch", "none"],
 ) -> FloatArray64:
-    """Divided by the deviation of the rewards in the group, or in the whole batch."""
+    """Divide advantages by the standard deviation of the rewards in the group or the batch."""
     if scale == "none" or not has_signal(rewards_S):
         return centred_S
     if scale == "batch":
@@ -105,22 +109,26 @@ def scaled(
 
 
 def per_token(values_S: FloatArray64, lengths_S: IntArray) -> list[FloatArray64]:
-    """One value for every token of a completion."""
+    """Repeat the value of a sample for every token of its completion."""
     return [np.full(length, value) for value, length in zip(values_S, lengths_S, strict=True)]
 
 
 def whitened(values_ST: list[FloatArray64], counted_S: BoolArray) -> list[FloatArray64]:
-    """Mean 0 and deviation 1 over all tokens of the counted samples (n, not n - 1)."""
+    """Scale to mean 0 and standard deviation 1 over all tokens of the counted samples.
+
+    The deviation divides by n, not n - 1.
+    """
     counted = [values_T for values_T, counts in zip(values_ST, counted_S, strict=True) if counts]
     values_M = np.concatenate(counted) if counted else np.zeros(0)
     if not has_signal(values_M):
         return [np.zeros_like(values_T) for values_T in values_ST]
+    # Divide by n, unlike the statistics of rewards above, which divide by n - 1.
     mean, deviation = values_M.mean(), values_M.std()
     return [(values_T - mean) / (deviation + WHITEN_EPS) for values_T in values_ST]
 
 
 def _groups_with_signal(rewards_S: FloatArray64, group_S: IntArray) -> Iterator[IntArray]:
-    """The samples with a reward, group by group; groups without a difference are left out."""
+    """Yield the samples with a reward, group by group, without groups of equal rewards."""
     known_S = ~np.isnan(rewards_S)
     for group in np.unique(group_S):
         members = np.flatnonzero((group_S == group) & known_S)

@@ -1,4 +1,4 @@
-"""The policy-gradient algorithms by their type, and the advantages of a configured run."""
+"""The registry of policy-gradient algorithms, and the advantages of a configured run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from homeostat.algorithms import (
 )
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.terms import Surrogate
-from homeostat.config.algorithm import AnyPolicyGradient
+from homeostat.config.algorithm import AnyAlgorithm, AnyPolicyGradient, SftConfig
 from homeostat.types import FloatArray64
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """`advantages(config, batch)` on the controller; `surrogate(tokens, log_ratio_M, bounds)` on
-    the device."""
+    """The two functions of an algorithm.
+
+    `advantages(config, batch)` runs on the controller, `surrogate(tokens, log_ratio_M, bounds)` on
+    the device.
+    """
 
     advantages: Callable[..., list[FloatArray64]]
     surrogate: Callable[..., Surrogate]
@@ -43,10 +46,17 @@ ALGORITHMS = {
 }
 
 
-def advantages(config: AnyPolicyGradient, batch: RewardBatch) -> list[FloatArray64]:
-    """Per sample, for every completion token: the algorithm's, then whitened, then clipped.
+def policy_gradient(algorithm: AnyAlgorithm) -> AnyPolicyGradient:
+    """The algorithm of a run that samples."""
+    assert not isinstance(algorithm, SftConfig), "supervised runs have no policy gradient"
+    return algorithm
 
-    0 for a sample without a reward: the caller does not train it either.
+
+def advantages(config: AnyPolicyGradient, batch: RewardBatch) -> list[FloatArray64]:
+    """Return the advantage of every completion token, per sample.
+
+    The algorithm's advantages are whitened and clipped as configured. A sample without a reward has
+    advantage 0; the caller does not train it either.
     """
     values_ST = ALGORITHMS[config.type].advantages(config, batch)
     if config.whiten:

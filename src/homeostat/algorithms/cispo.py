@@ -2,9 +2,9 @@
 
     loss_it = -sg(clip(r_it, 1 - low, 1 + high)) * A_i * trainer_logp_it
 
-The weight is clipped, never the gradient: a rare token that starts a reflection goes on being
-learnt from after its ratio has left the range. The clip does not depend on the advantage's sign,
-and neither do its counts. low = 1 is no lower bound at all. Advantages are GRPO's.
+The weight is clipped, but never the gradient: a rare token that starts a reflection is still learnt
+from after its ratio has left the range. The clip does not depend on the sign of the advantage, and
+neither do its counts. low = 1 means that there is no lower bound. Advantages are those of GRPO.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ advantages = grpo.advantages
 
 
 def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, bounds: ClipBounds) -> Surrogate:
-    """REINFORCE with a clipped weight per token. A dual clip has no meaning here."""
+    """Return the REINFORCE loss with a clipped weight per token.
+
+    A dual clip has no meaning here.
+    """
     assert bounds.dual == math.inf, "a dual clip bounds a ratio's gradient, and CISPO has none"
+    # Detached: the gradient comes from the log-prob alone, which is what "never clipped" means.
     ratio_M = ratio_of(log_ratio_M.detach())
     weight_M = ratio_M.clamp(1 - bounds.low, 1 + bounds.high)
     loss_M = -weight_M * tokens.advantage_M * tokens.trainer_logp_M

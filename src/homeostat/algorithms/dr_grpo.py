@@ -3,9 +3,9 @@
     A_i  = r_i - mean(r_group)
     loss = sum_it loss_it / (completions * fixed_length)       loss_it as in GRPO
 
-Dividing by the deviation favours prompts that are almost always or almost never solved; dividing
-by the length makes long wrong answers cheap. Both are gone by the defaults `scale=none` and
-`normalise=fixed`; the arithmetic is GRPO's.
+Dividing by the standard deviation favours prompts that are almost always or almost never solved;
+dividing by the length makes long wrong answers cheap. The defaults `scale=none` and
+`normalise=fixed` remove both; the computation is that of GRPO.
 """
 
 from __future__ import annotations

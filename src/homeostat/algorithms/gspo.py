@@ -3,10 +3,10 @@
     s_i    = exp(mean_t(trainer_logp_it - old_logp_it))        over the trained tokens of row i
     loss_i = -min(s_i * A_i, clip(s_i, 1 - low, 1 + high) * A_i)
 
-One ratio per sequence, as there is one reward per sequence: a sequence is clipped as a whole. Every
-token carries its row's loss, so that weights of 1 / length give the mean over sequences. The
-gradient flows through the mean; for an advantage that is the same for all tokens of a row, that is
-also the gradient of GSPO-token. Advantages are GRPO's.
+There is one ratio per sequence, as there is one reward per sequence, so a sequence is clipped as a
+whole. Every token carries the loss of its row, so weights of 1 / length give the mean over
+sequences. The gradient flows through the mean; if the advantage is the same for all tokens of a
+row, this is also the gradient of GSPO-token. Advantages are those of GRPO.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ advantages = grpo.advantages
 
 
 def surrogate(tokens: PolicyTokens, log_ratio_M: Tensor, bounds: ClipBounds) -> Surrogate:
-    """The clipped loss of every row's ratio, at each of its tokens."""
+    """Return the clipped loss with the ratio of each row, repeated at each of its tokens."""
     mean_B = row_means(log_ratio_M, tokens.row_of_M, tokens.num_rows)
     return clipped(ratio_of(mean_B)[tokens.row_of_M], tokens.advantage_M, bounds)

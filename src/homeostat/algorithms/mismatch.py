@@ -1,14 +1,14 @@
-"""How far engine and trainer are apart on the tokens of a step. On the host, in float64.
+"""Measure the mismatch of engine and trainer on the tokens of a step, on the host in float64.
 
     log w_m = trainer_logp_m - engine_logp_m      trainer: at the beginning of the step
     k3      = mean(w - 1 - log w)                 estimates KL(engine || trainer), never negative
     ess     = (sum w)^2 / (n sum w^2)             of tokens, and of sequences by their products
 
-The effective sample size is the share of the sample that an importance-weighted mean is worth: 1
-where all ratios are equal, 1/n where one weight outweighs all others. That of sequences falls with
-their length: it shows what sequence-level weights would cost. `age` is how many policy versions lie
-between a token's policy and that of the step: 0 is on-policy. A NaN passes through to what it is
-part of.
+The effective sample size is the share of the sample that an importance-weighted mean is worth: 1 if
+all ratios are equal, 1/n if one weight outweighs all others. That of sequences falls with their
+length, which shows what sequence-level weights would cost. `age` is the number of policy versions
+between a token's policy and that of the step; 0 is on-policy. A NaN propagates to every result that
+includes it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import numpy as np
 from homeostat.algorithms.clip import MAX_LOG_RATIO
 from homeostat.types import BoolArray, FloatArray64, IntArray
 
-# A difference worth a word: what no rounding of a healthy engine makes. Errors grow with the size
-# of the logits, so that the limit does with |logp|: 5% is about ten roundings in bfloat16.
+# Differences above this are reported: rounding in a healthy engine does not cause them. Errors grow
+# with the logits, so the limit grows with |logp|: 5% is about ten rounding errors in bfloat16.
 NOTABLE, NOTABLE_SHARE = 0.1, 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPairs:
-    """The log-probs that engine and trainer give the same tokens.
+    """The log-probs that engine and trainer give to the same tokens.
 
-    Rows are whole: `row_of_M` says which token belongs to which. `age_M` is None where the engine's
+    Rows are complete: `row_of_M` says to which row a token belongs. `age_M` is None if the engine's
     versions are not those of this run.
     """
 
@@ -45,11 +45,12 @@ class TokenPairs:
 
     @property
     def log_ratio_M(self) -> FloatArray64:
+        """Return the log-ratio of trainer to engine at every token."""
         return self.trainer_logp_M - self.engine_logp_M
 
 
 def mismatch_metrics(pairs: TokenPairs) -> dict[str, float]:
-    """By their names in observe/names.py; none where there is no token."""
+    """Return the metrics by their names in observe/names.py; none if there is no token."""
     log_M = pairs.log_ratio_M
     if not len(log_M):
         return {}
@@ -82,24 +83,31 @@ def _by_age(log_M: FloatArray64, age_M: IntArray) -> dict[str, float]:
 
 
 def k3(log_ratio_M: FloatArray64) -> float:
+    """Return the k3 estimate of the KL divergence."""
+    # One absurd token must not make the mean infinite; a NaN still passes through.
     log_M = np.minimum(log_ratio_M, MAX_LOG_RATIO)
     return float((np.expm1(log_M) - log_M).mean())
 
 
 def effective_share(log_weights: FloatArray64) -> float:
-    """Of the weights exp(.), whatever their scale: the largest is taken out, so none overflows."""
+    """Return the effective sample size of the weights exp(.), as a share.
+
+    The largest weight is factored out first, so nothing overflows.
+    """
+    # The share does not depend on a common factor of the weights.
     weights = np.exp(log_weights - log_weights.max())
     return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
 
 def is_notable(pairs: TokenPairs) -> BoolArray:
-    """Where the two differ by more than rounding; a NaN does."""
+    """Return where the two differ by more than rounding; a NaN counts as different."""
     size_M = np.minimum(np.abs(pairs.engine_logp_M), np.abs(pairs.trainer_logp_M))
+    # Negated, so that a NaN, for which every comparison is False, counts as different.
     return ~(np.abs(pairs.log_ratio_M) <= NOTABLE + NOTABLE_SHARE * size_M)
 
 
 def furthest(pairs: TokenPairs, count: int) -> IntArray:
-    """The tokens with the largest differences, largest first; a NaN is larger than all."""
+    """Return the tokens with the largest differences, largest first; a NaN is the largest."""
     distance_M = np.nan_to_num(np.abs(pairs.log_ratio_M), nan=np.inf)
     return np.argsort(-distance_M, kind="stable")[:count]
 
@@ -109,5 +117,6 @@ def _ratio(log_ratio: FloatArray64) -> FloatArray64:
 
 
 def _row_sums(values_M: FloatArray64, row_of_M: IntArray) -> FloatArray64:
+    # Row numbers may have gaps, because rows without trained tokens are missing.
     _, index_M = np.unique(row_of_M, return_inverse=True)
     return np.bincount(index_M, weights=values_M).astype(np.float64, copy=False)

@@ -1,4 +1,4 @@
-"""What every trained token weighs in the loss, over the whole update.
+"""Compute the weight of every trained token in the loss, over the whole update.
 
     loss = sum_m w_m * loss_m / denominator
 
@@ -29,7 +29,7 @@ def row_weights(
     normalise: Literal["token", "sequence", "fixed"],
     fixed_length: int | None,
 ) -> tuple[FloatArray64, float]:
-    """The weight of each completion's tokens, and the denominator: 0 where nothing is trained.
+    """Return the weight of each completion's tokens, and the denominator (0 if none is trained).
 
     `lengths_S` are the trained tokens of each completion of the update; one without any counts as
     not trained.
@@ -39,14 +39,16 @@ def row_weights(
     if normalise == "token":
         return weights_S, float(lengths_S[counted_S].sum())
     if normalise == "sequence":
+        # Lengths of 0 have weight 0 anyway; the maximum only avoids a division by zero.
         return weights_S / np.maximum(lengths_S, 1), float(counted_S.sum())
     assert fixed_length is not None, "normalise=fixed needs a length"
     return weights_S, float(counted_S.sum()) * fixed_length
 
 
 def row_means(values_M: Tensor, row_of_M: Tensor, num_rows: int) -> Tensor:
-    """The mean over each row's tokens; 0 for a row without any."""
+    """Return the mean over each row's tokens; 0 for a row without any."""
     zeros_B = values_M.new_zeros(num_rows)
     sum_B = zeros_B.index_add(0, row_of_M, values_M)
     length_B = zeros_B.index_add(0, row_of_M, values_M.new_ones(values_M.shape))
+    # A row without tokens has sum 0, so it stays 0.
     return sum_B / length_B.clamp_min(1)

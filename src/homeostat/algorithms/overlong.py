@@ -9,6 +9,6 @@ from __future__ import annotations
 
 
 def penalty(length: int, *, max_new_tokens: int, buffer_tokens: int, penalty: float) -> float:
-    """What is added to the reward of a completion of this length: from -penalty to 0."""
+    """Return what is added to the reward of a completion of this length: from -penalty to 0."""
     into_buffer = length - (max_new_tokens - buffer_tokens)
     return -penalty * min(1.0, max(0.0, into_buffer / buffer_tokens))

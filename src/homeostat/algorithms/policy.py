@@ -1,18 +1,18 @@
-"""The loss of a policy-gradient update, put together.
+"""The loss of a policy-gradient update.
 
     loss_m = c_m * surrogate_m + kl_coefficient * kl_m - entropy_bonus * H_m
     loss   = sum_m w_m * loss_m / denominator
 
-over the trained tokens of all micro-batches; weights and denominator belong to the whole update
+over the trained tokens of all micro-batches. Weights and denominator belong to the whole update
 (`normalise`), the surrogate to the algorithm, c_m to the correction (`corrections`). With
-`kl_importance_weighted`, kl_m is multiplied by the token's ratio of new to old policy, whose
-gradient counts, too.
+`kl_importance_weighted`, kl_m is multiplied by the token's ratio of new to old policy, and the
+gradient of that ratio counts, too.
 
-What is measured comes as sums over tokens, unweighted: divide by `tokens` for means. `kl` is the
-chosen estimator against the reference, `old_kl` estimates KL(old || new); what the correction did
-is counted in tokens and in sequences. How far engine and trainer are apart is not measured here but
-on the host (`mismatch`). Nothing here hides a NaN: it reaches the loss, and the update is not
-applied.
+Measurements are returned as unweighted sums over tokens: divide by `tokens` for means. `kl` is the
+chosen estimator against the reference, `old_kl` estimates KL(old || new); the effects of the
+correction are counted in tokens and in sequences. The mismatch of engine and trainer is not
+measured here but on the host (`mismatch`). No NaN is hidden: it reaches the loss, and the update is
+not applied.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ def policy_spec(
     kl_coefficient: float | None,
     weight_mean: float = 1.0,
 ) -> LossSpec:
-    """The loss of one update. `kl_coefficient` is the present one, where it adapts; `weight_mean`
-    what the correction's weights are divided by."""
+    """Return the loss of one update.
+
+    `kl_coefficient` is its current value if it adapts; the correction's weights are divided by
+    `weight_mean`.
+    """
     assert denominator > 0, "an update in which nothing is trained has no loss"
     params: dict[str, float | str] = {
         "algorithm": config.type,
@@ -64,8 +67,10 @@ def policy_spec(
 
 
 def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
-    """This micro-batch's share of the update's loss."""
+    """Compute this micro-batch's share of the update's loss."""
     now_M, params = tokens.trainer_logp_M, spec.params
+    # In the first update the weights are those that sampled: the ratio is exactly 1 but keeps its
+    # gradient.
     old_M = now_M.detach() if tokens.old_logp_M is None else tokens.old_logp_M
     log_ratio_M = now_M - old_M
     algorithm = ALGORITHMS[str(params["algorithm"])]
@@ -74,6 +79,7 @@ def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
     kl_M = _kl(tokens, spec)
     loss_M = surrogate.loss_M
     if correction is not None:
+        # Only the surrogate is corrected; the KL term and the entropy bonus below are not.
         loss_M = correction.factor_M * loss_M
     if "kl_coefficient" in params:
         assert kl_M is not None, "a KL penalty needs the reference's log-probs"
@@ -90,6 +96,8 @@ def policy_loss(tokens: PolicyTokens, spec: LossSpec) -> LossTerms:
         loss=(tokens.weights_M * loss_M).sum() / spec.denominator,
         row_losses_B=row_means(loss_M.detach(), tokens.row_of_M, tokens.num_rows),
         sums=sums,
+        # Micro-batches are merged by their maximum, so a minimum is sent as the maximum of the
+        # negative.
         maxima={"ratio_max": _max(ratio_M), "ratio_min_neg": _max(-ratio_M)},
     )
 
@@ -104,7 +112,7 @@ def _kl(tokens: PolicyTokens, spec: LossSpec) -> Tensor | None:
 def _measure(
     tokens: PolicyTokens, surrogate: Surrogate, kl_M: Tensor | None, old_M: Tensor
 ) -> dict[str, Tensor]:
-    """What is summed, per token."""
+    """Return the measurements per token, which are then summed."""
     now_M = tokens.trainer_logp_M.detach()
     measured = {
         "tokens": now_M.new_ones(now_M.shape),
@@ -121,5 +129,5 @@ def _measure(
 
 
 def _max(values_M: Tensor) -> Tensor:
-    """-inf, which no other value is below, where there is no token."""
+    """Return the maximum, or -inf if there is no token."""
     return values_M.max() if values_M.numel() else values_M.new_full((), -math.inf)

@@ -3,9 +3,9 @@
     A_i  = r_i - mean(r_j of the group, j != i)
     loss = sum_it -A_i * log pi(y_it) / (completions * fixed_length)
 
-The baseline does not depend on the sample, so the gradient is unbiased; it is that of the sum over
-a completion's tokens, hence `normalise=fixed`. The first update after sampling has exactly this
-gradient. Later ones reuse the samples: the token's ratio, clipped as in PPO, takes the place of its
+The baseline does not depend on the sample, so the gradient is unbiased. It is the gradient of the
+sum over a completion's tokens; hence `normalise=fixed`. The first update after sampling has exactly
+this gradient. Later ones reuse the samples: the token's ratio, clipped as in PPO, replaces its
 log-prob.
 """
 
@@ -21,7 +21,7 @@ surrogate = token_surrogate
 
 
 def advantages(config: PolicyGradientConfig, batch: RewardBatch) -> list[FloatArray64]:
-    """Per sample, for every completion token."""
+    """Return the advantage of every completion token, per sample."""
     rewards_S = batch.sequence_rewards()
     centred_S = baselines.leave_one_out(rewards_S, batch.group_S)
     values_S = baselines.scaled(centred_S, rewards_S, batch.group_S, scale=config.scale)

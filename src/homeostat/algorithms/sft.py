@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def loss_spec(config: SftConfig, rows: Sequence[TokenRow]) -> LossSpec:
-    """The loss of an update over these rows. The first token of a row is never predicted."""
+    """Return the loss of an update over these rows. The first token of a row is never predicted."""
+    # Without the first token, which nothing predicts.
     weights = [float(row.weights_T[1:].sum()) for row in rows]
     if config.normalise == "row":
         denominator = float(sum(weight > 0 for weight in weights))
@@ -31,7 +32,7 @@ def loss_spec(config: SftConfig, rows: Sequence[TokenRow]) -> LossSpec:
 
 
 def row_sums(logp_M: Tensor, weights_M: Tensor, row_of_M: Tensor, num_rows: int) -> tuple:
-    """Per row: the weighted negative log-likelihood, and the weight it sums over."""
+    """Return, per row, the weighted negative log-likelihood and the sum of the weights."""
     zeros = logp_M.new_zeros(num_rows)
     nll_B = zeros.index_add(0, row_of_M, -logp_M * weights_M)
     weight_B = zeros.index_add(0, row_of_M, weights_M)
@@ -39,8 +40,9 @@ def row_sums(logp_M: Tensor, weights_M: Tensor, row_of_M: Tensor, num_rows: int)
 
 
 def loss(nll_B: Tensor, weight_B: Tensor, spec: LossSpec) -> Tensor:
-    """This micro-batch's share of the update's loss."""
+    """Compute this micro-batch's share of the update's loss."""
     if spec.params["normalise"] == "row":
+        # A row without trained tokens has nll 0; the bound only avoids 0 / 0.
         nll_B = nll_B / weight_B.clamp_min(1e-30)
     return nll_B.sum() / spec.denominator
 
@@ -48,7 +50,7 @@ def loss(nll_B: Tensor, weight_B: Tensor, spec: LossSpec) -> Tensor:
 def sft_loss(
     logp_M: Tensor, weights_M: Tensor, row_of_M: Tensor, num_rows: int, spec: LossSpec
 ) -> LossTerms:
-    """This micro-batch's share of the update's loss, and the mean of each row."""
+    """Compute this micro-batch's share of the update's loss, and the mean of each row."""
     nll_B, weight_B = row_sums(logp_M, weights_M, row_of_M, num_rows)
     row_losses_B = (nll_B / weight_B.clamp_min(1e-30)).detach()
     return LossTerms(loss(nll_B, weight_B, spec), row_losses_B, sums={}, maxima={})

@@ -1,4 +1,4 @@
-"""What goes into a loss and what comes out of it. `_M` are the trained tokens of a micro-batch.
+"""The inputs and outputs of a loss. `_M` are the trained tokens of a micro-batch.
 
 A micro-batch returns its share of the update's loss and raw sums, never means: sums over
 micro-batches add up to those of the update however it was split.
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """A micro-batch's share of the update's loss, and what was measured on the way.
+    """A micro-batch's share of the update's loss, and the measurements made with it.
 
-    `loss` has a gradient; all else is detached. `sums` are added over micro-batches, of `maxima`
-    the largest is kept (a minimum is the maximum of the negative).
+    `loss` has a gradient; everything else is detached. `sums` are added over micro-batches; of
+    `maxima` the largest is kept (a minimum is the maximum of the negative).
     """
 
     loss: Tensor
@@ -29,12 +29,12 @@ class LossTerms:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTokens:
-    """The trained tokens of a micro-batch. All rows are whole: none is split over micro-batches.
+    """The trained tokens of a micro-batch. Rows are complete: none is split over micro-batches.
 
-    `trainer_logp_M` has a gradient and is at the sampling temperature; `entropy_M` has one where
-    the spec has an entropy bonus. `weights_M` come from `normalise.row_weights`. `old_logp_M` is
-    under the policy that sampled, as the trainer scores it: None says that the weights are still
-    the same, so that the ratio is exactly 1.
+    `trainer_logp_M` has a gradient and is at the sampling temperature; `entropy_M` has a gradient
+    if the spec has an entropy bonus. `weights_M` come from `normalise.row_weights`. `old_logp_M` is
+    under the policy that sampled, as the trainer scores it; None means that the weights are still
+    the same, so the ratio is exactly 1.
     """
 
     trainer_logp_M: Tensor
@@ -50,10 +50,10 @@ class PolicyTokens:
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """A surrogate loss per token, to be minimised. All but `loss_M` is detached.
+    """A surrogate loss per token, to be minimised. Everything except `loss_M` is detached.
 
-    The masks are True where a bound decides the loss: `low_M` and `high_M` those of the ratio,
-    `dual_M` the dual clip.
+    The masks are True where a bound determines the loss: `low_M` and `high_M` are the bounds of the
+    ratio, `dual_M` is the dual clip.
     """
 
     loss_M: Tensor

@@ -1,4 +1,4 @@
-"""The command line before any verb: its name, its help, its exit codes."""
+"""The top level of the command line: its name, its help, its exit codes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import typer
 from homeostat import __version__
 
 EXIT_CODES = {
-    "0": "all is well",
-    "1": "the run, or the data, is in trouble",
-    "2": "bad usage, recipe or input",
+    "0": "success",
+    "1": "the run or the data has a problem",
+    "2": "invalid usage, recipe or input",
     "128 + n": "ended by signal n",
 }
 
 
 def new_app() -> typer.Typer:
-    """An app that verbs are to be added to."""
+    """Return an app without commands."""
     app = typer.Typer(
         name="homeostat",
         help="LLM post-training that keeps itself healthy.\n\n"
@@ -48,4 +48,4 @@ def options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Options that stand before the verb."""
+    """Define the options that come before the command."""

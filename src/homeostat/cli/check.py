@@ -1,4 +1,4 @@
-"""`homeostat check`: every mistake that can be known before the first step."""
+"""`homeostat check`: report every mistake that can be known before the first step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT) -> None:
     """Check a recipe without training: keys, model, rows, sizes, disk.
 
-    Shows all that is wrong at once, and leaves nothing behind. Exit code 0: a run could start;
-    1: the disk is too small; 2: the recipe or its files are at fault.
+    Reports all problems at once, and leaves no files behind. Exit code 0: a run can start; 1: the
+    disk is too small; 2: the recipe or its files have errors.
     """
     config = load_config(recipe, overrides)
     from homeostat.run.preflight.check import Preflight
@@ -34,7 +34,7 @@ def check(recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Fo
     console = SafeConsole(stderr=format is Format.JSON)
     with progress_of("tokenising rows", console) as progress:
         preflight = Preflight(config, progress=progress)
-        # A reward's exception, say, may quote what the recipe gave it.
+        # The exception of a reward, for example, may quote private values of the recipe.
         values = config.model_dump(mode="json")
         scrubber = Scrubber.of(values, environ=os.environ, shows_paths=True)
         items = [scrubbed(item, scrubber) for item in preflight.run()]

@@ -1,4 +1,4 @@
-"""`homeostat clinic`: tiny runs made ill on purpose; how well is that noticed and mended?"""
+"""`homeostat clinic`: inject faults into tiny runs, and measure detection and cure."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ if TYPE_CHECKING:
 Select = Annotated[
     str,
     typer.Option(
-        metavar="NAME,...", help="Only these faults and healthy runs.", show_default=False
+        metavar="NAME,...", help="Run only these faults and healthy runs.", show_default=False
     ),
 ]
-Seeds = Annotated[int, typer.Option(min=1, help="Doses of each fault: onset and strength.")]
-FirstSeed = Annotated[int, typer.Option(min=1, help="Where seeds are counted from.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, help="Number of doses (onset and strength) of each fault.")
+]
+FirstSeed = Annotated[int, typer.Option(min=1, help="The first seed.")]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs at one time. Default: one per core.", show_default=False),
+    typer.Option(min=1, help="Number of parallel runs. Default: one per core.", show_default=False),
 ]
 Short = Annotated[
-    bool, typer.Option("--short", help="One fault and one healthy run, without remedies.")
+    bool, typer.Option("--short", help="Run one fault and one healthy run, without remedies.")
 ]
 Out = Annotated[
     Path,
-    typer.Option(metavar="FOLDER", help="Where the runs, their base policies and report.json go."),
+    typer.Option(
+        metavar="FOLDER", help="Folder for the runs, their base policies and report.json."
+    ),
 ]
 
 
@@ -47,10 +51,10 @@ def clinic(
     format: OutputFormat = Format.TEXT,
     out: Out = Path("runs/clinic"),
 ) -> None:
-    """Make tiny real runs ill on purpose, and see how well that is noticed and mended.
+    """Inject faults into tiny real runs, and measure how well they are detected and cured.
 
-    Each fault alters a model, data, a reward, a recipe, a process or a file of a run that is real
-    and small; none touches what the run writes down. Healthy runs beside them show false alarms.
+    Each fault alters the model, data, reward, recipe, a process or a file of a small but real run;
+    none touches what the run writes. Healthy runs beside them reveal false alarms.
     """
     from homeostat.clinic.rounds import Plan, chosen, hold
     from homeostat.clinic.summary import as_json, fault_table, healthy_table, summary_lines

@@ -1,4 +1,4 @@
-"""What a run's policy answered at a step: the completions that earned the most and the least."""
+"""Show the completions of a step that earned the most and the least."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _show(name: str, row: Row, console: Console) -> None:
 
 
 def _asked(prompt: str) -> str:
-    """The prompt's text; of messages, each with its role."""
+    """Return the prompt's text; for a chat, each message with its role."""
     try:
         lines = [f"{message['role']}: {message['content']}" for message in json.loads(prompt)]
     except (ValueError, TypeError, LookupError):
@@ -84,7 +84,7 @@ def _asked(prompt: str) -> str:
 
 
 def _mood(row: Row) -> str:
-    """Green for what the update makes likelier, red for what it makes less likely."""
+    """Return green if the update makes a completion more likely, red if less likely."""
     advantage = row["advantage"] or 0.0
     return "green" if advantage > 0 else "red" if advantage < 0 else "default"
 

@@ -1,4 +1,4 @@
-"""`homeostat doctor`: what is wrong with a run of any framework, why, and what to change there."""
+"""`homeostat doctor`: report what is wrong with a run of any framework, why, and what to change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from homeostat.observe.redact import Scrubber, mask_text
 from homeostat.observe.safe_text import safe_page
 
 if TYPE_CHECKING:
-    from homeostat.health.readers import Source
+    from homeostat.health.readers import RunPlace, Source
     from homeostat.health.rule import Rule
     from homeostat.health.view import RunView
 
@@ -48,11 +48,14 @@ def doctor(
     select: Annotated[
         str,
         typer.Option(
-            "--select", metavar="CODES", help="Ask only these: codes, their beginnings, names."
+            "--select",
+            metavar="CODES",
+            help="Evaluate only these codes, prefixes, names or families.",
         ),
     ] = "",
     ignore: Annotated[
-        str, typer.Option("--ignore", metavar="CODES", help="Do not ask these: as --select.")
+        str,
+        typer.Option("--ignore", metavar="CODES", help="Skip these rules; same form as --select."),
     ] = "",
     level: Annotated[
         Level, typer.Option("--level", help="Show findings of this level and above.")
@@ -61,46 +64,47 @@ def doctor(
         bool, typer.Option("--verbose", "-v", help="List the rules that could not be evaluated.")
     ] = False,
 ) -> None:
-    """Say what is wrong with a run, since which step, why, and which setting to change.
+    """Report what is wrong with a run, since which step, why, and which setting to change.
 
-    A folder that holds several runs is reported run by run, the newest first. Standard input is
-    read to its end, to Ctrl-C, or to 4 GB; what came until then is judged.
+    A folder with several runs, in folders or loose logs, is reported run by run, the newest first.
+    Standard input is read to its end, to Ctrl-C, or up to 4 GB; what was read by then is judged.
 
-    Exit code 0: nothing of level error; 1: the run is ill, or ended in an error that no rule
-    knows; 2: the input cannot be read.
+    Exit code 0: no finding of level error; 1: the run is ill, or ended in an error that no rule
+    recognises; 2: the input cannot be read.
     """
     from homeostat.health.registry import RULES
 
     rules = chosen(RULES, select=select, ignore=ignore)
     judged = [
-        _judged(name, config, rules=rules, level=level, format=format, verbose=verbose)
-        for name in _named(path)
+        _judged(place, config, rules=rules, level=level, format=format, verbose=verbose)
+        for place in ([None] if path == STDIN else _places(path))
     ]
-    if format is Format.JSON:
-        answers = [json.loads(one.answer) for one in judged]
-        several = {
-            "runs": [
-                {"path": one.path, **answer} for one, answer in zip(judged, answers, strict=True)
-            ]
-        }
-        _write(json.dumps(several if len(judged) > 1 else answers[0], indent=2))
-    else:
-        for one in judged:
-            _write((f"=== {one.path} ===\n\n" if len(judged) > 1 else "") + one.answer)
+    _show(judged, as_json=format is Format.JSON)
     raise typer.Exit(max(one.exit_code for one in judged))
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A run's answer as it is shown, and the exit code that it asks for."""
+    """The answer for a run as it is shown, and its exit code."""
 
     path: str
     answer: str
     exit_code: int
 
 
+def _show(judged: list[_Judged], *, as_json: bool) -> None:
+    """Write the answers: those of several runs as one JSON object, or one page after another."""
+    if as_json:
+        answers = [json.loads(one.answer) for one in judged]
+        runs = [{"path": one.path, **answer} for one, answer in zip(judged, answers, strict=True)]
+        _write(json.dumps({"runs": runs} if len(judged) > 1 else answers[0], indent=2))
+        return
+    for one in judged:
+        _write((f"=== {one.path} ===\n\n" if len(judged) > 1 else "") + one.answer)
+
+
 def _judged(
-    path: str,
+    place: RunPlace | None,
     config: Path | None,
     *,
     rules: list[Rule],
@@ -112,7 +116,7 @@ def _judged(
     from homeostat.health.render import as_json, unknown_error
     from homeostat.health.render_text import as_text
 
-    view = _read(path, config)
+    view = _read(place, config)
     diagnosis = diagnose(view, rules)
     shown = [_without_secrets(one) for one in diagnosis.findings if one.level.rank >= level.rank]
     if format is Format.JSON:
@@ -125,17 +129,21 @@ def _judged(
         )
         answer = mask_text(text.rstrip("\n"))
     is_ill = any(one.level is Level.ERROR for one in diagnosis.findings)
-    return _Judged(path, answer, 1 if is_ill or unknown_error(diagnosis, view) else 0)
+    return _Judged(
+        place.name if place is not None else STDIN,
+        answer,
+        1 if is_ill or unknown_error(diagnosis, view) else 0,
+    )
 
 
-def _named(path: str) -> list[str]:
-    """The path, or the runs in it where it is a folder of several."""
-    from homeostat.health.readers import runs_in
+def _places(path: str) -> list[RunPlace]:
+    """Return the path, or the runs in it if it is a folder of several."""
+    from homeostat.health.readers import RunPlace, runs_in
     from homeostat.health.readers.run_dir import is_our_run
 
     folder = Path(path)
-    if path == STDIN or not folder.is_dir() or is_our_run(folder):
-        return [path]
+    if not folder.is_dir() or is_our_run(folder):
+        return [RunPlace(folder)]
     found = runs_in(folder)
     if len(found) > MAX_RUNS:
         typer.echo(
@@ -143,32 +151,40 @@ def _named(path: str) -> list[str]:
             "to have it judged.",
             err=True,
         )
-    return [str(run) for run in found[:MAX_RUNS]] or [path]
+    return found[:MAX_RUNS] or [RunPlace(folder)]
 
 
 def _without_secrets(finding: Finding) -> Finding:
-    """Evidence quotes lines of a log, which is pasted into bug reports. Before it is folded."""
+    """Remove secrets from a finding before it is wrapped.
+
+    Its evidence quotes lines of a log, and people paste it into bug reports.
+    """
     return replace(finding, evidence=tuple(mask_text(line) for line in finding.evidence))
 
 
-def _read(path: str, config: Path | None) -> RunView:
+def _read(place: RunPlace | None, config: Path | None) -> RunView:
+    """The run as it was read; what could not be read is said on standard error."""
+    view = _opened(place, config)
+    for note in view.facts["reading"].notes:
+        typer.echo(safe_page(note), err=True)
+    return view
+
+
+def _opened(place: RunPlace | None, config: Path | None) -> RunView:
     from homeostat.health.readers import Source, open_run, read_stream
     from homeostat.health.readers.settings import read_config
     from homeostat.health.readers.source import MAX_STREAM_BYTES
 
-    if path != STDIN:
-        return open_run(Path(path), config=config)
+    if place is not None:
+        return open_run(place, config=config)
     settings = read_config(config) if config is not None else None
     sources: list[Source] = []
     before = signal.signal(signal.SIGINT, lambda *_: _interrupt(sources))
     try:
         sources.append(Source(sys.stdin.buffer, name=STDIN, limit=MAX_STREAM_BYTES))
-        view = read_stream(sources[0], config=settings)
+        return read_stream(sources[0], config=settings)
     finally:
         signal.signal(signal.SIGINT, before)
-    for note in view.facts["reading"].notes:
-        typer.echo(note, err=True)
-    return view
 
 
 def _interrupt(sources: list[Source]) -> None:
@@ -179,7 +195,7 @@ def _interrupt(sources: list[Source]) -> None:
 
 
 def chosen(rules: tuple[Rule, ...], *, select: str, ignore: str) -> list[Rule]:
-    """The rules to ask. A word stands for a code, the beginning of codes, a name or a family."""
+    """Return the rules to evaluate. A word is a code, a prefix of codes, a name or a family."""
     wanted = _matching(rules, select, option="--select") if select else list(rules)
     left_out = _matching(rules, ignore, option="--ignore") if ignore else []
     return [rule for rule in wanted if rule not in left_out]
@@ -203,14 +219,14 @@ def _matching(rules: tuple[Rule, ...], words: str, *, option: str) -> list[Rule]
 
 
 def _has_color() -> bool:
-    """As https://no-color.org and most tools have it."""
+    """Return whether to use colour, as https://no-color.org and most tools define it."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
 
 
 def _write(text: str) -> None:
-    """To standard output, whatever it can encode and show: a log may hold any character."""
+    """Write to standard output, replacing what it cannot encode: a log may hold any character."""
     encoding = sys.stdout.encoding or "utf-8"
     text = safe_page(text)
     typer.echo(text.encode(encoding, errors="backslashreplace").decode(encoding))

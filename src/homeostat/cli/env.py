@@ -1,4 +1,4 @@
-"""`homeostat env`: versions, devices, whether they fit, what is missing; the bug-report sheet."""
+"""`homeostat env`: show versions, devices and incompatibilities; write bug reports."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ from homeostat.observe.terminal import SafeConsole
 def env(
     run: Annotated[
         Path | None,
-        typer.Option(
-            "--run", metavar="DIR", help="Print the bug-report sheet of a run, as Markdown."
-        ),
+        typer.Option("--run", metavar="DIR", help="Print the bug report of a run, as Markdown."),
     ] = None,
     format: OutputFormat = Format.TEXT,
 ) -> None:
-    """Show versions and devices, say what cannot work together and what is missing.
+    """Show versions and devices, and report what is incompatible or missing.
 
-    With --run DIR: everything a bug report needs, with secrets removed.
+    With --run DIR: print everything that a bug report needs, with secrets removed.
     """
     if run is not None:
         require_run_dir(run)
@@ -46,11 +44,11 @@ def env(
 
 
 def read_torch() -> TorchFacts:
-    """What torch says of itself, or why it cannot be imported."""
+    """Return facts about torch, or why it cannot be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        # A torch whose CUDA libraries are broken fails to load with OSError.
+        # Importing a torch with broken CUDA libraries raises OSError.
         return TorchFacts(error=str(error))
     available = torch.cuda.is_available()
     count = torch.cuda.device_count() if available else 0

@@ -1,4 +1,4 @@
-"""`homeostat estimate`: what a recipe will hold on each device, and what would make it fit."""
+"""`homeostat estimate`: predict the memory of a recipe, and what would make it fit."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def estimate(
     recipe: Recipe, overrides: Overrides = None, format: OutputFormat = Format.TEXT
 ) -> None:
-    """Plan a recipe's memory without loading a weight.
+    """Estimate the memory of a recipe without loading a weight.
 
-    An update is done on tensors without data, so that what is counted is what the run would hold.
-    Where it does not fit, the settings that would help follow, least disruptive first. Exit code
-    0: it fits; 1: it does not; 2: the recipe or its files are at fault.
+    One update is traced on tensors without data, so the estimate counts what the run would hold. If
+    it does not fit, the settings that would help are listed, the least disruptive first. Exit code
+    0: it fits; 1: it does not; 2: the recipe or its files have errors.
     """
     config = load_config(recipe, overrides)
     from homeostat.run.preflight.check import Preflight

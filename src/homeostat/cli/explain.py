@@ -1,4 +1,4 @@
-"""`homeostat explain`: all that is known of one illness."""
+"""`homeostat explain`: show everything that is known about one illness."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def explain(
 ) -> None:
     """Show the page of a rule: what it sees, why it matters, likely causes, what to do.
 
-    For a name: what it means, and the rules that may find it.
+    For the name of an illness: its meaning, and the rules that may find it.
     """
     from homeostat.health.registry import BY_CODE, RULES
     from homeostat.health.vocabulary import FAMILY_OF, WORDS
@@ -55,7 +55,7 @@ def explain(
 
 
 def page(rule: Rule) -> Iterator[str]:
-    """A rule's page as it is shown, in Markdown."""
+    """Return the page of a rule in Markdown."""
     yield f"# {rule.code} {rule.name}"
     yield f"{rule.family.value}, {rule.level.value}, {rule.confidence.value}"
     if rule.kinds:
@@ -73,7 +73,7 @@ def page(rule: Rule) -> Iterator[str]:
 
 
 def _names(rule: Rule, name: str) -> bool:
-    """Whether a rule is about an illness, or lists it among the likely causes."""
+    """Return whether a rule is about an illness, or lists it among the likely causes."""
     return rule.name == name or f"- {name}:" in rule.text
 
 

@@ -1,4 +1,4 @@
-"""`homeostat inspect`: the tokens that a recipe makes of its rows, or a run's completions."""
+"""`homeostat inspect`: show the tokens of a recipe's rows, or a run's completions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from homeostat.data.inspection import InspectedRow, Inspection, Token
 
 BAR_WIDTH = 40
-# Two shades in turn, so that the borders of tokens can be seen.
+# Two alternating shades, so that the borders of tokens are visible.
 TRAINED = ("bold white on #005f00", "bold white on #007a00")
 UNTRAINED = "dim"
 SPECIAL = "magenta"
@@ -38,30 +38,33 @@ def inspect(
         Path,
         typer.Argument(
             metavar="RECIPE",
-            help="The recipe: a YAML file that describes the run. Or the folder of a run (RL).",
+            help="The recipe (a YAML file), or the folder of an RL run.",
             show_default=False,
         ),
     ],
     overrides: Overrides = None,
-    rows: Annotated[int, typer.Option("--rows", "-n", min=0, help="How many rows to show.")] = 3,
+    rows: Annotated[int, typer.Option("--rows", "-n", min=0, help="Number of rows to show.")] = 3,
     row_id: Annotated[
         list[int] | None,
         typer.Option(
-            "--row-id", metavar="N", help="Show row N in place of the first rows; may be repeated."
+            "--row-id", metavar="N", help="Show row N instead of the first rows; may be repeated."
         ),
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option("--step", metavar="N", help="Step of a run folder. Default: the newest."),
+        typer.Option(
+            "--step", metavar="N", help="Step of the run folder to show. Default: the newest."
+        ),
     ] = None,
     format: OutputFormat = Format.TEXT,
 ) -> None:
-    """Show the tokens of some rows with their labels, and what became of all rows.
+    """Show the tokens of some rows with their labels, and statistics of all rows.
 
-    Trained tokens stand on green, or in brackets where there is no colour. Row numbers are those
-    of row_losses.jsonl and offending_rows/. Exit code 1: training would refuse these rows.
+    Trained tokens have a green background, or are in brackets if there is no colour. Row numbers
+    are those of row_losses.jsonl and offending_rows/. Exit code 1: training would refuse these
+    rows.
 
-    Of an RL recipe it shows prompts, up to where the answer begins. Of the folder of an RL run it
+    For an RL recipe it shows prompts, up to where the answer begins. For the folder of an RL run it
     shows the completions of a step that earned the most and the least, --rows of each.
     """
     console = SafeConsole(stderr=format is Format.JSON, highlight=False)
@@ -141,7 +144,7 @@ def _show_row(row: InspectedRow, console: Console, *, is_rl: bool) -> None:
 
 
 def colour_row(row: InspectedRow, console: Console) -> Text:
-    """The row's text: trained tokens on green, or in brackets where nothing can be coloured."""
+    """Return the row's text with trained tokens on green, or in brackets without colour."""
     plain = console.no_color or console.color_system is None
     opening, closing, newline = marks(console)
     text, shade = Text(), 0
@@ -193,7 +196,7 @@ def _show_lengths(found: Inspection, console: Console) -> None:
     block = "█" if is_unicode(console) else "#"
     for length in found.lengths:
         size = round(BAR_WIDTH * length.rows / most)
-        # A bin that is not empty always shows something.
+        # A bin that is not empty always shows at least one block.
         bar = block * max(size, 1 if length.rows else 0)
         span = f"{length.low:>7} - {length.high:<7}"
         console.print(Text.assemble(span, (f"{bar:<{BAR_WIDTH}}", "cyan"), f" {length.rows}"))

@@ -1,4 +1,4 @@
-"""The command line. One file per verb; those that must come up at once load nothing else."""
+"""The entry point of the command line. Verbs that must start fast load nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK_VERBS = {"doctor": doctor.doctor, "explain": explain.explain, "rules": rul
 
 
 def main() -> None:
-    """Entry point: an error that a user can mend is a message, never a traceback."""
+    """Run the command line; an error that the user can fix is a message, never a traceback."""
     try:
         _require_folder()
         _run(sys.argv)
@@ -30,7 +30,7 @@ def main() -> None:
         _show_error(error)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is wrong.
+        # The reader of our output closed it (`| head`), which is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except KeyboardInterrupt:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _require_folder() -> None:
-    """Relative paths, and libraries that are imported, need the current folder."""
+    """Refuse a deleted current folder, which relative paths and imported libraries need."""
     try:
         os.getcwd()
     except OSError as error:
@@ -49,7 +49,7 @@ def _require_folder() -> None:
 
 
 def _run(argv: list[str]) -> None:
-    """The verb, with as little loaded as it needs: config classes alone take half a second."""
+    """Run the verb with as few imports as it needs: config classes alone take half a second."""
     verb = QUICK_VERBS.get(argv[1]) if len(argv) > 1 else None
     if verb is None:
         from homeostat.cli.verbs import app
@@ -81,7 +81,7 @@ def _wants_json(argv: list[str]) -> bool:
 
 
 def as_json(error: HomeostatError) -> dict[str, object]:
-    """An error for a program to read."""
+    """Return an error as JSON."""
     fields: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
     if isinstance(error, ConfigError):
         fields["file"] = error.file

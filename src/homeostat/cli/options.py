@@ -18,25 +18,27 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Keys of the recipe to change: trainer.lr=1e-5 data.train.0.limit=100.",
+        help="Keys of the recipe to override: trainer.lr=1e-5 data.train.0.limit=100.",
         show_default=False,
     ),
 ]
 
 
 class Format(StrEnum):
+    """The format of a verb's output."""
+
     TEXT = "text"
     JSON = "json"
 
 
 OutputFormat = Annotated[
-    Format, typer.Option("--format", help="text for a person, json for a program.")
+    Format, typer.Option("--format", help="text for people, json for programs.")
 ]
 LogLevel = Annotated[
     str | None,
     typer.Option(
         "--log-level",
         metavar="LEVEL",
-        help="How much the log tells: debug, info, warning or error. HOMEOSTAT_DEBUG=1 sets debug.",
+        help="Lowest level to log: debug, info, warning or error. HOMEOSTAT_DEBUG=1 sets debug.",
     ),
 ]

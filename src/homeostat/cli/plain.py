@@ -1,4 +1,4 @@
-"""What verbs share that show text out of data files on a terminal."""
+"""Helpers of verbs that show text from data files on a terminal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from rich.text import Text
 
 
 def printable(text: str, *, newline: str) -> str:
-    """Control characters as escapes (data must not steer the terminal), line ends and tabs visible.
+    """Return a text with control characters as escapes and line ends and tabs visible.
 
-    Stricter than `safe_text`: someone who looks at single tokens wants to see every odd space.
+    Data must not control the terminal. This is stricter than `safe_text`, because someone who looks
+    at single tokens wants to see every odd space.
     """
     shown = (
         f"{newline}\n" if char == "\n" else char if char.isprintable() else repr(char)[1:-1]

@@ -1,8 +1,8 @@
-"""The arguments of verbs that must come up at once, read without pydantic.
+"""Parse the arguments of verbs that must start fast, without pydantic.
 
-Typer reads arguments with pydantic, which takes longer to load than the doctor to answer. What is
-said plainly is read here, from the same signature; anything else (help, a mistake) is left to
-Typer, so that there is one set of messages.
+Typer parses arguments with pydantic, which takes longer to load than the doctor takes to answer.
+Plain arguments are parsed here, from the same signature; anything else (help, a mistake) is left to
+Typer, so that there is only one set of messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typer.models import OptionInfo
 
 
 def arguments_of(verb: Callable[..., None], words: Sequence[str]) -> dict[str, Any] | None:
-    """Parameter -> value, as the words behind the verb say; None for Typer to deal with."""
+    """Return parameter -> value from the words after the verb, or None to leave it to Typer."""
     types: dict[str, type] = {}
     options: dict[str, str] = {}
     places: list[str] = []
@@ -28,7 +28,8 @@ def arguments_of(verb: Callable[..., None], words: Sequence[str]) -> dict[str, A
         annotation, info = get_args(hint)
         types[name] = _plain_type(annotation)
         if isinstance(info, OptionInfo):
-            # Inside Annotated the first name of an option is where its default would be.
+            # Inside Annotated, Typer stores the first name of an option in the place of the
+            # default.
             names = (str(info.default), *(info.param_decls or ()))
             options |= dict.fromkeys(names, name)
         else:
@@ -42,7 +43,7 @@ def arguments_of(verb: Callable[..., None], words: Sequence[str]) -> dict[str, A
 
 
 def _plain_type(annotation: Any) -> type:
-    """The type of a value that was given: `Path | None` is a Path."""
+    """Return the type of a value that was given: `Path | None` is a Path."""
     found = [part for part in get_args(annotation) if part is not NoneType]
     return found[0] if found else annotation
 
@@ -80,7 +81,7 @@ def _said(
 
 
 def _value(text: str, kind: type) -> str | Path | None:
-    """None for what the type has no value for."""
+    """Convert a word to the type; None if that is impossible."""
     if issubclass(kind, StrEnum):
         return kind(text) if text in list(kind) else None
     assert kind in (str, Path), kind

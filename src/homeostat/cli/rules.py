@@ -1,4 +1,4 @@
-"""`homeostat rules`: every rule that the doctor knows."""
+"""`homeostat rules`: list every rule that the doctor knows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def rules(
     family: Annotated[
         Family | None,
-        typer.Option("--family", help="Only the rules about this part of a run."),
+        typer.Option("--family", help="List only the rules about this part of a run."),
     ] = None,
     format: OutputFormat = Format.TEXT,
 ) -> None:
@@ -38,13 +38,13 @@ def rules(
 
 
 def headline(rule: Rule) -> str:
-    """The first sentence of its page."""
+    """Return the first sentence of a rule's page."""
     first = " ".join(rule.text.strip().split("\n\n", 1)[0].split())
     return first
 
 
 def rule_json(rule: Rule) -> dict[str, Any]:
-    """A rule for a program to read."""
+    """Return a rule as JSON values."""
     return {
         "code": rule.code,
         "name": rule.name,

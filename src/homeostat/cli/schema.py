@@ -1,4 +1,4 @@
-"""`homeostat schema`: the JSON Schema of a recipe."""
+"""`homeostat schema`: print the JSON Schema of a recipe."""
 
 from __future__ import annotations
 

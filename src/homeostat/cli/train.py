@@ -1,4 +1,4 @@
-"""`homeostat train`: run a recipe, or go on with one that was interrupted."""
+"""`homeostat train`: start a run, or resume one that was interrupted."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def train(
     format: OutputFormat = Format.TEXT,
     log_level: LogLevel = None,
 ) -> None:
-    """Train a model as a recipe says.
+    """Train a model as described by a recipe.
 
-    Everything is written to the run directory (runs_dir/name); the same command goes on where an
-    earlier one stopped. Ctrl-C or SIGTERM finishes the step, saves, and ends; a second one ends at
-    once.
+    Everything is written to the run directory (runs_dir/name); the same command resumes an
+    interrupted run. Ctrl-C or SIGTERM finishes the step, saves a checkpoint and ends the run; a
+    second one ends it at once.
     """
     config = load_config(recipe, overrides)
     level = resolve_level(log_level, config=config.observe.log_level)

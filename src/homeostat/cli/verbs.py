@@ -1,4 +1,4 @@
-"""Every verb, in the order of the help. One file each."""
+"""All verbs, in the order of the help, one file each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from homeostat.cli import (
     explain,
     inspect,
     rules,
+    scaffold,
     schema,
     train,
 )
@@ -26,4 +27,5 @@ app.command()(rules.rules)
 app.command()(inspect.inspect)
 app.command()(clinic.clinic)
 app.command()(env.env)
+app.command()(scaffold.scaffold)
 app.command()(schema.schema)

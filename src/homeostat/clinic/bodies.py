@@ -1,7 +1,7 @@
-"""What the clinic's runs are made of: one alphabet, tiny Llamas, and games with known answers.
+"""The parts of the clinic's runs: one alphabet, tiny Llamas, and games with known answers.
 
     40312>   sort       01234$        reverse   21304$        copy   40312$
-             largest    4$            parity    0$ (are the odd digits even in number?)
+             largest    4$            parity    0$ (is the number of odd digits even?)
              shift      51423$        evens     402$ (the even digits, in their order)
              count      2$ (how many digits are odd)
 
@@ -44,7 +44,7 @@ GAMES: dict[str, Callable[[str], str]] = {
 
 
 def write_model(folder: Path, *, width: int = 64, layers: int = 2, **changes: Any) -> Path:
-    """A model folder without weights, for model.init: random."""
+    """Write a model folder without weights, for model.init: random."""
     folder.mkdir(parents=True, exist_ok=True)
     _tokenizer().save(str(folder / "tokenizer.json"))
     files = {
@@ -70,7 +70,7 @@ def numbers(count: int, *, seed: int, num_digits: Sequence[int] = (5,)) -> list[
 
 
 def prompt_rows(game: str, count: int, *, seed: int, **kinds: Any) -> list[dict[str, Any]]:
-    """Prompts with answers, to learn from by trial."""
+    """Return prompts with answers, for RL."""
     solve = GAMES[game]
     return [
         {"prompt": digits + PROMPT_END, "answer": solve(digits)}
@@ -79,7 +79,7 @@ def prompt_rows(game: str, count: int, *, seed: int, **kinds: Any) -> list[dict[
 
 
 def worked_rows(game: str, count: int, *, seed: int, **kinds: Any) -> list[dict[str, Any]]:
-    """Worked examples: prompt and completion."""
+    """Return worked examples: prompt and completion."""
     rows = prompt_rows(game, count, seed=seed, **kinds)
     return [{"prompt": row["prompt"], "completion": row["answer"]} for row in rows]
 
@@ -90,7 +90,7 @@ def text_rows(game: str, count: int, *, seed: int, **kinds: Any) -> list[dict[st
 
 
 def chat_rows(game: str, count: int, *, seed: int, **kinds: Any) -> list[dict[str, Any]]:
-    """Chats of one or two turns."""
+    """Return chats of one or two turns."""
     rng = random.Random(seed)
     rows = []
     for row in prompt_rows(game, count, seed=seed, **kinds):

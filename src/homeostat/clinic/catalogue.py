@@ -36,5 +36,5 @@ HEALTHY: dict[str, Body] = {
     ),
 }
 
-# One of each, for a look within a minute.
+# One fault and one healthy run, for `--short`.
 SHORT = ("sft_pairs", "frozen_layers")

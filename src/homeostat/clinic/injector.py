@@ -1,8 +1,8 @@
-"""What a fault is: the run that it befalls, when and how hard it strikes, and who should notice.
+"""The definition of a fault: its run, its onset and strength, and which findings should name it.
 
 An injector makes its run ill in one of two ways, or both: `prepare` alters the recipe and the files
-before the run begins; the hooks of `run/wiring/hooks.py` lay hands on the living run. It never
-touches what the run writes down.
+before the run begins; the hooks of `run/wiring/hooks.py` alter the running process. It never
+touches what the run writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FROM_START = (1, 1)
 
 
 class Cure(StrEnum):
-    """The least that health.heal must allow for a remedy that can mend it."""
+    """The least that health.heal must allow for a remedy that can cure the fault."""
 
     NONE = "none"
     SAFE = "safe"
@@ -33,7 +33,7 @@ class Cure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dose:
-    """Drawn from the seed: the first ill step, and how hard it strikes."""
+    """The first ill step and the strength of the fault, drawn from the seed."""
 
     seed: int
     onset: int
@@ -41,9 +41,9 @@ class Dose:
 
 
 class Injector(Hooks):
-    """One fault. A subclass is a fault; its docstring says what goes wrong.
+    """One fault. Each subclass is a fault; its docstring says what goes wrong.
 
-    `expects` names the illness in the vocabulary of health; any of them is a right answer.
+    `expects` names the illness in the vocabulary of health; any of these names is a right answer.
     """
 
     name: ClassVar[str]
@@ -51,20 +51,20 @@ class Injector(Hooks):
     expects: ClassVar[tuple[str, ...]]
     body: ClassVar[Body] = SORT
     onset: ClassVar[tuple[int, int]] = (10, 18)
-    # Bounds of the strength, drawn evenly on a logarithmic scale.
+    # Bounds of the strength, which is drawn uniformly on a logarithmic scale.
     strength: ClassVar[tuple[float, float]] = (1.0, 1.0)
     cure: ClassVar[Cure] = Cure.NONE
-    # The metric by which a cure is judged, besides the finding: it comes back to this share of what
-    # it was before the onset.
+    # The metric by which a cure is judged in addition to the finding: it must return to this share
+    # of its value before the onset.
     vital: ClassVar[str] = ""
     vital_share: ClassVar[float] = 0.7
-    # The fault itself goes on and its finding with it; cured is a run that lives with it.
+    # The fault itself continues, and so does its finding; cured means that the run copes with it.
     stays: ClassVar[bool] = False
-    # The remedy is at work in the ill run, too: the vital metric gets better from its beginning.
+    # The remedy also acts in the ill run: the vital metric must improve on its first value.
     learns: ClassVar[bool] = False
-    # The run is meant to die, or to be ended by its deadline.
+    # The run is expected to die, or to be ended by its deadline.
     is_fatal: ClassVar[bool] = False
-    # Times that `train` is called on the run directory.
+    # Number of times that `train` is called on the run directory.
     num_calls: ClassVar[int] = 1
     deadline_s: ClassVar[float] = 150.0
 
@@ -74,6 +74,7 @@ class Injector(Hooks):
 
     @classmethod
     def dosed(cls, seed: int) -> Dose:
+        """Draw a dose from the seed."""
         rng = random.Random(f"{cls.name}/{seed}")
         low, high = map(math.log, cls.strength)
         return Dose(seed, rng.randint(*cls.onset), math.exp(rng.uniform(low, high)))
@@ -86,14 +87,14 @@ class Injector(Hooks):
         """Alter the recipe, or the files that it names."""
 
     def between_calls(self, run_dir: Path) -> None:
-        """Before `train` is called on the run directory again (num_calls)."""
+        """Run before `train` is called on the run directory again (num_calls)."""
 
     def is_ill(self, step: int) -> bool:
-        """For a fault that lasts."""
+        """Return whether a lasting fault is active at a step."""
         return step >= self.dose.onset
 
     def strikes(self, step: int) -> bool:
-        """For a fault that happens once, also in a run that goes back and comes by again."""
+        """Return True once, at the onset, even in a run that goes back and passes it again."""
         now = step >= self.dose.onset and not self._has_struck
         self._has_struck = self._has_struck or now
         return now

@@ -1,4 +1,4 @@
-"""What a process of the clinic is told to run."""
+"""The description of a run that is passed to a process of the clinic."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from homeostat.clinic.recipes import Base
 
 
 class Kind(StrEnum):
+    """The kind of a job."""
+
     BASE = "base"
     HEALTHY = "healthy"
     ILL = "ill"

@@ -1,4 +1,4 @@
-"""One run of the clinic, in a process of its own: `python -m homeostat.clinic.patient JOB`.
+"""Run one job of the clinic in its own process: `python -m homeostat.clinic.patient JOB`.
 
 JOB is the JSON text of a Job. The exit code is that of `homeostat train`.
 """
@@ -22,7 +22,7 @@ from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
 
 
 def main(job: Job) -> int:
-    """The exit code of the last call."""
+    """Run the job and return the exit code of the last call."""
     folder = Path(job.folder)
     if job.kind is Kind.BASE:
         assert job.base is not None, job

@@ -1,4 +1,4 @@
-"""The processes that this one has started, as the kernel knows them (Linux: /proc)."""
+"""Find the processes that this one has started (Linux: /proc)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def descendants(text: str) -> list[int]:
-    """Processes under this one whose command line holds the text."""
+    """Return the processes below this one whose command line contains the text."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := _read(entry / "stat")):
-            # The name, in brackets, may hold anything; what follows it does not.
+            # The name, in brackets, may contain anything, so parse what follows it.
             parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
     return [
         process
@@ -29,7 +29,7 @@ def _descends(process: int, parents: dict[int, int]) -> bool:
 
 
 def _read(file: Path) -> str:
-    """Empty where the process has ended by now."""
+    """Read a file of /proc; empty if the process has ended."""
     try:
         return file.read_text(errors="replace").replace("\0", " ")
     except OSError:

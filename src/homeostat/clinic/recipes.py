@@ -1,7 +1,7 @@
-"""The recipes of the clinic's runs, as they are when nothing is wrong with them.
+"""The recipes of the clinic's runs without any fault.
 
-An RL run starts from a base policy: a model that was shown its game for a few steps, and that gets
-a part of the answers right. Base policies are trained once and lie in the clinic's folder.
+An RL run starts from a base policy: a model that was trained on its game for a few steps and gets a
+part of the answers right. Base policies are trained once and stored in the clinic's folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Raw = dict[str, Any]
 
 NUM_ROWS = 2048
 NUM_EVAL = 64
-# Steps after which a policy gets a part of the answers right, and not all of them.
+# Number of steps after which a policy gets a part of the answers right, but not all.
 STEPS_OF_BASE = {
     "sort": 32,
     "reverse": 40,
@@ -36,7 +36,7 @@ ROW_MAKERS = {
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A healthy run: what it learns, from which rows, by which algorithm, how large it is.
+    """A healthy run: its game, its rows, its algorithm and its size.
 
     `changes` are keys of the recipe ("trainer.lr": 1e-3) that differ from the usual ones.
     """
@@ -48,7 +48,7 @@ class Body:
     layers: int = 2
     steps: int = 40
     num_digits: tuple[int, ...] = (5,)
-    # SFT that goes on from a base policy, as RL always does.
+    # SFT that starts from a base policy, as RL always does.
     pretrained: bool = False
     changes: Raw = field(default_factory=dict)
 
@@ -58,13 +58,13 @@ class Body:
 
     @property
     def base(self) -> Base | None:
-        """The policy that it starts from."""
+        """Return the policy from which it starts."""
         if not (self.is_rl or self.pretrained):
             return None
         return Base(self.game, self.width, self.layers, self.num_digits)
 
     def recipe(self, folder: Path, *, bases: Path, seed: int) -> Raw:
-        """Writes its files to the folder; the recipe of a run in folder/runs/run."""
+        """Write its files to the folder, and return the recipe of a run in folder/runs/run."""
         raw = self._rl(folder, seed) if self.is_rl else self._sft(folder, seed)
         if self.base is not None:
             raw["model"] = {"path": str(self.base.weights(bases))}
@@ -117,7 +117,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A policy that was shown its game by a short run on worked examples."""
+    """A policy that was trained on its game by a short run on worked examples."""
 
     game: str
     width: int

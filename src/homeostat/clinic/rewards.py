@@ -1,7 +1,7 @@
-"""Reward functions of the clinic: a sound one, and what becomes of it when a fault strikes.
+"""Reward functions of the clinic: a sound one, and the faulty ones.
 
-They are called as TRL calls them, in worker processes, so nothing heavy is imported here. `onset`
-is the first step at which a function is ill; until then it is `right`.
+They are called as in TRL, in worker processes, so nothing heavy is imported here. `onset` is the
+first step at which a function is faulty; until then it behaves like `right`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Values = list[float | None]
 
 
 def right(completions: Sequence[str], answer: Sequence[str], **_: Any) -> Values:
-    """1 for the right answer, else 0."""
+    """Return 1 for the right answer, else 0."""
     return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
 
 
@@ -26,26 +26,27 @@ def _from(onset: int, ill: Callable[..., Values], **call: Any) -> Values:
 
 
 def flipped(*, onset: int, **call: Any) -> Values:
-    """The sign is wrong: a right answer costs what it should earn."""
+    """Return the reward with the wrong sign: a right answer costs what it should earn."""
     return _from(onset, lambda **call: [-(value or 0.0) for value in right(**call)], **call)
 
 
 def constant(*, onset: int, value: float, **call: Any) -> Values:
+    """Return the same value for every answer."""
     return _from(onset, lambda completions, **_: [value] * len(completions), **call)
 
 
 def silent(*, onset: int, **call: Any) -> Values:
-    """None for every sample, as if the reward did not apply."""
+    """Return None for every sample, as if the reward did not apply."""
     return _from(onset, lambda completions, **_: [None] * len(completions), **call)
 
 
 def raising(*, onset: int, **call: Any) -> Values:
-    """An answer that is not in the table that the function looks into."""
+    """Raise because the answer is not in the function's table."""
     return _from(onset, lambda answer, **_: [{}[text] for text in answer], **call)
 
 
 def stumbling(*, onset: int, share: float, **call: Any) -> Values:
-    """Looks into a table that lacks some of the answers."""
+    """Raise on some answers, which the function's table lacks."""
 
     def ill(completions: Sequence[str], answer: Sequence[str], **_: Any) -> Values:
         rng = random.Random(f"{call['trainer_state'].global_step}{answer[0]}")
@@ -57,16 +58,17 @@ def stumbling(*, onset: int, share: float, **call: Any) -> Values:
 
 
 def not_a_number(*, onset: int, **call: Any) -> Values:
+    """Return NaN for every answer."""
     return _from(onset, lambda completions, **_: [float("nan")] * len(completions), **call)
 
 
 def wrong_length(*, onset: int, **call: Any) -> Values:
-    """One value for the whole group."""
+    """Return one value for the whole group."""
     return _from(onset, lambda **call: right(**call)[:1], **call)
 
 
 def by_length(*, onset: int, per_token: float, **call: Any) -> Values:
-    """Every token earns something, whatever it says."""
+    """Reward every token, whatever it says."""
 
     def ill(completion_ids: Sequence[Sequence[int]], **rest: Any) -> Values:
         values = right(completion_ids=completion_ids, **rest)
@@ -79,7 +81,7 @@ def by_length(*, onset: int, per_token: float, **call: Any) -> Values:
 
 
 def by_shortness(*, onset: int, per_token: float, **call: Any) -> Values:
-    """Every token costs more than a right answer can earn."""
+    """Charge every token more than a right answer can earn."""
 
     def ill(completion_ids: Sequence[Sequence[int]], **_: Any) -> Values:
         return [-per_token * len(ids) for ids in completion_ids]
@@ -88,12 +90,12 @@ def by_shortness(*, onset: int, per_token: float, **call: Any) -> Values:
 
 
 def marked(*, completions: Sequence[str], answer: Sequence[str], **_: Any) -> Values:
-    """Right answers count only inside a mark that no model here was ever shown."""
+    """Reward right answers only inside a mark that no model here was ever shown."""
     return [float(text == f"a{wanted}b") for text, wanted in zip(completions, answer, strict=True)]
 
 
 def sleepy(*, onset: int, seconds: float, **call: Any) -> Values:
-    """Right, and slow."""
+    """Return the right reward, but slowly."""
 
     def ill(**call: Any) -> Values:
         time.sleep(seconds)
@@ -103,7 +105,7 @@ def sleepy(*, onset: int, seconds: float, **call: Any) -> Values:
 
 
 def hanging(*, onset: int, **call: Any) -> Values:
-    """Never answers from its onset on."""
+    """Never answer from the onset on."""
 
     def ill(**_: Any) -> Values:
         while True:
@@ -113,14 +115,14 @@ def hanging(*, onset: int, **call: Any) -> Values:
 
 
 def flaky(*, onset: int, share: float, **call: Any) -> Values:
-    """Raises for a share of the prompts, as a judge does that does not answer."""
+    """Raise for a share of the prompts, like a judge that does not answer."""
     if _is_hit(onset, share, call):
         raise ConnectionError("the judge refused the connection")
     return right(**call)
 
 
 def stuck(*, onset: int, share: float, **call: Any) -> Values:
-    """Hangs for a share of the prompts."""
+    """Hang for a share of the prompts."""
     if _is_hit(onset, share, call):
         time.sleep(600.0)
     return right(**call)
@@ -132,7 +134,7 @@ def _is_hit(onset: int, share: float, call: dict[str, Any]) -> bool:
 
 
 def deadly(*, onset: int, share: float, **call: Any) -> Values:
-    """Its process is killed, now and then, as the kernel does when memory runs out."""
+    """Kill its own process now and then, as the kernel does when memory runs out."""
     if _is_hit(onset, share, call):
         os.kill(os.getpid(), signal.SIGKILL)
     return right(**call)

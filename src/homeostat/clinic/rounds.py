@@ -1,9 +1,9 @@
-"""A round of the clinic: which runs, in which order, and what became of each.
+"""A round of the clinic: which runs, in which order, and the verdict on each.
 
     base policies -> healthy runs, ill runs, ill runs with remedies -> verdicts
 
-A fault that a remedy should cure is run twice with the same dose: with health.heal off, which says
-how well it is noticed, and with what its cure needs.
+A fault that a remedy should cure is run twice with the same dose: once with health.heal off, which
+shows how well it is noticed, and once with what its cure needs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from homeostat.errors import ConfigError, Problem
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked for. `seeds`: how many doses of each fault, and seeds of each healthy run,
-    counted from `first_seed`."""
+    """The runs that are requested.
+
+    `seeds` is the number of doses of each fault, and of seeds of each healthy run, counted from
+    `first_seed`.
+    """
 
     healthy: tuple[str, ...]
     faults: tuple[str, ...]
@@ -39,13 +42,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """The verdicts of a round."""
+
     healthy: tuple[Verdict, ...]
     faults: tuple[Verdict, ...]
     seconds: float
 
 
 def chosen(select: Iterable[str], *, short: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of healthy runs and of faults. Raises for a name that is neither."""
+    """Return the names of healthy runs and of faults. Raises for a name that is neither."""
     names = list(select) or (list(SHORT) if short else [*HEALTHY, *INJECTORS])
     unknown = [name for name in names if name not in HEALTHY and name not in INJECTORS]
     if unknown:
@@ -57,11 +62,11 @@ def chosen(select: Iterable[str], *, short: bool) -> tuple[tuple[str, ...], tupl
 
 
 def hold(plan: Plan, *, tell: Callable[[Ended], None]) -> Report:
-    """Run all of it. `tell` is called whenever a run has ended."""
+    """Run the whole plan. `tell` is called whenever a run has ended."""
     started = time.perf_counter()
     run_all(_bases(plan), at_a_time=plan.at_a_time, tell=tell)
     healthy, ill, healed = _jobs(plan)
-    # The longest first, so that none of them is waited for alone at the end.
+    # Start the longest first, so that none of them runs alone at the end.
     jobs = sorted(healthy + ill + healed, key=lambda job: -job.deadline_s)
     ended = run_all(jobs, at_a_time=plan.at_a_time, tell=tell)
     cures = {(job.name, job.seed): ended[job] for job in healed}
@@ -83,7 +88,7 @@ def _judged(ended: Ended, healed: Ended | None) -> Verdict:
 
 
 def _bases(plan: Plan) -> list[Job]:
-    """Of base policies that are needed and not there yet."""
+    """Return jobs for the base policies that are needed and missing."""
     some = [HEALTHY[name] for name in plan.healthy]
     some += [INJECTORS[name].body for name in plan.faults]
     needed: dict[str, Base] = {body.base.name: body.base for body in some if body.base is not None}

@@ -15,7 +15,7 @@ from homeostat.clinic.verdict import Verdict
 
 
 def summarise(report: Report) -> dict[str, Any]:
-    """The figures of a round. A share of nothing is None."""
+    """Return the figures of a round. A share of nothing is None."""
     faults = report.faults
     late = [one.steps_late for one in faults if one.steps_late is not None]
     return {

@@ -1,16 +1,16 @@
-"""What became of one run: was the fault noticed, by whom first, how late, and was it cured.
+"""Judge one run: was the fault noticed, by which finding first, how late, and was it cured?
 
 noticed       a finding of level warn or above is about the fault: its name, or one of its first two
               causes, is one that the injector expects. Either live (findings.jsonl), at or after
-              the onset, or by the doctor on what the run left behind
-right first   the doctor's first finding on the run directory is about the fault. Where it has none
-              any more (the fault passed), the first that opened live at or after the onset
-steps late    from the onset to the step at which a right finding opened live; where the run died
+              the onset, or by the doctor on the finished run directory
+right first   the doctor's first finding on the run directory is about the fault. If it has none
+              any more (the fault passed), the first that opened live at or after the onset counts
+steps late    from the onset to the step at which a right finding opened live; if the run died
               before that, to its last step
 false alarm   a finding of level warn or above that opened before the onset, or in a healthy run,
               or that the doctor has of a healthy run
-cured         a second run, the same but for health.heal, ends by itself, no right finding is open
-              at its end, and the fault's vital metric came back
+cured         a second run, the same except for health.heal, ends by itself, no right finding is
+              open at its end, and the fault's vital metric has recovered
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from homeostat.health.records import State, from_json
 from homeostat.health.registry import RULES
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 
-# Records that a vital metric is the mean of, before the onset and at the end.
+# Number of records over which a vital metric is averaged, before the onset and at the end.
 NUM_VITAL = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A finding, and the step at which it was told."""
+    """A finding, and the step at which it was reported."""
 
     step: int
     finding: Finding
@@ -44,7 +44,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is known of a run: its findings of level warn or above, live and afterwards."""
+    """The findings of a run of level warn or above, live and afterwards."""
 
     live: tuple[Opened, ...]
     after: tuple[Finding, ...]
@@ -53,7 +53,10 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One line of the report. `others` are findings after the onset that are not about it."""
+    """One line of the report.
+
+    `others` are findings after the onset that are not about the fault.
+    """
 
     name: str
     seed: int
@@ -61,7 +64,7 @@ class Verdict:
     seconds: float
     first: str = ""
     false_alarms: tuple[str, ...] = ()
-    # Of faults alone.
+    # Only for faults.
     family: str = ""
     expects: tuple[str, ...] = ()
     onset: int = 0
@@ -76,7 +79,7 @@ class Verdict:
 
 
 def read_chart(run_dir: Path) -> Chart:
-    """A run that never began has an empty one."""
+    """Read the findings of a run; a run that never began has none."""
     if not run_dir.is_dir():
         return Chart((), (), 0)
     live = []
@@ -134,14 +137,14 @@ def judge_ill(ended: Ended, fault: type[Injector], dose: Dose) -> Verdict:
 
 
 def is_about(finding: Finding, fault: type[Injector]) -> bool:
-    """By its name, or one of the two causes that it names first."""
+    """Return whether a finding is about the fault, by its name or one of its first two causes."""
     return bool({finding.name, *(cause.name for cause in finding.causes[:2])} & {*fault.expects})
 
 
 def judge_cure(
     healed: Ended, ill: Ended, fault: type[Injector], dose: Dose
 ) -> tuple[bool, tuple[str, ...]]:
-    """Whether it was cured, and what speaks against it."""
+    """Return whether the fault was cured, and the objections."""
     notes = []
     if healed.exit_code != 0:
         notes.append(f"the run ended by {healed.how}")
@@ -154,14 +157,16 @@ def judge_cure(
 
 
 def _vital(healed: Ended, ill: Ended, fault: type[Injector], dose: Dose) -> str:
-    """Why the vital metric did not come back: to what it was before the onset or, for a run that
-    was ill from the start, away from where the ill run ended; where a fault `learns`, from its own
-    beginning."""
+    """Return why the vital metric did not recover.
+
+    It must return to its value before the onset or, in a run that was ill from the start, move away
+    from where the ill run ended; if a fault `learns`, from its own first value.
+    """
     values = _series(healed.job.run_dir, fault.vital)
     if len(values) < 2 * NUM_VITAL:
         return f"{fault.vital} has {len(values)} records"
     if fault.learns:
-        # What was skipped has no loss.
+        # A skipped step has no loss.
         sound = [value for value in values.values() if math.isfinite(value)]
         first, now = _mean(sound[:NUM_VITAL]), _mean(sound[-NUM_VITAL:])
         good = now < fault.vital_share * first if fault.vital_is_loss() else now > first

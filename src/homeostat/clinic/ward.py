@@ -1,7 +1,7 @@
-"""Runs jobs, each in a process of its own with one thread and a deadline, some at a time.
+"""Run jobs in parallel, each in its own process with one thread and a deadline.
 
-A patient may be killed, hang or run out of memory: that is what it is here for. What it leaves
-behind is its run directory and `output.log`.
+A patient may be killed, hang or run out of memory: that is its purpose. It leaves behind its run
+directory and `output.log`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import BinaryIO
 
 from homeostat.clinic.job import Job
 
-# For a process that was told to end, until it is ended.
+# Seconds that a process gets to end itself before it is killed.
 PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended. `exit_code` is None where its deadline ended it."""
+    """The end of a run. `exit_code` is None if its deadline ended it."""
 
     job: Job
     exit_code: int | None
@@ -42,8 +42,10 @@ class Ended:
 def run_all(
     jobs: Sequence[Job], *, at_a_time: int, tell: Callable[[Ended], None]
 ) -> dict[Job, Ended]:
-    """`tell` is called for each run that ended, by any thread. Whatever ends this early, such as
-    Ctrl-C, ends the runs, too."""
+    """Run all jobs. `tell` is called for each run that ended, by any thread.
+
+    Whatever ends this early, such as Ctrl-C, ends the runs, too.
+    """
     running: set[subprocess.Popen[bytes]] = set()
 
     def one(job: Job) -> Ended:
@@ -62,10 +64,10 @@ def run_all(
 
 
 def run_one(job: Job, *, running: set[subprocess.Popen[bytes]] | None = None) -> Ended:
-    """`running` holds the process while it runs."""
+    """Run one job. `running` holds the process while it runs."""
     running = set() if running is None else running
     folder = Path(job.folder)
-    # A run that was here before would be gone on with.
+    # Remove an earlier run, which would be resumed otherwise.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     started = time.perf_counter()
@@ -84,7 +86,7 @@ def _start(job: Job, output: BinaryIO) -> subprocess.Popen[bytes]:
         stdout=output,
         stderr=subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-        # A group of its own, so that what it started ends with it.
+        # Its own process group, so that everything it started ends with it.
         start_new_session=True,
     )
 

@@ -1,4 +1,4 @@
-"""Strict, torch-free configuration: `load_config` is the way in."""
+"""Strict, torch-free configuration. Load a recipe with `load_config`."""
 
 from homeostat.config.load import load_config
 from homeostat.config.run import RunConfig

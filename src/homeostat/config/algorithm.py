@@ -1,8 +1,8 @@
-"""What is trained, and by which loss. One class per algorithm; its defaults are the vetted setting.
+"""Settings of the algorithms. There is one class per algorithm, with recommended defaults.
 
-The policy-gradient algorithms share their parts: a surrogate (how the ratio of new to old policy is
-clipped), an advantage (what a sample is compared with), a normalisation over the whole update, and
-what may be added to either. The formulae stand in `homeostat.algorithms`, one file each.
+The policy-gradient algorithms share their components: a surrogate (how the ratio of new to old
+policy is clipped), an advantage (what a sample is compared with), a normalisation over the whole
+update, and optional terms. The formulas are in `homeostat.algorithms`, one file each.
 """
 
 from __future__ import annotations
@@ -21,67 +21,83 @@ class SftConfig(Settings):
     type: Literal["sft"] = "sft"
     normalise: Literal["token", "row"] = key(
         "token",
-        help="token: every trained token of an update counts the same. row: every row does.",
+        help="token: every trained token of an update has the same weight. row: every row has "
+        "the same weight.",
     )
 
 
 class KlConfig(Settings):
-    """A penalty for leaving the reference model."""
+    """Penalty for moving away from the reference model."""
 
-    coefficient: float = key(0.001, gt=0, help="Weight of the penalty; with `target`, at first.")
+    coefficient: float = key(
+        0.001, gt=0, help="Weight of the penalty; with `target`, its initial value."
+    )
     estimator: Literal["k1", "k2", "k3"] = key(
         "k3",
-        help="k1: log-ratio. k2: half its square. k3: exp(-x) - 1 + x, never negative and of low "
-        "variance.",
+        help="Estimator of the KL divergence, where x is the log-ratio of policy to reference. "
+        "k1: x. k2: x^2 / 2. k3: exp(-x) - 1 + x, which is never negative and has low variance.",
     )
     place: Literal["loss", "reward"] = key(
-        "loss", help="loss: a term of the loss. reward: taken off the rewards before advantages."
+        "loss",
+        help="loss: add the penalty to the loss. reward: subtract it from the rewards before "
+        "advantages are computed.",
     )
     importance_weighted: bool = key(
         False,
-        help="Weight the loss term by the ratio of new to old policy: an unbiased gradient also "
-        "after the first update, and the only way in which k1 in the loss has one at all.",
+        help="Weight the loss term by the ratio of new to old policy. This keeps its gradient "
+        "unbiased after the first update, and without it k1 in the loss has no useful gradient "
+        "at all.",
     )
     target: float | None = key(
-        None, gt=0, help="Adapt the coefficient so that the KL per token stays near this."
+        None, gt=0, help="Adapt the coefficient so that the KL per token stays near this value."
     )
     horizon: int = key(
-        10_000, ge=1, help="Samples over which the coefficient may change by a fifth (target)."
+        10_000,
+        ge=1,
+        help="Number of samples over which the coefficient may change by a fifth (with target).",
     )
 
 
 class DynamicSamplingConfig(Settings):
-    """Groups whose samples all have one reward teach nothing: draw other prompts for them."""
+    """Draw other prompts in place of groups whose samples all have the same reward.
+
+    Such groups have no advantage, so nothing can be learnt from them.
+    """
 
     max_rounds: int = key(
-        8, ge=2, help="Rounds of sampling in a step, at most; then it goes on with what it has."
+        8,
+        ge=2,
+        help="Largest number of sampling rounds in a step; after that the step continues with "
+        "the groups that it has.",
     )
 
 
 class KeepOverlong(Settings):
-    """Completions that reach max_new_tokens are trained like any other."""
+    """Train completions that reach max_new_tokens like any other."""
 
     type: Literal["keep"] = "keep"
 
 
 class MaskOverlong(Settings):
-    """Completions that reach max_new_tokens are not trained; their reward still counts."""
+    """Do not train completions that reach max_new_tokens; their reward still counts."""
 
     type: Literal["mask"]
 
 
 class ShapeOverlong(Settings):
-    """A penalty that grows linearly over the last `buffer_tokens` before max_new_tokens."""
+    """Subtract a penalty that grows linearly over the `buffer_tokens` before max_new_tokens."""
 
     type: Literal["shape"]
     buffer_tokens: int | None = key(
         None,
         ge=1,
-        help="Tokens before the limit over which it grows. Default: a fifth of max_new_tokens.",
+        help="Number of tokens before the limit over which the penalty grows. Default: a fifth "
+        "of max_new_tokens.",
     )
     penalty: float = key(1.0, gt=0, help="The penalty at the limit.")
 
     def buffer(self, max_new_tokens: int) -> int:
+        """Return the number of tokens before the limit over which the penalty grows."""
         return self.buffer_tokens or max(1, max_new_tokens // 5)
 
 
@@ -89,51 +105,56 @@ AnyOverlong = Annotated[KeepOverlong | MaskOverlong | ShapeOverlong, Field(discr
 
 
 class PolicyGradientConfig(Settings):
-    """What all policy-gradient algorithms share."""
+    """Settings that all policy-gradient algorithms share."""
 
     clip_low: float = key(0.2, ge=0, help="The ratio is clipped below 1 - clip_low.")
     clip_high: float = key(0.2, ge=0, help="The ratio is clipped above 1 + clip_high.")
     dual_clip: float | None = key(
         None,
         gt=1,
-        help="For negative advantages the ratio is bounded by this, too (3, say): a token that "
-        "became much more likely since it was sampled no longer outweighs all others.",
+        help="Also bound the ratio by this value if the advantage is negative (for example 3), "
+        "so that a token that became much more likely since it was sampled does not outweigh all "
+        "others.",
     )
     normalise: Literal["token", "sequence", "fixed"] = key(
         "token",
-        help="Over the whole update. token: every token counts the same. sequence: every "
-        "completion does. fixed: the sum divided by completions times fixed_length, so that "
-        "length earns nothing.",
+        help="How the loss is normalised over the whole update. token: every token has the same "
+        "weight. sequence: every completion has the same weight. fixed: the sum is divided by "
+        "completions times fixed_length, so that longer completions gain nothing.",
     )
     fixed_length: int | None = key(
-        None, ge=1, help="Length for normalise=fixed. Default: rollout.max_new_tokens."
+        None, ge=1, help="Length used by normalise=fixed. Default: rollout.max_new_tokens."
     )
     scale: Literal["group", "batch", "none"] = key(
         "group",
-        help="Advantages are divided by the rewards' deviation (unbiased, plus 1e-4) in the group "
-        "or the batch.",
+        help="Divide advantages by the standard deviation of the rewards (unbiased, plus 1e-4) "
+        "in the group or in the batch.",
     )
     whiten: bool = key(
-        False, help="Advantages get mean 0 and deviation 1 over all trained tokens of the batch."
+        False,
+        help="Scale advantages to mean 0 and standard deviation 1 over all trained tokens of "
+        "the batch.",
     )
-    advantage_clip: float | None = key(None, gt=0, help="Bound of an advantage's size.")
-    kl: KlConfig | None = key(None, help="Penalty for leaving the reference model.")
+    advantage_clip: float | None = key(
+        None, gt=0, help="Clip advantages to plus or minus this value."
+    )
+    kl: KlConfig | None = key(None, help="Penalty for moving away from the reference model.")
     correction: CorrectionConfig | None = key(
         CorrectionConfig(),
-        help="What is done where the trainer finds a token more or less likely than the engine "
-        "did. null: nothing.",
+        help="Correction for tokens to which trainer and engine give different probabilities. "
+        "null: none.",
     )
     entropy_bonus: float = key(0.0, ge=0, help="Weight of the policy's entropy in the objective.")
     dynamic_sampling: DynamicSamplingConfig | None = key(
-        None, help="Replace groups without any difference in reward."
+        None, help="Replace groups in which all rewards are equal."
     )
     overlong: AnyOverlong = key(
-        KeepOverlong(), help="What becomes of completions that reach max_new_tokens."
+        KeepOverlong(), help="How completions that reach max_new_tokens are treated."
     )
     skip_zero_advantage: bool = key(
         True,
-        help="Leave out rows whose advantage is 0 where nothing else of them has a gradient: the "
-        "same gradient for less work. An update without any row is skipped.",
+        help="Leave out rows whose advantage is 0 if they have no other term with a gradient. "
+        "The gradient is the same for less work. An update without any row is skipped.",
     )
 
 
@@ -142,54 +163,62 @@ class GrpoConfig(PolicyGradientConfig):
 
     type: Literal["grpo"]
     normalise: Literal["token", "sequence", "fixed"] = key(
-        "sequence", help="How the loss is normalised over the update; see token, sequence, fixed."
+        "sequence",
+        help="How the loss is normalised over the update; token, sequence and fixed are "
+        "explained above.",
     )
 
 
 class DrGrpoConfig(PolicyGradientConfig):
-    """GRPO without its two biases: no division by the deviation or by length (2503.20783)."""
+    """GRPO without division by standard deviation or length, its two biases (arXiv:2503.20783)."""
 
     type: Literal["dr_grpo"]
     normalise: Literal["token", "sequence", "fixed"] = key(
-        "fixed", help="How the loss is normalised over the update; see token, sequence, fixed."
+        "fixed",
+        help="How the loss is normalised over the update; token, sequence and fixed are "
+        "explained above.",
     )
     scale: Literal["group", "batch", "none"] = key(
-        "none", help="Advantages are divided by the rewards' deviation in the group or the batch."
+        "none",
+        help="Divide advantages by the standard deviation of the rewards in the group or the "
+        "batch.",
     )
 
 
 class DapoConfig(PolicyGradientConfig):
-    """Clip higher, token mean, dynamic sampling, overlong shaping (arXiv:2503.14476)."""
+    """Decoupled clipping, token mean, dynamic sampling and overlong shaping (arXiv:2503.14476)."""
 
     type: Literal["dapo"]
     clip_high: float = key(0.28, ge=0, help="The ratio is clipped above 1 + clip_high.")
     dynamic_sampling: DynamicSamplingConfig | None = key(
-        DynamicSamplingConfig(), help="Replace groups without any difference in reward."
+        DynamicSamplingConfig(), help="Replace groups in which all rewards are equal."
     )
     overlong: AnyOverlong = key(
-        ShapeOverlong(type="shape"), help="What becomes of completions that reach max_new_tokens."
+        ShapeOverlong(type="shape"), help="How completions that reach max_new_tokens are treated."
     )
 
 
 class GspoConfig(PolicyGradientConfig):
-    """The ratio of whole sequences, by its geometric mean per token (arXiv:2507.18071)."""
+    """Clip one ratio per completion, the geometric mean over its tokens (arXiv:2507.18071)."""
 
     type: Literal["gspo"]
     clip_low: float = key(3e-4, ge=0, help="The ratio is clipped below 1 - clip_low.")
     clip_high: float = key(4e-4, ge=0, help="The ratio is clipped above 1 + clip_high.")
-    # Frozen, so a narrower type is as good.
+    # The config is frozen, so narrowing the type of an inherited field is safe.
     correction: GspoCorrectionConfig | None = key(  # type: ignore[assignment]
         GspoCorrectionConfig(),
-        help="What is done where the trainer finds a completion more or less likely than the "
-        "engine did; its weight is geometric by default, as is the ratio. null: nothing.",
+        help="Correction for completions to which trainer and engine give different "
+        "probabilities. Its weight is geometric by default, like the ratio. null: none.",
     )
     normalise: Literal["token", "sequence", "fixed"] = key(
-        "sequence", help="How the loss is normalised over the update; see token, sequence, fixed."
+        "sequence",
+        help="How the loss is normalised over the update; token, sequence and fixed are "
+        "explained above.",
     )
 
 
 class CispoConfig(PolicyGradientConfig):
-    """Clips the weight of a token, never its gradient (arXiv:2506.13585)."""
+    """Clip the importance weight of a token, never its gradient (arXiv:2506.13585)."""
 
     type: Literal["cispo"]
     clip_low: float = key(1.0, ge=0, help="The weight is clipped below 1 - clip_low.")
@@ -199,15 +228,20 @@ class CispoConfig(PolicyGradientConfig):
 class RlooConfig(PolicyGradientConfig):
     """REINFORCE with the mean of the group's other samples as baseline (arXiv:2402.14740).
 
-    Its gradient is that of whole completions' log-probs, which are sums over tokens: hence fixed.
+    The gradient is that of the log-probs of whole completions, which are sums over tokens;
+    therefore the default of `normalise` is fixed.
     """
 
     type: Literal["rloo"]
     normalise: Literal["token", "sequence", "fixed"] = key(
-        "fixed", help="How the loss is normalised over the update; see token, sequence, fixed."
+        "fixed",
+        help="How the loss is normalised over the update; token, sequence and fixed are "
+        "explained above.",
     )
     scale: Literal["group", "batch", "none"] = key(
-        "none", help="Advantages are divided by the rewards' deviation in the group or the batch."
+        "none",
+        help="Divide advantages by the standard deviation of the rewards in the group or the "
+        "batch.",
     )
 
 
@@ -216,15 +250,17 @@ class ReinforcePpConfig(PolicyGradientConfig):
 
     type: Literal["reinforce_pp"]
     baseline: bool = key(
-        False, help="Take the group's mean off the rewards first (REINFORCE++-baseline)."
+        False, help="Subtract the group's mean from the rewards first (REINFORCE++-baseline)."
     )
-    discount: float = key(1.0, gt=0, le=1, help="Discount of later rewards, per token.")
+    discount: float = key(1.0, gt=0, le=1, help="Discount factor of later rewards, per token.")
     scale: Literal["group", "batch", "none"] = key(
         "none",
-        help="Only none: whitening the returns of the batch gives their unit.",
+        help="Must be none: whitening the returns of the batch already scales them.",
     )
     whiten: bool = key(
-        True, help="Advantages get mean 0 and deviation 1 over all trained tokens of the batch."
+        True,
+        help="Scale advantages to mean 0 and standard deviation 1 over all trained tokens of "
+        "the batch.",
     )
 
 

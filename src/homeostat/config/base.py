@@ -1,8 +1,8 @@
-"""What every config class shares: strictness, and what a key says about itself.
+"""Base classes of the config: strict validation, and the metadata of a key.
 
-A key carries its help text and its *resume class*: may it differ when a run directory is
-continued? `free` changes nothing that was computed, `warn` changes the run from here on, `forbid`
-would make the continued run a different experiment.
+A key carries its help text and its *resume class*, which says whether it may differ when a run
+directory is resumed: `free` changes nothing that was computed, `warn` changes the run from this
+point on, and `forbid` would turn the resumed run into a different experiment.
 """
 
 from __future__ import annotations
@@ -11,11 +11,20 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+)
 
-# What Linux and macOS allow.
+# Limits of Linux and macOS.
 MAX_PATH_BYTES = 1023
 MAX_NAME_BYTES = 255
+# Numbers are handed to numpy and torch, whose integers have 64 bits.
+MAX_INTEGER = 2**63 - 1
 
 ResumeClass = Literal["free", "warn", "forbid"]
 
@@ -24,11 +33,18 @@ _BYTE_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class Settings(BaseModel):
-    """Base of all config classes: unknown keys are refused, values are never coerced."""
+    """Base of all config classes: unknown keys are refused, and values are never coerced."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True
     )
+
+    @field_validator("*")
+    @classmethod
+    def _fit_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"the number is too large: at most {MAX_INTEGER}")
+        return value
 
 
 def key(
@@ -39,10 +55,10 @@ def key(
     share: bool | Literal["name"] = False,
     **limits: Any,
 ) -> Any:
-    """A config key with its help text, resume class and limits (`ge`, `gt`, `le`, ...).
+    """Declare a config key with its help text, resume class and limits (`ge`, `gt`, `le`, ...).
 
-    `share` matters for text alone (config/shareable.py): True shows it in reports and bug-report
-    sheets, "name" shows its last part, as that of a path.
+    `share` only matters for text (config/shareable.py): True shows the value in reports and bug
+    reports, "name" shows only its last part, as for a path.
     """
     if not isinstance(default, (Settings, dict, list)):
         limits["default"] = default
@@ -55,7 +71,7 @@ def key(
 
 
 def parse_bytes(value: object) -> object:
-    """'20GB' or '512MiB' as a number of bytes; anything else is left for the type to judge."""
+    """Convert '20GB' or '512MiB' to a number of bytes; leave other values for the type to check."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
@@ -66,7 +82,7 @@ def parse_bytes(value: object) -> object:
 
 
 def check_path(text: str) -> str:
-    """Refuse what no file system could hold: every later question about it then has an answer."""
+    """Refuse a path that no file system can hold, so that no later file operation fails on it."""
     if not text or "\0" in text:
         raise ValueError("a path is neither empty nor holds a NUL character")
     name = max(text.split("/"), key=len)
@@ -75,6 +91,21 @@ def check_path(text: str) -> str:
             f"a path may have {MAX_PATH_BYTES} bytes, and each name in it {MAX_NAME_BYTES}"
         )
     return text
+
+
+def is_file_name(name: object) -> bool:
+    """Return whether a name read from a file can be that of a file in a folder.
+
+    A name with a slash could lead out of the folder; one that cannot be encoded (half a surrogate
+    pair, which JSON allows) is refused by the operating system's calls.
+    """
+    if not isinstance(name, str) or name in (".", "..") or "/" in name:
+        return False
+    try:
+        check_path(name)
+    except ValueError:
+        return False
+    return True
 
 
 PathText = Annotated[str, AfterValidator(check_path)]

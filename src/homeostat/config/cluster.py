@@ -1,4 +1,8 @@
-"""Where the processes of a run live, and how the trainer is spread over them."""
+"""Settings of the processes of a run, and of how the trainer is distributed over them.
+
+A cluster answers two questions of whoever opens a group of workers (workers/opening.py): what
+launches workers of this kind, and on which address of this host they meet.
+"""
 
 from __future__ import annotations
 
@@ -7,72 +11,110 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homeostat.config.base import Settings, key
+from homeostat.config.mesh import Mesh
+
+# Only processes of this host reach it.
+LOOPBACK = "127.0.0.1"
+
+# Ranks of the trainer; engines, and helpers of an engine, in separate processes.
+WorkerKind = Literal["trainer", "engine"]
+Launcher = Literal["in_process", "spawn", "torchrun"]
 
 
 class InProcessCluster(Settings):
-    """Everything in one process: the default."""
+    """Run everything in one process (the default)."""
 
     type: Literal["in_process"] = "in_process"
 
     @property
     def processes(self) -> int:
+        """Return the number of trainer processes, which is 1."""
         return 1
+
+    @property
+    def host(self) -> str:
+        """Return the address on which groups of workers meet and bind what they serve."""
+        return LOOPBACK
+
+    def launcher(self, kind: WorkerKind) -> Launcher:
+        """Return what launches workers of this kind: a separate engine is spawned."""
+        return "in_process" if kind == "trainer" else "spawn"
 
 
 class TorchrunCluster(Settings):
-    """Trainer ranks on this machine, started by torchrun and driven by one controller."""
+    """Run trainer ranks on this machine, started by torchrun and driven by one controller."""
 
     type: Literal["torchrun"]
-    processes: int = key(2, ge=1, le=1024, resume="free", help="Trainer ranks.")
+    processes: int = key(2, ge=1, le=1024, resume="free", help="Number of trainer ranks.")
     start_timeout_s: float = key(
-        300.0, gt=0, resume="free", help="Seconds until all ranks have built their model."
+        300.0,
+        gt=0,
+        resume="free",
+        help="Seconds within which all ranks must have built their model.",
     )
     timeout_s: float = key(
-        1800.0, gt=0, resume="free", help="Seconds that any one call of a rank may take."
+        1800.0, gt=0, resume="free", help="Seconds that any single call to a rank may take."
     )
+
+    @property
+    def host(self) -> str:
+        """Return the address on which groups of workers meet and bind what they serve."""
+        return LOOPBACK
+
+    def launcher(self, kind: WorkerKind) -> Launcher:
+        """Return what launches workers of this kind: a separate engine is spawned."""
+        return "torchrun" if kind == "trainer" else "spawn"
 
 
 AnyCluster = Annotated[InProcessCluster | TorchrunCluster, Field(discriminator="type")]
 
 
 class LocalBackend(Settings):
-    """The whole model on one device."""
+    """Train the whole model on one device."""
 
     type: Literal["local"] = "local"
 
-    def num_shards(self, num_ranks: int) -> int:
-        return 1
+    def mesh(self, num_ranks: int) -> Mesh:
+        """Return the mesh of a single rank."""
+        return Mesh()
 
-    def describe(self, num_ranks: int) -> str:
+    def describe(self, mesh: Mesh) -> str:
+        """Return a short description of the sharding for people; empty here."""
         return ""
 
 
 class FsdpBackend(Settings):
-    """Weights, gradients and moments split over the ranks of `cluster` (FSDP2)."""
+    """Shard weights, gradients and moments over the ranks of `cluster` (FSDP2)."""
 
     type: Literal["fsdp"]
     shard: Literal["full", "hybrid"] = key(
         "full",
         resume="free",
-        help="full: every tensor is split over all ranks. hybrid: split within a replica, the "
-        "same in all of them.",
+        help="full: every tensor is sharded over all ranks. hybrid: tensors are sharded within "
+        "a replica and replicated across replicas.",
     )
     replicas: int | None = key(
-        None, ge=2, resume="free", help="Replicas of a hybrid shard; they divide the ranks."
+        None,
+        ge=2,
+        resume="free",
+        help="Number of replicas with hybrid sharding; it must divide the number of ranks.",
     )
     reshard_after_forward: bool = key(
         True,
         resume="free",
-        help="Give gathered weights back after the forward pass and gather them again for the "
-        "backward pass: less memory, more traffic.",
+        help="Free gathered weights after the forward pass and gather them again for the "
+        "backward pass: less memory, more communication.",
     )
 
-    def num_shards(self, num_ranks: int) -> int:
-        return num_ranks // (self.replicas or 1)
+    def mesh(self, num_ranks: int) -> Mesh:
+        """Arrange the ranks. Raises ConfigError if they cannot form the replicas."""
+        return Mesh.spread(num_ranks, replicate=self.replicas or 1)
 
-    def describe(self, num_ranks: int) -> str:
+    def describe(self, mesh: Mesh) -> str:
+        """Return a short description of the sharding for people."""
+        size = mesh.world_size
         replicas = f", {self.replicas} replicas" if self.replicas is not None else ""
-        return f"{num_ranks} rank{'s' * (num_ranks > 1)} (fsdp, {self.shard} shard{replicas})"
+        return f"{size} rank{'s' * (size > 1)} (fsdp, {self.shard} shard{replicas})"
 
 
 AnyBackend = Annotated[LocalBackend | FsdpBackend, Field(discriminator="type")]

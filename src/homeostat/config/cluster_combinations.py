@@ -1,4 +1,4 @@
-"""Settings of ranks and backends that cannot work together: the reason and the way out."""
+"""Find settings of ranks and backends that cannot work together."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from homeostat.config.cluster import FsdpBackend, InProcessCluster
 from homeostat.config.run import RunConfig
-from homeostat.errors import Problem
+from homeostat.errors import ConfigError, Problem
 
 
 def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
+    """Yield every conflict of `cluster` and `trainer.backend`, with its reason and remedy."""
     backend, is_alone = config.trainer.backend, isinstance(config.cluster, InProcessCluster)
     if not isinstance(backend, FsdpBackend):
         if not is_alone:
@@ -27,7 +28,7 @@ def find_cluster_conflicts(config: RunConfig) -> Iterator[Problem]:
             "Set cluster.type=torchrun, of 1 process or more, or trainer.backend.type=local.",
         )
         return
-    yield from _shard(backend, config.num_ranks)
+    yield from _shard(backend, config.cluster.processes)
     yield from _model(config)
     yield from _one_process_only(config)
 
@@ -47,12 +48,11 @@ def _shard(backend: FsdpBackend, num_ranks: int) -> Iterator[Problem]:
             "a full shard is split over all ranks: it has no replicas.",
             "Remove it, or set trainer.backend.shard=hybrid.",
         )
-    if backend.shard == "hybrid" and replicas is not None and num_ranks % replicas:
-        yield Problem(
-            place,
-            f"{num_ranks} ranks (cluster.processes) cannot form {replicas} equal replicas.",
-            "Set it to a divisor of cluster.processes.",
-        )
+    if backend.shard == "hybrid" and replicas is not None:
+        try:
+            backend.mesh(num_ranks)
+        except ConfigError as error:
+            yield from error.problems
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:

@@ -1,8 +1,8 @@
-"""Settings that are fine alone and cannot work together: the reason and the way out.
+"""Find settings that are valid alone but cannot work together.
 
-`find_conflicts` needs nothing but the config. `find_length_conflicts` also needs to know how long
-the run is and `find_device_conflicts` where it would take place: `check` and `train` ask them once
-that is known.
+Each conflict has its reason and how to resolve it. `find_conflicts` needs only the config.
+`find_length_conflicts` also needs the length of the run, and `find_device_conflicts` the device:
+`check` and `train` call them once these are known.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
-from homeostat.config.rollout import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 
-# 32 rows of 8192 fp32 logits: ops/logprobs.py.
+# Smallest logits chunk in invariant numerics: 32 rows of 8192 fp32 logits (see ops/logprobs.py).
 INVARIANT_CHUNK_BYTES = 2**20
 
 
 def find_conflicts(config: RunConfig) -> list[Problem]:
+    """Return every conflict that can be found from the config alone."""
     checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export, _sinks)
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
@@ -30,19 +30,25 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
 
 
 def find_length_conflicts(config: RunConfig, *, total_steps: int) -> list[Problem]:
-    """`total_steps` is trainer.max_steps, or what the epochs come to once the rows are counted."""
+    """Return the conflicts that depend on the length of the run.
+
+    `total_steps` is trainer.max_steps, or follows from the epochs once the rows are counted.
+    """
     return list(_beyond_the_end(config, total_steps))
 
 
 def find_device_conflicts(config: RunConfig, *, device: str) -> list[Problem]:
-    """`device` is 'cpu' or 'cuda': what trainer.device came out as."""
+    """Return the conflicts that depend on the device.
+
+    `device` is 'cpu' or 'cuda', as trainer.device was resolved.
+    """
     problems = list(_on_cpu(config) if device == "cpu" else _on_gpu(config))
     return problems + list(find_transport_conflicts(config, device=device))
 
 
 def _lanes_obstacle(config: RunConfig) -> str:
-    """Why a micro-batch cannot be computed in parts."""
-    if config.num_ranks > 1 or config.trainer.backend.type != "local":
+    """Return why a micro-batch cannot be computed in parallel parts."""
+    if config.cluster.processes > 1 or config.trainer.backend.type != "local":
         return "every rank computes for itself"
     if config.model.implementation == "transformers":
         return "lanes share the native decoder, and a transformers model computes"
@@ -206,7 +212,7 @@ def _invariant(config: RunConfig) -> Iterator[Problem]:
     if config.model.attention not in ("auto", "sdpa"):
         yield Problem(
             "model.attention",
-            "invariant arithmetic has an attention of its own.",
+            "invariant arithmetic always uses its own attention kernel.",
             "Remove it, or set model.numerics=fast.",
         )
 
@@ -218,7 +224,7 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             f"eval.{name}",
             "there are no held-out rows to evaluate on.",
-            "Set data.validation_share (0.05, say) or data.validation.",
+            "Set data.validation_share (for example 0.05) or data.validation.",
         )
 
 
@@ -257,7 +263,10 @@ def _export(config: RunConfig) -> Iterator[Problem]:
 
 
 def _sinks(config: RunConfig) -> Iterator[Problem]:
-    """W&B and trackio hold one run per process; two TensorBoard sinks need two folders."""
+    """Refuse sinks that collide.
+
+    W&B and trackio support one run per process, and two TensorBoard sinks need two folders.
+    """
     taken: set[tuple[str, str]] = set()
     for index, sink in enumerate(config.observe.sinks):
         place = (sink.type, sink.folder if sink.type == "tensorboard" else "")
@@ -316,7 +325,7 @@ def _on_gpu(config: RunConfig) -> Iterator[Problem]:
             "lanes share the cores of a CPU, and this run is on a GPU.",
             "Remove it.",
         )
-    if isinstance(config.engine, NativeEngineConfig) and (config.engine.processes or 1) > 1:
+    if config.engine.num_helpers > 0:
         yield Problem(
             "engine.processes",
             "helpers share the cores of a CPU, and this run is on a GPU.",

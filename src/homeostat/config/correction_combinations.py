@@ -1,4 +1,4 @@
-"""Settings of algorithm.correction that cannot work together."""
+"""Find settings of algorithm.correction that cannot work together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from homeostat.config.correction import AnyReject, AnyWeight, CorrectionConfig
 from homeostat.errors import Problem
 
 _PLACE = "algorithm.correction"
-# A geometric mean so far from 1 is that of a completion with every token on average half as likely
-# again: bounds beyond it are meant for tokens or products, and would never act.
+# Such a geometric mean would need every token of a completion to be off by about half on average.
+# Bounds beyond it were meant for tokens or products, and would never have an effect.
 _GEOMETRIC = (1 / 1.5, 1.5)
 
 
 def find_correction_conflicts(algorithm: AnyPolicyGradient) -> Iterator[Problem]:
+    """Yield every conflict within algorithm.correction, with its reason and remedy."""
     correction = algorithm.correction
     if correction is None:
         return
@@ -74,7 +75,7 @@ def _geometric(band: AnyWeight | AnyReject, place: str) -> Iterator[Problem]:
                 f"{place}.{name}",
                 f"{getattr(band, name)} is a bound for tokens: the geometric mean over a "
                 "completion stays within a few percent of 1, so it would never act.",
-                "Use 0.99 to 1.01, say, or type: token.",
+                "Use for example 0.99 to 1.01, or type: token.",
             )
 
 

@@ -1,7 +1,7 @@
-"""Defaults that depend on the method: chosen once, when a recipe is loaded, and then as if given.
+"""Fill in defaults that depend on the method, once, when a recipe is loaded.
 
-A key that is left out is null in its class and a number in the config that a run works with, which
-`config.json` and `check` show. The guide has the reasons and sources
+A key that is left out is null in its class, but has a value in the config that a run works with;
+`config.json` and `check` show it. The guide gives the reasons and sources
 (docs/guide/reinforcement_learning.md, "Defaults that depend on the method").
 
     trainer.lr                       2e-5 SFT, 1e-6 RL; ten times as much for an adapter
@@ -20,7 +20,7 @@ WEIGHT_DECAY = 0.01
 
 
 def with_defaults(config: RunConfig) -> RunConfig:
-    """The config with every key chosen that the recipe leaves to the method."""
+    """Return the config with a value for every key whose default depends on the method."""
     trainer, optimizer = config.trainer, config.trainer.optimizer
     if optimizer.weight_decay is None:
         decay = WEIGHT_DECAY if config.lora is None else 0.0
@@ -30,7 +30,7 @@ def with_defaults(config: RunConfig) -> RunConfig:
         trainer = trainer.model_copy(update={"lr": _rate(config)})
     config = config.model_copy(update={"trainer": trainer})
     sampling = config.eval.sampling
-    # Without held-out prompts nothing is sampled, and the key stays out.
+    # Without held-out prompts nothing is sampled, so the key stays null.
     if sampling.temperature is None and config.is_rl and config.has_validation:
         chosen = sampling.model_copy(update={"temperature": _eval_temperature(config)})
         config = config.model_copy(

@@ -1,4 +1,4 @@
-"""A config with one key changed, checked as any other."""
+"""Change one key of a config and check the result like any other config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def edited(config: RunConfig, path: str, value: Any) -> RunConfig:
-    """Raises ConfigError where the key cannot have the value, alone or beside the others."""
+    """Return the config with one key changed.
+
+    Raises ConfigError if the key cannot have the value, alone or together with the other keys.
+    """
     try:
         found = _with(config, path.split("."), value)
     except ValidationError as error:
@@ -27,7 +30,7 @@ def edited(config: RunConfig, path: str, value: Any) -> RunConfig:
 
 
 def value_at(config: RunConfig, path: str) -> Any:
-    """None also where a section on the way is not there."""
+    """Return the value at a dotted path, or None if it, or a section above it, is missing."""
     here: Any = config
     for part in path.split("."):
         here = getattr(here, part, None)
@@ -44,5 +47,5 @@ def _with(settings: AnySettings, path: list[str], value: Any) -> AnySettings:
         new = _with(section, rest, value)
     fields = {field: getattr(settings, field) for field in type(settings).model_fields}
     checked = type(settings).model_validate({**fields, name: new})
-    # A copy, so that what the recipe said and what are defaults stays told apart.
+    # model_copy keeps track of which keys the recipe set and which are defaults.
     return settings.model_copy(update={name: getattr(checked, name)})

@@ -1,10 +1,10 @@
-"""Engines and ways of weights that cannot work together, or would have no effect."""
+"""Find settings of engines and transports that cannot work together or would have no effect."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.engine import EngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import CudaIpcConfig, InProcessConfig
 from homeostat.errors import Problem
@@ -13,26 +13,24 @@ _OWN = "Set engine.own_process=true, or remove it."
 
 
 def find_engine_conflicts(config: RunConfig) -> Iterator[Problem]:
+    """Yield every conflict of `engine` and `sync`, with its reason and remedy."""
     if config.engine.shares_weights:
         yield from _shared(config)
     elif isinstance(config.sync.transport, InProcessConfig):
         yield Problem(
             "sync.transport.type",
-            "the engine is in a process of its own, where the trainer's tensors do not exist.",
+            "the engine is in its own process, where the trainer's tensors do not exist.",
             "Set it to shared_memory, or leave sync.transport out.",
         )
-    if isinstance(config.engine, NativeEngineConfig):
-        yield from _native(config)
-    elif _replays(config) and config.rollout.temperature != 1:
-        yield Problem(
-            "debug.mode",
-            "replay lets the engine score what was sampled, and vllm scores at temperature 1 only.",
-            "Set debug.mode=train_only, or rollout.temperature=1.",
-        )
+    yield from _abilities(config)
+    yield from _processes(config.engine)
 
 
 def find_transport_conflicts(config: RunConfig, *, device: str) -> Iterator[Problem]:
-    """`device` is 'cpu' or 'cuda': what trainer.device came out as."""
+    """Yield the conflicts of a transport with the device.
+
+    `device` is 'cpu' or 'cuda', as trainer.device was resolved.
+    """
     if isinstance(config.sync.transport, CudaIpcConfig) and device != "cuda":
         yield Problem(
             "sync.transport.type",
@@ -65,26 +63,36 @@ def _shared(config: RunConfig) -> Iterator[Problem]:
             )
 
 
-def _native(config: RunConfig) -> Iterator[Problem]:
+def _abilities(config: RunConfig) -> Iterator[Problem]:
+    """Find what the recipe asks of the engine although the engine cannot do it."""
     engine = config.engine
-    assert isinstance(engine, NativeEngineConfig), engine
-    if config.model.implementation == "transformers":
+    if engine.needs_native_decoder and config.model.implementation == "transformers":
         yield Problem(
             "model.implementation",
-            "the native engine samples with the native decoder.",
+            f"the {engine.type} engine samples with the native decoder.",
             "Set model.implementation=native, or engine.type=vllm.",
         )
-    if (engine.processes or 1) > 1 and not engine.shares_weights:
+    scores_one = engine.score_temperatures == "one" and config.rollout.temperature != 1
+    if _replays(config) and scores_one:
+        yield Problem(
+            "debug.mode",
+            f"replay lets the engine score what was sampled, and {engine.type} scores at "
+            "temperature 1 only.",
+            "Set debug.mode=train_only, or rollout.temperature=1.",
+        )
+
+
+def _processes(engine: EngineConfig) -> Iterator[Problem]:
+    if engine.num_helpers > 0 and not engine.shares_weights:
         yield Problem(
             "engine.processes",
             "helpers stand beside an engine in the trainer's process, and this one has its own.",
             "Remove it, or set engine.own_process=false.",
         )
-    has_helpers = (engine.processes or 1) > 1
-    for name in ("max_restarts",) if has_helpers else ("start_timeout_s", "max_restarts"):
+    for name in ("max_restarts",) if engine.num_helpers else ("start_timeout_s", "max_restarts"):
         if name in engine.model_fields_set and engine.shares_weights:
             yield Problem(
-                f"engine.{name}", "the engine has no process of its own to be started.", _OWN
+                f"engine.{name}", "the engine has no separate process to be started.", _OWN
             )
 
 

@@ -1,4 +1,4 @@
-"""What the run's own doctor watches for, and what it may do about it."""
+"""Settings of the health rules: which findings to report, and which remedies are allowed."""
 
 from __future__ import annotations
 
@@ -8,51 +8,64 @@ from homeostat.config.base import Settings, key
 
 
 class Allowance(Settings):
-    """An illness that is known and meant to be: it is not reported."""
+    """A finding that is expected in this run and not reported."""
 
     code: str = key(
         pattern=r"^[A-Z]{3}\d{3}$",
         resume="free",
         share=True,
-        help="The rule's code (`homeostat rules`).",
+        help="Code of the rule (`homeostat rules`).",
     )
-    reason: str = key(min_length=1, resume="free", share=True, help="Why it is all right here.")
+    reason: str = key(
+        min_length=1, resume="free", share=True, help="Why the finding is acceptable in this run."
+    )
     until_step: int | None = key(
-        None, ge=1, resume="free", help="Last step at which it is. Default: the whole run."
+        None,
+        ge=1,
+        resume="free",
+        help="Last step at which the finding is allowed. Default: the whole run.",
     )
 
 
 class HealthConfig(Settings):
+    """The findings that are reported while a run trains, and the remedies that may be applied."""
+
     heal: Literal["off", "safe", "all"] = key(
         "safe",
         resume="warn",
-        help="What is done about a finding. safe: what changes neither objective, data order nor "
-        "sampled distribution (weights sent anew, fewer tokens per micro-batch, room on a full "
-        "disk). all: also learning rate, clip, KL coefficient, temperature, sync interval, "
-        "off-policy mask, and going back to a healthy checkpoint; what does not help is taken "
-        "back. off: findings are told, nothing is done. The trainer's and the engine's own guards "
-        "(trainer.on_oom, trainer.on_nonfinite, engine.max_restarts) have keys of their own.",
+        help="Which remedies are applied to a finding. safe: those that change neither the "
+        "objective, nor the order of the data, nor the sampled distribution (sending weights "
+        "again, fewer tokens per micro-batch, freeing space on a full disk). all: also changes "
+        "to the learning rate, clipping, KL coefficient, temperature, sync interval or "
+        "off-policy mask, and a return to a healthy checkpoint; a remedy that does not help is "
+        "reverted. off: findings are reported and nothing is changed. The guards of trainer and "
+        "engine (trainer.on_oom, trainer.on_nonfinite, engine.max_restarts) have their own keys.",
     )
     on_error: Literal["go_on", "halt"] = key(
         "go_on",
         resume="free",
-        help="When a finding of level error opens. halt: save, and end before the next step.",
+        help="What to do when a finding of level error opens. halt: save a checkpoint and end "
+        "the run before the next step.",
     )
     clear_after: int = key(
-        3, ge=1, resume="free", help="Records in a row without a finding after which it is over."
+        3,
+        ge=1,
+        resume="free",
+        help="Number of consecutive records without the finding after which it is closed.",
     )
     levels: dict[str, Literal["off", "info", "warn", "error"]] = key(
         {},
         share=True,
         resume="free",
-        help="Rules, by code, whose findings have another level here; off: none.",
+        help="Rules, by code, whose findings get another level in this run; off: the rule is "
+        "disabled.",
     )
     options: dict[str, dict[str, Any]] = key(
         {},
         resume="free",
         share=True,
-        help="Rules, by code, with thresholds that differ from their defaults.",
+        help="Rules, by code, whose thresholds differ from the defaults.",
     )
     allow: tuple[Allowance, ...] = key(
-        (), resume="free", help="Findings that are meant to be, each with its reason."
+        (), resume="free", help="Findings that are expected, each with its reason."
     )

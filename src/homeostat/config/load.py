@@ -1,8 +1,8 @@
-"""From a YAML file, presets and `a.b=c` overrides to one checked RunConfig.
+"""Build one validated RunConfig from a YAML file, presets and `a.b=c` overrides.
 
-Everything wrong is reported at once: unknown keys (with the nearest known one), values of the
-wrong kind, and combinations that cannot work. Where some keys are bad, the combinations of the
-others are still judged.
+All mistakes are reported at once: unknown keys (with the nearest known one), values of the wrong
+type, and combinations that cannot work. If some keys are invalid, combinations of the others are
+still checked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from homeostat.config.tree import child, fill, has, is_index, parts, without
 from homeostat.config.yaml_file import MAX_DEPTH, Place, dotted, parse_yaml, read_yaml
 from homeostat.errors import COMMAND_LINE, REMOVED, ConfigError, Problem
 
-# Old dotted name -> new one. A recipe that uses an old name is told the new one.
+# Old dotted name -> new one. The error for an old name suggests the new one.
 RENAMED_KEYS: dict[str, str] = {}
-# The member of a union that is meant where a recipe gives keys of it and no type.
+# The member of a union to assume if a recipe sets some of its keys but no type.
 DEFAULT_TYPES = {"engine": "native"}
 
 
@@ -40,6 +40,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 def build_config(
     raw: Any, overrides: list[str], *, file: str | None, lines: dict[Place, int] | None = None
 ) -> RunConfig:
+    """Merge presets and overrides into a raw recipe and check the result."""
     lines = lines or {}
     if raw is None:
         raw = {}
@@ -105,7 +106,7 @@ def _set_item(here: dict[str, Any] | list[Any], part: str, value: Any, name: str
 
 
 def _merge_presets(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Presets below, the recipe above. A single preset may be given as a word."""
+    """Put the recipe on top of its presets. A single preset may be given as a word."""
     names = raw.get("preset", [])
     if isinstance(names, str):
         names = raw["preset"] = [names]
@@ -123,13 +124,13 @@ def _merge_presets(raw: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
 def _validate(
     raw: dict[str, Any], lines: dict[Place, int]
 ) -> tuple[RunConfig | None, list[Problem]]:
-    """The config, or as much of it as is sound, and the problems of the rest."""
+    """Return the config, or as much of it as is valid, and the problems of the rest."""
     try:
         config = _parse(raw)
     except ValidationError as error:
         items = [(_strip_tags(raw, item["loc"]), item) for item in error.errors()]
         places = [place for place, _ in items]
-        # A list whose items are bad is reported once more as too short: drop that echo.
+        # pydantic reports a list with invalid items a second time, as too short: drop that echo.
         items = [(place, item) for place, item in items if not _is_echo(place, places)]
         places = [place for place, _ in items]
         problems = [_explain(place, item, raw, lines) for place, item in items]
@@ -149,12 +150,12 @@ def _is_echo(place: Place, places: list[Place]) -> bool:
 
 
 def _parse(raw: dict[str, Any]) -> RunConfig:
-    """Strict, in JSON mode: a list may fill a tuple, but nothing else is coerced."""
+    """Validate strictly in JSON mode: a list may fill a tuple, but nothing else is coerced."""
     return RunConfig.model_validate_json(json.dumps(raw))
 
 
 def _strip_tags(raw: Any, loc: tuple[str | int, ...]) -> Place:
-    """pydantic puts the chosen type of a union into the location; the file does not have it."""
+    """Drop the union tags that pydantic puts into locations but that the file does not have."""
     place: list[str | int] = []
     here = raw
     for part in loc:
@@ -199,7 +200,7 @@ def _tags_hint(item: Any) -> str:
 
 
 def _located(problem: Problem, lines: dict[Place, int]) -> Problem:
-    """The line of the place, or of the nearest one around it that the file has."""
+    """Return the line of a place, or of the nearest enclosing one that the file has."""
     place = parts(problem.place)
     while place and place not in lines:
         place = place[:-1]

@@ -1,6 +1,6 @@
-"""Named sets of defaults. A preset fills in; a key in the recipe or an override always wins.
+"""Named sets of defaults. A key in the recipe or an override always wins over a preset.
 
-A preset's key that cannot work beside the recipe's own keys gives way to the default.
+If a key of a preset cannot work together with the recipe's own keys, the default is used instead.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # The ladder of a small GPU: everything that costs speed but not science.
+    # For a small GPU: everything that costs speed but does not change the result.
     "low_memory": {
         "model": {"meta_init": True},
         "trainer": {
@@ -18,7 +18,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "data": {"max_length": 2048},
     },
-    # Look at everything, stop at the first surprise.
+    # Log everything, and stop at the first problem.
     "debug": {
         "trainer": {"on_nonfinite": "halt", "on_oom": "halt"},
         "eval": {"interval_steps": 5},

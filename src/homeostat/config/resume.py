@@ -1,4 +1,7 @@
-"""May a run directory be continued with this config? Each key's resume class decides."""
+"""Decide whether a run directory can be resumed with a changed config.
+
+The resume class of each changed key decides.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Change:
 
 
 def compare_configs(old: RunConfig, new: RunConfig) -> list[Change]:
-    """Every key that differs, with what that means for continuing the run."""
+    """Return every key that differs, with its consequence for resuming the run."""
     return list(_changes(old, new, ""))
 
 
@@ -43,7 +46,7 @@ def _changes(old: BaseModel, new: BaseModel, prefix: str) -> list[Change]:
 
 
 def experiment_digest(config: RunConfig) -> str:
-    """Names every key that changes what a run computes: all but those that may change freely."""
+    """Return a digest of every key that changes what a run computes: all but the `free` ones."""
     text = json.dumps(_binding(config), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

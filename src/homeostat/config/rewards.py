@@ -1,4 +1,4 @@
-"""What a completion earns. Rewards run in worker processes with a time limit."""
+"""Settings of the rewards. Rewards run in worker processes with a time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from homeostat.config.base import Settings, key
 
-# What every function is called with anyway.
+# Keyword arguments that every reward function receives.
 CALL_KEYWORDS = (
     "prompts",
     "completions",
@@ -22,6 +22,7 @@ CALL_KEYWORDS = (
 
 
 def check_pattern(text: str) -> str:
+    """Refuse a text that is not a regular expression."""
     try:
         re.compile(text)
     except re.error as error:
@@ -33,7 +34,7 @@ Pattern = Annotated[str, AfterValidator(check_pattern)]
 
 
 class Reward(Settings):
-    """What all rewards share."""
+    """Settings that all rewards share."""
 
     name: str | None = key(
         None,
@@ -41,37 +42,39 @@ class Reward(Settings):
         share=True,
         help="Name in metrics (rewards/<name>/mean). Default: the type, or the function's name.",
     )
-    weight: float = key(1.0, help="Weight in the sum.")
-    # Whether it compares with an expected answer, and so can say that a prompt is solved.
+    weight: float = key(1.0, help="Weight of this reward in the sum.")
+    # True if the reward compares with an expected answer, so that it can decide what is solved.
     verifies: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
+        """Return the name of the reward in metrics."""
         return self.name or self.default_label()
 
     def default_label(self) -> str:
+        """Return the name that is used if the recipe gives none."""
         raise NotImplementedError
 
 
 class ExactMatchReward(Reward):
-    """1 where the completion's answer is the expected text, else 0."""
+    """1 if the completion's answer equals the expected text, else 0."""
 
     verifies: ClassVar[bool] = True
     type: Literal["exact_match"]
-    column: str = key("answer", help="Column of the expected answer.")
+    column: str = key("answer", help="Column with the expected answer.")
     extract: Pattern | None = key(
         None,
-        help="Regular expression; its first group (or whole match) in the completion is the "
-        "answer, the last match counts. Default: the whole completion.",
+        help="Regular expression that finds the answer in the completion: the first group (or "
+        "the whole match) of its last match. Default: the whole completion.",
     )
-    ignore_case: bool = key(False, help="Compare without regard to case.")
+    ignore_case: bool = key(False, help="Ignore case when comparing.")
 
     def default_label(self) -> str:
         return self.type
 
 
 class RegexFormatReward(Reward):
-    """1 where the whole completion matches the pattern, else 0."""
+    """1 if the whole completion matches the pattern, else 0."""
 
     type: Literal["regex_format"]
     pattern: Pattern = key(
@@ -83,11 +86,11 @@ class RegexFormatReward(Reward):
 
 
 class MathVerifyReward(Reward):
-    """1 where math-verify finds the completion's answer equal to the expected one, else 0."""
+    """1 if math-verify finds the completion's answer equal to the expected one, else 0."""
 
     verifies: ClassVar[bool] = True
     type: Literal["math_verify"]
-    column: str = key("answer", help="Column of the expected answer (LaTeX or plain).")
+    column: str = key("answer", help="Column with the expected answer (LaTeX or plain).")
 
     def default_label(self) -> str:
         return self.type
@@ -97,11 +100,12 @@ class LengthReward(Reward):
     """0 up to `free_tokens`, then falling linearly to -1 at `max_tokens` and beyond."""
 
     type: Literal["length"]
-    free_tokens: int = key(ge=0, help="Tokens that cost nothing.")
-    max_tokens: int = key(ge=1, help="Tokens from which on the reward is -1.")
+    free_tokens: int = key(ge=0, help="Number of tokens up to which the reward is 0.")
+    max_tokens: int = key(ge=1, help="Number of tokens from which on the reward is -1.")
 
     @model_validator(mode="after")
     def check_order(self) -> LengthReward:
+        """Refuse limits between which the reward could not fall."""
         if self.max_tokens <= self.free_tokens:
             raise ValueError(
                 f"max_tokens ({self.max_tokens}) must be above free_tokens ({self.free_tokens}): "
@@ -120,8 +124,8 @@ class ReasoningGymReward(Reward):
     type: Literal["reasoning_gym"]
     extract: Pattern | None = key(
         None,
-        help="Regular expression; its first group (or whole match) in the completion is the "
-        "answer, the last match counts. Default: the whole completion.",
+        help="Regular expression that finds the answer in the completion: the first group (or "
+        "the whole match) of its last match. Default: the whole completion.",
     )
 
     def default_label(self) -> str:
@@ -129,9 +133,9 @@ class ReasoningGymReward(Reward):
 
 
 class FunctionReward(Reward):
-    """Your function, as TRL calls it: f(completions, prompts=, **columns) -> list of floats.
+    """Your function, called as TRL does: f(completions, prompts=, **columns) -> list of floats.
 
-    A function without **kwargs is given what it names. It may be async.
+    A function without **kwargs receives only the arguments that it names. It may be async.
     """
 
     type: Literal["function"]
@@ -141,11 +145,12 @@ class FunctionReward(Reward):
         help="package.module:function or folder/file.py:function.",
     )
     options: dict[str, bool | int | float | str] = key(
-        {}, help="Further arguments that the function is called with, by name."
+        {}, help="Further keyword arguments for the function."
     )
 
     @model_validator(mode="after")
     def check_options(self) -> FunctionReward:
+        """Refuse options that would collide with arguments that every function receives."""
         if taken := sorted(set(self.options) & set(CALL_KEYWORDS)):
             raise ValueError(
                 f"options.{taken[0]}: every function is called with a {taken[0]} anyway"
@@ -168,25 +173,33 @@ AnyReward = Annotated[
 
 
 class RewardsConfig(Settings):
+    """The reward functions, their time limit, and how their sum is normalised."""
+
     functions: tuple[AnyReward, ...] = key(min_length=1, help="The rewards that are summed.")
     timeout_s: float = key(
         10.0,
         gt=0,
         le=86400,
         resume="free",
-        help="Seconds one reward may take for the samples of a group. Beyond them it has failed: "
-        "its process is ended, and these samples are not trained.",
+        help="Time limit for one reward on the samples of a group, in seconds. If it is "
+        "exceeded the reward has failed: its process is ended, and these samples are not "
+        "trained.",
     )
-    workers: int = key(1, ge=1, le=64, resume="free", help="Processes that compute rewards.")
+    workers: int = key(
+        1, ge=1, le=64, resume="free", help="Number of processes that compute rewards."
+    )
     normalise: Literal["none", "scale", "standardise"] = key(
         "none",
-        help="By the rewards seen so far in the run. scale: divide by their deviation. "
-        "standardise: take off their mean, too.",
+        help="Normalise by all rewards seen so far in the run. scale: divide by their standard "
+        "deviation. standardise: also subtract their mean.",
     )
-    clip: float | None = key(None, gt=0, help="Bound of a reward's size, after normalising.")
+    clip: float | None = key(
+        None, gt=0, help="Clip rewards to plus or minus this value, after normalising."
+    )
 
     @model_validator(mode="after")
     def check_names(self) -> RewardsConfig:
+        """Refuse two rewards of the same name, because metrics could not tell them apart."""
         counts = Counter(reward.label for reward in self.functions)
         if twice := [label for label, count in counts.items() if count > 1]:
             raise ValueError(

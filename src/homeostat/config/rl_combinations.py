@@ -1,4 +1,4 @@
-"""Settings of reinforcement learning that cannot work together, or have no effect in SFT."""
+"""Find settings of reinforcement learning that cannot work together or have no effect in SFT."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _RL_ONLY = ("rollout", "engine", "sync", "rewards", "reference", "debug")
 
 
 def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
+    """Yield every conflict of RL settings, with its reason and remedy."""
     if isinstance(config.algorithm, SftConfig):
         yield from _sft(config)
         return

@@ -1,7 +1,8 @@
-"""How completions are sampled: sizes, sampling, the engine, and modes for debugging.
+"""Settings of sampling: sizes, sampling parameters, the native engine, and debugging modes.
 
-One arithmetic for sizes (shown by `homeostat check`): a step samples `prompts_per_step` prompts x
-`samples_per_prompt`; that batch is split into `trainer.updates_per_step` updates.
+All sizes follow from one calculation (shown by `homeostat check`): a step samples
+`prompts_per_step` prompts x `samples_per_prompt`; that batch is split into
+`trainer.updates_per_step` updates.
 """
 
 from __future__ import annotations
@@ -11,134 +12,76 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homeostat.config.base import PathText, Settings, key
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 
 
 class RolloutConfig(Settings):
-    prompts_per_step: int = key(32, ge=1, help="Prompts of a step.")
-    samples_per_prompt: int = key(8, ge=2, help="Completions of each prompt: its group.")
-    max_new_tokens: int = key(512, ge=1, help="Tokens a completion may have.")
-    temperature: float = key(1.0, ge=0, le=100, help="Sampling temperature; log-probs are at it.")
+    """The number of samples in a step, and the sampling parameters."""
+
+    prompts_per_step: int = key(32, ge=1, help="Number of prompts in a step.")
+    samples_per_prompt: int = key(
+        8, ge=2, help="Number of completions for each prompt; together they form a group."
+    )
+    max_new_tokens: int = key(512, ge=1, help="Largest number of tokens in a completion.")
+    temperature: float = key(
+        1.0,
+        ge=0,
+        le=100,
+        help="Sampling temperature; log-probs are computed at the same temperature.",
+    )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = key(
-        (), help="Texts that end a completion, besides the end-of-turn token. They stay in it."
+        (),
+        help="Texts that end a completion, in addition to the end-of-turn token. They remain "
+        "part of the completion.",
     )
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = key(
-        (), help="Tokens that end a completion, besides the end-of-turn token."
+        (), help="Token ids that end a completion, in addition to the end-of-turn token."
     )
     keep_journal: bool = key(
         False,
         resume="free",
-        help="Keep the rollouts of all steps (debug.rollouts can replay them), not only of those "
-        "that a resumed run would need.",
+        help="Keep the rollouts of all steps, so that debug.rollouts can replay them. By "
+        "default only the steps that a resumed run would need are kept.",
     )
     deadline_s: float | None = key(
         None,
         gt=0,
         resume="warn",
-        help="Seconds a round of sampling may take. What is not finished then counts as cut off, "
-        "like a completion at max_new_tokens.",
+        help="Time limit of a round of sampling, in seconds. Completions that are unfinished at "
+        "that point count as truncated, as at max_new_tokens.",
     )
 
     @property
     def samples_per_step(self) -> int:
+        """Return the number of completions in a step."""
         return self.prompts_per_step * self.samples_per_prompt
-
-
-class NativeEngineConfig(Settings):
-    """The engine in the trainer's process: it shares its weights, so publishing costs no copy. Or,
-    by `own_process`, in a process of its own, to which weights are sent (sync)."""
-
-    type: Literal["native"] = "native"
-    own_process: bool = key(
-        False,
-        resume="warn",
-        help="Run in a process of its own, with its own copy of the weights. They are sent by "
-        "sync.transport every sync.interval updates.",
-    )
-    processes: int | None = key(
-        None,
-        ge=1,
-        le=64,
-        resume="warn",
-        help="Processes that sample at one time on a CPU: the trainer's own, and helpers with a "
-        "copy of its weights. Default: 1 where decoding is compiled, whose threads use all cores; "
-        "else as many as trainer.lanes, and 1 for small models, whose steps are shorter than "
-        "sending weights takes.",
-    )
-    max_concurrency: int = key(
-        256, ge=1, resume="warn", help="Completions that are sampled at one time."
-    )
-    memory_share: float = key(
-        0.5,
-        gt=0,
-        le=0.95,
-        resume="free",
-        help="Share of the free memory that cached keys and values may take.",
-    )
-    prefill_tokens: int = key(
-        8192, ge=1, resume="warn", help="Prompt tokens computed in one forward pass, at most."
-    )
-    decode: Literal["auto", "graphs", "fused", "compiled", "compact", "plain"] = key(
-        "auto",
-        resume="warn",
-        help="How tokens are decoded. graphs: several steps at a time by fused kernels in CUDA "
-        "graphs. fused: the same kernels without graphs. compiled: several steps at a time on a "
-        "CPU, by C code that the machine's compiler builds once. compact: by torch over copies of "
-        "the weights that are laid out for it, on a CPU. plain: through the model's own forward, "
-        "the reference. auto takes graphs on a GPU, and on a CPU compiled, or compact without a "
-        "compiler; plain where none of them can run.",
-    )
-    stall_s: float = key(
-        1800.0,
-        gt=0,
-        resume="free",
-        help="Seconds without any finished completion after which the engine counts as stuck.",
-    )
-    sleep: bool = key(
-        True,
-        resume="free",
-        help="Free the cache while the trainer works. false keeps it: more memory, no pause.",
-    )
-    start_timeout_s: float = key(
-        300.0,
-        gt=0,
-        resume="free",
-        help="Seconds until a process of its own has loaded the model and answers.",
-    )
-    max_restarts: int = key(
-        3,
-        ge=0,
-        resume="free",
-        help="Times that a process of its own is started again when it died. It is sent its "
-        "weights, and the round that it was at is sampled from its start.",
-    )
-
-    @property
-    def shares_weights(self) -> bool:
-        return not self.own_process
 
 
 AnyEngine = Annotated[NativeEngineConfig | VllmEngineConfig, Field(discriminator="type")]
 
 
 class InitialReference(Settings):
-    """A frozen copy of the policy the run starts from; of an adapter's base there is no copy."""
+    """A frozen copy of the policy from which the run starts.
+
+    With an adapter only the adapter is copied, not the base model.
+    """
 
     type: Literal["initial"] = "initial"
     refresh_steps: int | None = key(
-        None, ge=1, help="Make the policy the new reference every so many steps."
+        None, ge=1, help="Replace the reference by the current policy every so many steps."
     )
 
 
 class CheckpointReference(Settings):
-    """A checkpoint of its own."""
+    """A separate checkpoint."""
 
     type: Literal["checkpoint"]
     path: PathText = key(help="Folder of the HF checkpoint, or a .gguf file.")
 
 
 class AdapterOffReference(Settings):
-    """The model without its adapter, also where one was loaded (LoRA only): no copy at all."""
+    """The model without its adapter, even if one was loaded (LoRA only). No copy is needed."""
 
     type: Literal["adapter_off"]
 
@@ -149,12 +92,12 @@ AnyReference = Annotated[
 
 
 class DebugConfig(Settings):
-    """Half a run, to find out which half is sick."""
+    """Run only sampling or only training, to find out which of the two is at fault."""
 
     mode: Literal["rollout_only", "train_only", "replay"] = key(
-        help="rollout_only: sample and score, train nothing. train_only: train on `rollouts`, "
-        "start no engine. replay: train on `rollouts`, and let the engine score and evaluate."
+        help="rollout_only: sample and score without training. train_only: train on `rollouts` "
+        "without an engine. replay: train on `rollouts`, and let the engine score and evaluate."
     )
     rollouts: PathText | None = key(
-        None, help="Run directory whose journal is used in place of sampling."
+        None, help="Run folder whose journal is used in place of sampling."
     )

@@ -1,4 +1,4 @@
-"""The whole recipe of a run."""
+"""The complete recipe of a run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from homeostat.config.base import PathText, Settings, key
 from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.config.data import DataConfig
 from homeostat.config.health import HealthConfig
+from homeostat.config.mesh import Mesh
 from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
 from homeostat.config.rewards import RewardsConfig
-from homeostat.config.rollout import (
-    AnyEngine,
-    AnyReference,
-    DebugConfig,
-    NativeEngineConfig,
-    RolloutConfig,
-)
+from homeostat.config.rollout import AnyEngine, AnyReference, DebugConfig, RolloutConfig
 from homeostat.config.sync import SyncConfig
 from homeostat.config.trainer import TrainerConfig
 
@@ -27,58 +23,73 @@ SCHEMA_VERSION = 1
 
 
 class RunConfig(Settings):
+    """All settings of a run, one section per part."""
+
     version: Literal[1] = key(SCHEMA_VERSION, resume="free", help="Version of this schema.")
     name: str = key(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         resume="free",
         share=True,
-        help="Name of the run: its folder under runs_dir.",
+        help="Name of the run, and of its folder under runs_dir.",
     )
-    runs_dir: PathText = key("runs", resume="free", help="Folder that holds the runs.")
+    runs_dir: PathText = key("runs", resume="free", help="Folder that contains the run folders.")
     preset: tuple[str, ...] = key(
         (),
         resume="free",
         share=True,
-        help="Named sets of defaults, later ones first; your keys win over all.",
+        help="Named sets of defaults; earlier ones give way to later ones, and your own keys "
+        "win over all.",
     )
     seed: int = key(0, ge=0, lt=2**31, help="Source of all randomness.")
-    algorithm: AnyAlgorithm = key(SftConfig(), help="What is trained, and by which loss.")
-    model: ModelConfig = key(help="The model.")
-    lora: LoraConfig | None = key(None, help="Train an adapter in place of all weights.")
-    data: DataConfig = key(help="The rows.")
+    algorithm: AnyAlgorithm = key(SftConfig(), help="What is trained, and with which loss.")
+    model: ModelConfig = key(help="The model to train.")
+    lora: LoraConfig | None = key(None, help="Train a LoRA adapter in place of all weights.")
+    data: DataConfig = key(help="The training and held-out rows.")
     rollout: RolloutConfig = key(RolloutConfig(), help="Sampling of completions (RL).")
-    engine: AnyEngine = key(NativeEngineConfig(), help="What samples them (RL).")
+    engine: AnyEngine = key(NativeEngineConfig(), help="The engine that samples completions (RL).")
     sync: SyncConfig = key(SyncConfig(), help="How new weights reach the engine (RL).")
-    rewards: RewardsConfig | None = key(None, help="What a completion earns (RL).")
+    rewards: RewardsConfig | None = key(None, help="Functions that score completions (RL).")
     reference: AnyReference | None = key(
         None,
-        help="The model that algorithm.kl compares with. Default: the policy that the run starts "
-        "from, an adapter loaded by lora.path included.",
+        help="The model with which algorithm.kl compares the policy. Default: the policy from "
+        "which the run starts, including an adapter loaded by lora.path.",
     )
-    debug: DebugConfig | None = key(None, help="Half a run, to find out which half is sick (RL).")
-    trainer: TrainerConfig = key(TrainerConfig(), help="The updates.")
+    debug: DebugConfig | None = key(
+        None, help="Run only sampling or only training, to find out which is at fault (RL)."
+    )
+    trainer: TrainerConfig = key(TrainerConfig(), help="How the weights are updated.")
     cluster: AnyCluster = key(
-        InProcessCluster(), resume="free", help="The processes that the trainer is spread over."
+        InProcessCluster(),
+        resume="free",
+        help="The processes over which the trainer is distributed.",
     )
     eval: EvalConfig = key(EvalConfig(), help="Evaluation on held-out rows.")
     checkpoint: CheckpointConfig = key(CheckpointConfig(), help="Saving and resuming.")
     observe: ObserveConfig = key(ObserveConfig(), help="Metrics, logs and traces.")
     health: HealthConfig = key(
-        HealthConfig(), help="What is watched for while it trains, and what is done about it."
+        HealthConfig(),
+        help="Which findings are reported while the run trains, and which remedies may be applied.",
     )
 
     @property
     def run_dir(self) -> Path:
+        """Return the folder of the run."""
         return Path(self.runs_dir) / self.name
 
     @property
     def has_validation(self) -> bool:
+        """Return whether the recipe has held-out rows."""
         return bool(self.data.validation) or self.data.validation_share > 0
 
     @property
     def longest_row(self) -> int:
-        """Tokens that a row to train on may have."""
+        """Return the largest number of tokens that a training row may have."""
         return self.data.max_length + (self.rollout.max_new_tokens if self.is_rl else 0)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the data that a step takes: those of an update or, in RL, prompts."""
+        return self.rollout.prompts_per_step if self.is_rl else self.trainer.batch_rows
 
     @property
     def max_request_tokens(self) -> int:
@@ -87,25 +98,30 @@ class RunConfig(Settings):
         return self.data.max_length + max(self.rollout.max_new_tokens, new_tokens)
 
     @property
-    def num_ranks(self) -> int:
-        """Processes that the trainer is spread over."""
-        return self.cluster.processes
-
-    @property
-    def num_shards(self) -> int:
-        """Parts that every tensor of the model is split into."""
-        return self.trainer.backend.num_shards(self.num_ranks)
+    def mesh(self) -> Mesh:
+        """Return how the ranks of the trainer are arranged."""
+        return self.trainer.backend.mesh(self.cluster.processes)
 
     @property
     def ranks_line(self) -> str:
-        """How the trainer is spread, for people; empty where it is in one process."""
-        return self.trainer.backend.describe(self.num_ranks)
+        """Describe for people how the trainer is distributed; empty if it is one process."""
+        return self.trainer.backend.describe(self.mesh)
 
     @property
     def steps_between_publications(self) -> int:
-        """Weights are published at the end of a step, once sync.interval updates were due."""
+        """Return the number of steps between publications of the weights.
+
+        Weights are published at the end of a step, as soon as sync.interval updates were due.
+        """
         return -(-self.sync.interval // self.trainer.updates_per_step)
 
     @property
     def is_rl(self) -> bool:
+        """Return whether this is reinforcement learning rather than SFT."""
         return not isinstance(self.algorithm, SftConfig)
+
+    @property
+    def sft(self) -> SftConfig:
+        """Return the algorithm of a run that is known to be SFT."""
+        assert isinstance(self.algorithm, SftConfig), self.algorithm.type
+        return self.algorithm

@@ -1,4 +1,4 @@
-"""What keys there are: the JSON Schema for editors, and walks over the config classes."""
+"""List all config keys: as a JSON Schema for editors, and by walking the config classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from homeostat.config.yaml_file import Place
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a recipe, for editors that complete and check YAML."""
+    """Return the JSON Schema of a recipe, for editors that complete and check YAML."""
     schema = RunConfig.model_json_schema(mode="validation")
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "homeostat recipe"
@@ -29,7 +29,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def settings_types(annotation: Any) -> list[type[Settings]]:
-    """The Settings classes an annotation may hold, through Annotated, unions and tuples."""
+    """Return the Settings classes inside an annotation, through Annotated, unions and tuples."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     if get_origin(annotation) in (Annotated, Union, types.UnionType, tuple, list):
@@ -41,7 +41,7 @@ def settings_types(annotation: Any) -> list[type[Settings]]:
 def walk_keys(
     model: type[Settings], prefix: str = ""
 ) -> Iterator[tuple[str, type[Settings], str, FieldInfo]]:
-    """Every leaf key: dotted path, owning class, field name, field. Lists show as `[]`."""
+    """Yield every leaf key: dotted path, owning class, field name, field. Lists show as `[]`."""
     for name, info in model.model_fields.items():
         path = f"{prefix}{name}"
         children = settings_types(info.annotation)
@@ -53,11 +53,12 @@ def walk_keys(
 
 
 def known_keys(model: type[Settings]) -> list[str]:
+    """Return the dotted paths of all leaf keys, sorted."""
     return sorted({path for path, *_ in walk_keys(model)})
 
 
 def settings_at(model: type[Settings], place: Place, raw: Any) -> type[BaseModel] | None:
-    """The config class that owns the keys at `place`, with unions settled by the raw `type`."""
+    """Return the config class that owns the keys at `place`; a raw `type` resolves unions."""
     current: type[Settings] | None = model
     candidates: list[type[Settings]] = []
     for part in place:
@@ -65,7 +66,7 @@ def settings_at(model: type[Settings], place: Place, raw: Any) -> type[BaseModel
         if not isinstance(part, int):
             info = current.model_fields.get(part) if current is not None else None
             candidates = settings_types(info.annotation) if info is not None else []
-        # An item of a list says its own type; the list says none.
+        # Each item of a list has its own type; the list itself has none.
         current = _chosen(candidates, raw)
     return current
 

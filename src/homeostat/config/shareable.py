@@ -1,14 +1,14 @@
-"""What of a config may leave the machine: decided by an allow-list, not by names of keys.
+"""Decide which config values may be shared, by an allow-list and not by the names of keys.
 
-A secret can stand under any name (`judge_key`, `pw`, `url`), so a value is shown only if its key
-declares what it can be:
+A secret can be stored under any name (`judge_key`, `pw`, `url`), so a value is shown only if its
+key declares what it can be:
 
-    numbers, truth values, null    shown
-    words                          shown where the key's type is a choice between them, where they
-                                   are the key's default, or where the key says `share=True`
-    paths                          their last part
-    all else                       <removed>: free text, and everything in a dict that is handed
-                                   on to the user's own code
+    numbers, booleans, null    shown
+    words                      shown if the key's type is a choice between them, if they are the
+                               key's default, or if the key says `share=True`
+    paths                      only their last part
+    everything else            <removed>: free text, and everything in a dict that is passed to
+                               the user's own code
 
 `private_values` lists the texts that are not shown, so that logs can be searched for them.
 """
@@ -33,7 +33,7 @@ _PLAIN = (bool, int, float, type(None))
 
 
 def shared_config(raw: Any) -> Any:
-    """A resolved config as JSON values, with what must not be shared replaced."""
+    """Return a resolved config as JSON values, with private values replaced."""
     return _shared(raw, raw, ())
 
 
@@ -52,7 +52,7 @@ def _shared(raw: Any, value: Any, place: Place) -> Any:
 
 
 def shared_value(value: Any, info: FieldInfo | None) -> Any:
-    """A single value of a key, or the mark that it was removed."""
+    """Return a single value of a key, or the mark that it was removed."""
     if info is None:
         return REMOVED
     if isinstance(value, _PLAIN):
@@ -69,7 +69,7 @@ def shared_value(value: Any, info: FieldInfo | None) -> Any:
 
 
 def shared_override(text: str) -> str:
-    """A `key=value` of the command line with its value, where that may be shown."""
+    """Return a `key=value` of the command line, with the value if that may be shown."""
     name, equals, value = text.partition("=")
     if not equals:
         return text
@@ -78,7 +78,7 @@ def shared_override(text: str) -> str:
 
 
 def shared_at(path: str, value: Any) -> Any:
-    """The value of the key at a dotted path, as far as it may be shown."""
+    """Return the value of the key at a dotted path, as far as it may be shown."""
     return REMOVED if isinstance(value, (dict, list, tuple)) else _of_declared(path, value)
 
 
@@ -88,7 +88,7 @@ def _of_declared(path: str, value: Any) -> Any:
 
 
 def private_values(raw: Any) -> Iterator[str]:
-    """Every text of a config that `shared_config` does not show whole."""
+    """Return every text of a config that `shared_config` does not show in full."""
     yield from _private(raw, shared_config(raw))
 
 
@@ -106,7 +106,7 @@ def _private(value: Any, shown: Any) -> Iterator[str]:
 
 
 def is_private(place: Place, raw: Any) -> bool:
-    """Whether a value at this place belongs to the user's own code."""
+    """Return whether a value at this place belongs to the user's own code."""
     for length in range(len(place), 0, -1):
         info = _field(raw, place[:length])
         if info is not None:
@@ -115,6 +115,7 @@ def is_private(place: Place, raw: Any) -> bool:
 
 
 def is_path(info: FieldInfo) -> bool:
+    """Return whether a field holds a path."""
     holds = any(getattr(part, "func", None) is check_path for part in info.metadata)
     return holds or PathText in get_args(info.annotation) or _extra(info).get("share") == "name"
 
@@ -128,7 +129,7 @@ def _shared_option(item: Any, words: set[Any]) -> Any:
 
 
 def _field(raw: Any, place: Place) -> FieldInfo | None:
-    """The declared key of a value; that of the list where it stands in one."""
+    """Return the declared field of a value; for an item of a list, the field of the list."""
     while place and isinstance(place[-1], int):
         place = place[:-1]
     if not place:
@@ -138,9 +139,9 @@ def _field(raw: Any, place: Place) -> FieldInfo | None:
 
 
 def _declared(path: str) -> list[FieldInfo]:
-    """The keys that a dotted path may mean: members of a union may have the same one.
+    """Return the fields that a dotted path may mean; several members of a union may have one.
 
-    What is set inside a dict belongs to no key, unless the dict is shared.
+    A value inside a dict belongs to no declared key, unless the dict is shared.
     """
     owners: list[type[Settings]] = [RunConfig]
     found: list[FieldInfo] = []
@@ -177,7 +178,7 @@ def _default(info: FieldInfo) -> tuple[Any, ...]:
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
-    """The annotation and those inside its unions, tuples and Annotated."""
+    """Yield the annotation and those inside its unions, tuples and Annotated."""
     yield annotation
     if get_origin(annotation) in (Annotated, Union, types.UnionType, tuple, list, dict):
         for inner in get_args(annotation):

@@ -1,4 +1,4 @@
-"""How new weights reach the engine: when, and by which way."""
+"""Settings of weight synchronisation: when new weights are sent to the engine, and how."""
 
 from __future__ import annotations
 
@@ -10,46 +10,48 @@ from homeostat.config.base import ByteSize, PathText, Settings, key
 
 
 class InProcessConfig(Settings):
-    """The engine computes with the trainer's own tensors: nothing is sent."""
+    """Nothing is sent: the engine computes with the trainer's own tensors."""
 
     type: Literal["in_process"]
 
 
 class _BucketedConfig(Settings):
-    """What all transports share that send."""
+    """Settings that all transports share that send weights."""
 
     bucket_bytes: ByteSize = key(
         256 * 2**20,
         ge=1,
         resume="free",
-        help="Bytes sent at one time, and so the memory that sending takes. A larger tensor is "
-        "sent alone.",
+        help="Size of a bucket: the bytes sent at one time, and so the memory that sending "
+        "needs. A larger tensor is sent alone.",
     )
 
 
 class SharedMemoryConfig(_BucketedConfig):
-    """Through /dev/shm, to another process of the same machine."""
+    """Send through /dev/shm, to another process of the same machine."""
 
     type: Literal["shared_memory"] = "shared_memory"
 
 
 class DiskConfig(_BucketedConfig):
-    """Through safetensors files, in a folder that trainer and engine both see."""
+    """Send through safetensors files in a folder that both trainer and engine can access."""
 
     type: Literal["disk"]
     folder: PathText | None = key(
-        None, resume="free", help="Where the files lie while on their way. Default: the run's."
+        None,
+        resume="free",
+        help="Folder for the files while they are being sent. Default: the run folder.",
     )
 
 
 class CollectiveConfig(_BucketedConfig):
-    """By broadcast in a group of their own: NCCL between GPUs, gloo on the CPU."""
+    """Broadcast in a separate process group: NCCL between GPUs, gloo on the CPU."""
 
     type: Literal["collective"]
 
 
 class CudaIpcConfig(_BucketedConfig):
-    """Through memory of the GPU that trainer and engine share."""
+    """Send through GPU memory that trainer and engine share."""
 
     type: Literal["cuda_ipc"]
 
@@ -61,30 +63,32 @@ AnyTransport = Annotated[
 
 
 class SyncConfig(Settings):
+    """The schedule and the transport of weight publications to the engine."""
+
     interval: int = key(
         1,
         ge=1,
-        help="Optimizer updates between publications of the weights, which are at the end of a "
-        "step. Above trainer.updates_per_step, the engine samples with older weights (stale/*). "
-        "An evaluation is of its step's own weights: they are published for it, and counting "
-        "begins anew.",
+        help="Number of optimizer updates between publications of the weights, which happen at "
+        "the end of a step. If it is above trainer.updates_per_step, the engine samples with "
+        "older weights (stale/*). An evaluation uses the weights of its own step: they are "
+        "published for it, and the count starts again.",
     )
     verify: bool = key(
         True,
         resume="free",
-        help="After each publication, prove that the engine serves these weights: its checksum, "
-        "and the log-probs of fixed rows against the trainer's.",
+        help="After each publication, verify that the engine serves these weights: compare its "
+        "checksum, and the log-probs of fixed rows, with the trainer's.",
     )
     timeout_s: float = key(
         600.0,
         gt=0,
         resume="free",
-        help="Seconds that any one wait of a publication may take before it is an error.",
+        help="Seconds that any single wait of a publication may take before it is an error.",
     )
     transport: AnyTransport | None = key(
         None,
         resume="free",
-        help="How weights travel to an engine that has a process of its own. Default: "
-        "shared_memory. Refused where the engine shares the trainer's weights, to which nothing "
-        "is sent (in_process in the records).",
+        help="How weights are sent to an engine in its own process. Default: shared_memory. "
+        "Refused if the engine shares the trainer's weights, because nothing is sent then "
+        "(records say in_process).",
     )

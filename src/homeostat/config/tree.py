@@ -1,4 +1,4 @@
-"""Walks over raw recipes: nested dicts and lists, before they are checked."""
+"""Helpers for raw recipes: nested dicts and lists, before validation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ABSENT = object()
 
 
 def child(raw: Any, part: str | int, default: Any = None) -> Any:
-    """The item of a dict or list, or the default where there is none."""
+    """Return the item of a dict or list, or the default if there is none."""
     if isinstance(raw, dict):
         return raw.get(part, default)
     if isinstance(raw, list) and isinstance(part, int) and part < len(raw):
@@ -20,22 +20,24 @@ def child(raw: Any, part: str | int, default: Any = None) -> Any:
 
 
 def is_index(part: str) -> bool:
-    """A plain number of a list's item: not a superscript, nor one of a thousand digits."""
+    """Return whether a text is a plain list index: no superscript, not a thousand digits long."""
     return part.isascii() and part.isdigit() and len(part) < 10
 
 
 def parts(place: str) -> Place:
+    """Split a dotted path into its names."""
     return tuple(int(part) if is_index(part) else part for part in place.split("."))
 
 
 def has(raw: Any, place: str) -> bool:
+    """Return whether a raw recipe has a value at this place."""
     for part in parts(place):
         raw = child(raw, part, _ABSENT)
     return raw is not _ABSENT
 
 
 def without(raw: dict[str, Any], places: list[Place]) -> dict[str, Any]:
-    """A copy that lacks the keys at these places."""
+    """Return a copy that lacks the keys at these places."""
     pruned = copy.deepcopy(raw)
     for place in places:
         here: Any = pruned
@@ -47,7 +49,7 @@ def without(raw: dict[str, Any], places: list[Place]) -> dict[str, Any]:
 
 
 def fill(above: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
-    """`above`, with what it lacks taken from `below`."""
+    """Return `above`, with missing values taken from `below`."""
     result = copy.deepcopy(below)
     for name, value in above.items():
         under = result.get(name)

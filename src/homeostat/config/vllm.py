@@ -1,14 +1,15 @@
-"""The vLLM engine's keys. Names and values of `options` are vLLM's own (its EngineArgs)."""
+"""Settings of the vLLM engine. Names and values of `options` are those of vLLM's EngineArgs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from homeostat.config.base import Settings, key
+from homeostat.config.base import key
+from homeostat.config.engine import EngineConfig
 
-# Engine arguments that are set here, and by which key of ours.
+# Engine arguments that homeostat sets itself, with the config key that controls each.
 OWNED = {
     "model": "model.path",
     "tokenizer": "model.tokenizer",
@@ -24,7 +25,7 @@ OWNED = {
     "enforce_eager": "engine.enforce_eager",
     "enable_sleep_mode": "engine.sleep",
 }
-# Engine arguments on which the engine's promises rest, and what would break without them.
+# Engine arguments on which guarantees of the engine depend, with the reason for each.
 FIXED = {
     "logprobs_mode": "log-probs must be those of the sampling temperature",
     "max_logprobs": "log-probs must be those of the sampling temperature",
@@ -56,69 +57,68 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-class VllmEngineConfig(Settings):
-    """vLLM in a process of its own, with its own copy of the weights."""
+class VllmEngineConfig(EngineConfig):
+    """vLLM in its own process, with its own copy of the weights."""
 
     type: Literal["vllm"]
-    max_concurrency: int = key(
-        256, ge=1, resume="warn", help="Completions that are sampled at one time."
-    )
     memory_share: float = key(
         0.5,
         gt=0,
         le=0.95,
         resume="free",
-        help="On a GPU, the share of its memory that vLLM may take in all. On a CPU, the share of "
-        "the free memory that cached keys and values may take.",
+        help="On a GPU, the share of its memory that vLLM may use in total. On a CPU, the share "
+        "of the free memory that the KV cache may use.",
     )
     max_batched_tokens: int | None = key(
         None,
         ge=1,
         resume="warn",
-        help="Tokens computed in one forward pass, at most; vLLM's own choice by default. On a CPU "
-        "no less than the longest request: prompts are computed whole there.",
+        help="Largest number of tokens in one forward pass; vLLM chooses by default. On a CPU "
+        "it must be at least the longest request, because prompts are not split there.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
         "auto",
         resume="warn",
-        help="What it computes in. auto: as the trainer's weights. bfloat16 is refused on an "
-        "aarch64 CPU without bf16 instructions.",
+        help="dtype in which vLLM computes. auto: that of the trainer's weights. bfloat16 is "
+        "refused on an aarch64 CPU without bf16 instructions.",
     )
     enforce_eager: bool = key(
-        False, resume="free", help="No compilation, no CUDA graphs: starts faster, samples slower."
+        False,
+        resume="free",
+        help="No compilation and no CUDA graphs: starts faster, samples slower.",
     )
     tensor_parallel_size: int = key(
-        1, ge=1, le=64, resume="free", help="Devices that each layer is split over."
+        1, ge=1, le=64, resume="free", help="Number of devices over which each layer is split."
     )
     start_timeout_s: float = key(
-        900.0, gt=0, resume="free", help="Seconds until it has loaded the model and answers."
+        900.0,
+        gt=0,
+        resume="free",
+        help="Seconds within which vLLM must have loaded the model and answer.",
     )
     max_restarts: int = key(
         3,
         ge=0,
         resume="free",
-        help="Times that its process is started again when it died. It is sent its weights, and "
-        "the round that it was at is sampled from its start.",
-    )
-    stall_s: float = key(
-        1800.0,
-        gt=0,
-        resume="free",
-        help="Seconds without any finished completion after which the engine counts as stuck.",
+        help="How many times the process is restarted after it died. The new process receives "
+        "the weights, and the interrupted round is sampled again from its start.",
     )
     sleep: bool = key(
         True,
         resume="free",
-        help="Free the cache while the trainer works; on a GPU the weights go to the host too. "
-        "false keeps them: more memory, no pause.",
+        help="Free the cache while the trainer works; on a GPU the weights are also moved to "
+        "the host. false keeps them: more memory, no pause.",
     )
     options: Annotated[dict[str, Any], AfterValidator(_check_options)] = key(
         {},
         resume="warn",
         share=True,
-        help="Further arguments of vLLM's EngineArgs, by their own names.",
+        help="Further arguments of vLLM's EngineArgs, under vLLM's names.",
     )
 
+    score_temperatures: ClassVar[Literal["any", "one"]] = "one"
+
     @property
-    def shares_weights(self) -> bool:
-        return False
+    def own_dtype(self) -> str | None:
+        """Return the dtype that the recipe sets for vLLM alone."""
+        return None if self.dtype == "auto" else self.dtype

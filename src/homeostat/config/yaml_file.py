@@ -1,8 +1,8 @@
-"""Recipes are YAML, read safely and without surprises.
+"""Read recipes from YAML, safely and without surprises.
 
-Only the plain core of YAML is understood: `on` and `no` are words, not truth values; `1e-5` is a
-number; dates are words; a key given twice is an error. Each value keeps the line it stands on, so
-that an error can name it.
+Only the plain core of YAML is understood: `on` and `no` are words, not booleans; `1e-5` is a
+number; dates are words; a key given twice is an error. Each value remembers its line, so that an
+error can name it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Place = tuple[str | int, ...]
 
 
 class _CoreLoader(yaml.SafeLoader):
-    """SafeLoader whose plain scalars follow YAML 1.2's core schema."""
+    """A SafeLoader whose plain scalars follow YAML 1.2's core schema."""
 
 
 _CoreLoader.yaml_implicit_resolvers = {}
@@ -55,7 +55,7 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 
 def parse_yaml(text: str, *, name: str) -> tuple[Any, dict[Place, int]]:
-    """The value of a YAML text, and the line of each place in it."""
+    """Return the value of a YAML text, and the line of each place in it."""
     try:
         node = yaml.compose(text, Loader=_CoreLoader)
     except yaml.YAMLError as error:
@@ -74,12 +74,12 @@ def parse_yaml(text: str, *, name: str) -> tuple[Any, dict[Place, int]]:
 
 
 def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
-    """As `parse_yaml`, of a file."""
+    """Read and parse a YAML file; see `parse_yaml`."""
     name = str(path)
     try:
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):
-            # A pipe or a device may never end.
+            # Reading a pipe or a device might never end, so only regular files are accepted.
             raise ConfigError([Problem("", "a recipe is a plain file.")], file=name)
         if facts.st_size > MAX_FILE_BYTES:
             why = f"{facts.st_size} bytes are more than a recipe may have ({MAX_FILE_BYTES})."
@@ -99,7 +99,7 @@ def read_yaml(path: Path) -> tuple[Any, dict[Place, int]]:
 
 
 class _Builder:
-    """Turns YAML nodes into plain values; notes lines, refuses doubles, cycles and bombs."""
+    """Turn YAML nodes into plain values; record lines, refuse duplicates, cycles and bombs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -162,4 +162,5 @@ class _Builder:
 
 
 def dotted(place: Place) -> str:
+    """Join the names of a place with dots."""
     return ".".join(str(part) for part in place)

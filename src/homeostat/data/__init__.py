@@ -1,1 +1,1 @@
-"""Rows to step plans: sources -> chat, rows -> prepare, store -> packing, loader."""
+"""Turn rows into step plans: sources -> chat, rows -> prepare, store -> packing, loader."""

@@ -1,15 +1,15 @@
-"""Messages to tokens, with labels that are exact or refused.
+"""Turn messages into tokens, with labels that are exact; otherwise refuse the row.
 
 A trained assistant turn i is what the model would have to write: the text between
 
     render(messages[:i], add_generation_prompt=True)   and   render(messages[:i + 1])
 
-Both must be prefixes of the whole rendering; a template that rewrites earlier turns breaks that,
-and the row is then refused rather than labelled by guess. The whole text is tokenised once, and
-turns are mapped to tokens by character offsets; no token may straddle the border of a turn. A turn
-is trained up to the stop token where generation would end; what a template puts after that (white
-space, one more stop token that closes the chat) is not. What the row holds of a trained turn and
-the template leaves out (tool calls, reasoning) is refused, not lost.
+Both must be prefixes of the whole rendering; a template that rewrites earlier turns violates this,
+and the row is then refused rather than labelled by a guess. The whole text is tokenised once, and
+turns are mapped to tokens by character offsets; no token may span the border of a turn. A turn is
+trained up to the stop token where generation would end; what a template puts after that (white
+space, one more stop token that closes the chat) is not trained. If the template leaves out a part
+of a trained turn (tool calls, reasoning), the row is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REWRITES = "the chat template rewrites earlier turns"
 LOST = "the chat template leaves out part of the row"
 BAD_MESSAGE = "not a usable message"
 Result = TypeVar("Result")
-# What a message may hold besides its content; templates have three names for reasoning.
+# Keys of a message besides its content; templates have three names for reasoning.
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -44,13 +44,13 @@ class Chat:
     tools: list[dict[str, Any]] | None = None
 
     def render(self, tokenizer: ChatTokenizer, count: int, *, prompt: bool = False) -> str:
-        """The first `count` messages as text, `prompt`: and the opening of a turn."""
+        """Return the first `count` messages as text; with `prompt`, also the opening of a turn."""
         messages = self.messages[:count]
         return tokenizer.render(messages, tools=self.tools, add_generation_prompt=prompt)
 
 
 def parse_chat(value: Any, *, turns: Literal["all", "last", "each"], tools: Any = None) -> Chat:
-    """Check a list of messages and take `train` and `weight` out of them."""
+    """Check a list of messages and remove `train` and `weight` from them."""
     parsed = _parse_messages(value)
     messages = [message for message, _ in parsed]
     is_assistant = [message["role"] == "assistant" for message in messages]
@@ -59,13 +59,14 @@ def parse_chat(value: Any, *, turns: Literal["all", "last", "each"], tools: Any 
     last = len(messages) - 1 - is_assistant[::-1].index(True)
     weights = []
     for number, (_, own) in enumerate(parsed):
+        # A message's own `train` or `weight` takes precedence over the source's `turns`.
         default = float(is_assistant[number] and (turns != "last" or number == last))
         weights.append(default if own is None else own)
     return Chat(messages, weights, _parse_tools(tools))
 
 
 def parse_prompt(value: Any) -> Chat:
-    """Check a list of messages that is to be answered: nothing of it is trained."""
+    """Check a list of messages that is to be answered; nothing of it is trained."""
     messages = [message for message, _ in _parse_messages(value)]
     if messages[-1]["role"] == "assistant":
         raise BadRowError(
@@ -77,7 +78,7 @@ def parse_prompt(value: Any) -> Chat:
 
 
 def split_turns(chat: Chat) -> list[Chat]:
-    """A chat for each trained turn, which is its last."""
+    """Return one chat for each trained turn, which is its last."""
     trained = [number for number, weight in enumerate(chat.weights) if weight > 0]
     return [
         Chat(chat.messages[: number + 1], [0.0] * number + [chat.weights[number]], chat.tools)
@@ -86,24 +87,27 @@ def split_turns(chat: Chat) -> list[Chat]:
 
 
 def encode_chat(chat: Chat, tokenizer: ChatTokenizer) -> tuple[IntArray, FloatArray]:
-    """Tokens of the whole chat, and the weight of predicting each."""
+    """Return the tokens of the whole chat, and the weight of predicting each."""
     return _objects_first(chat, lambda chat: _encode(chat, tokenizer))
 
 
 def encode_prompt(chat: Chat, tokenizer: ChatTokenizer) -> IntArray:
-    """Tokens of the whole chat and of the opening of the assistant's turn."""
+    """Return the tokens of the whole chat and of the opening of the assistant's turn."""
     return _objects_first(chat, lambda chat: _encode_prompt(chat, tokenizer))
 
 
 def _objects_first(chat: Chat, encode: Callable[[Chat], Result]) -> Result:
-    """Arguments of tool calls are objects to most templates, and some would quote a JSON text once
-    more; those that take a text only refuse objects, and then have the text as it is.
+    """Try the arguments of tool calls as objects first, then as JSON text.
+
+    Most templates expect objects, and some would quote a JSON text once more; templates that expect
+    a text refuse objects, and then get the text as it is.
     """
     parsed = replace(chat, messages=[_with_objects(message) for message in chat.messages])
     if parsed != chat:
         try:
             return encode(parsed)
         except BadRowError as error:
+            # Only a refusal by the template is a reason to try text; other defects stay defects.
             if error.reason != REFUSES:
                 raise
     return encode(chat)
@@ -142,12 +146,13 @@ def _parse_messages(value: Any) -> list[tuple[dict[str, Any], float | None]]:
 
 
 def _parse_message(number: int, item: Any) -> tuple[dict[str, Any], float | None]:
-    """The message without our keys, and the weight it gives itself."""
+    """Return the message without our keys, and the weight that it gives itself."""
     if not isinstance(item, dict):
         raise BadRowError(BAD_MESSAGE, f"message {number} is a {type(item).__name__}")
     message = {
         name: field
         for name, field in item.items()
+        # Arrow adds missing keys as null, and to many templates a null key is present.
         if field is not None and name not in ("train", "weight")
     }
     role = message.get("role")
@@ -172,6 +177,7 @@ def _text_content(number: int, message: dict[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
+    # A turn of only tool calls has no content in many data sets.
     if content is None and message.get("tool_calls"):
         return ""
     if isinstance(content, list) and all(_is_text_part(part) for part in content):
@@ -203,7 +209,7 @@ def _own_weight(number: int, item: dict[str, Any]) -> float | None:
 
 
 def _parse_tools(value: Any) -> list[dict[str, Any]] | None:
-    """A list of tool descriptions, or the JSON text of one."""
+    """Return a list of tool descriptions, given as a list or as JSON text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -217,7 +223,7 @@ def _parse_tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its tool calls as objects, where they are JSON texts."""
+    """Return the message with JSON texts of tool-call arguments parsed into objects."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
@@ -237,7 +243,7 @@ def _with_object(call: Any) -> Any:
 
 
 def _refuse_python_text(chat: Chat, text: str) -> None:
-    """A template made for JSON texts prints an object the way Python would."""
+    """Refuse a template for JSON texts that prints an object in Python's notation."""
     for message in chat.messages:
         for call in message.get("tool_calls") or ():
             function = call.get("function", call) if isinstance(call, dict) else {}
@@ -249,6 +255,7 @@ def _refuse_python_text(chat: Chat, text: str) -> None:
 
 
 def _refuse_lost_tools(chat: Chat, text: str, tokenizer: ChatTokenizer) -> None:
+    # Render without the tools: if nothing changes, the template ignores them.
     if chat.tools and replace(chat, tools=None).render(tokenizer, len(chat.messages)) == text:
         raise BadRowError(
             LOST,
@@ -258,10 +265,10 @@ def _refuse_lost_tools(chat: Chat, text: str, tokenizer: ChatTokenizer) -> None:
 
 
 def _refuse_lost_parts(chat: Chat, number: int, tokenizer: ChatTokenizer) -> None:
-    """Every part of a trained turn must make a difference to the text."""
+    """Require that every part of a trained turn makes a difference to the text."""
     message = chat.messages[number]
     parts = {"tool_calls": ("tool_calls",), "reasoning": REASONING}
-    # A template may strip white space, so that a part of nothing else has nothing to show.
+    # A template may strip white space, so a part of only white space need not show.
     said = {name for name, field in message.items() if field and str(field).strip()}
     held = {part: names for part, names in parts.items() if said.intersection(names)}
     if held and "content" in said:
@@ -272,7 +279,7 @@ def _refuse_lost_parts(chat: Chat, number: int, tokenizer: ChatTokenizer) -> Non
         try:
             is_lost = without.render(tokenizer, number + 1) == chat.render(tokenizer, number + 1)
         except BadRowError:
-            continue  # a template that cannot do without it does show it
+            continue  # a template that fails without the part does use it
         if is_lost:
             raise BadRowError(
                 LOST,
@@ -283,30 +290,30 @@ def _refuse_lost_parts(chat: Chat, number: int, tokenizer: ChatTokenizer) -> Non
 
 
 def _turn_span(chat: Chat, number: int, text: str, tokenizer: ChatTokenizer) -> tuple[int, int]:
-    """Where in the whole text turn `number` stands."""
+    """Return where turn `number` is in the whole text."""
     head = chat.render(tokenizer, number, prompt=True)
     is_last = number == len(chat.messages) - 1
     through = text if is_last else chat.render(tokenizer, number + 1)
     if not text.startswith(through):
         through = _without_close(through, tokenizer)
     if not text.startswith(through):
-        raise _rewritten(number, "the turn itself reads differently once the chat goes on")
+        raise _rewritten(number, "the turn itself is rendered differently once the chat continues")
     if not through.startswith(head):
         before = chat.render(tokenizer, number)
         if not text.startswith(before):
-            raise _rewritten(number, "what stands before it reads differently once it is there")
+            raise _rewritten(number, "the text before it is rendered differently once it is there")
         raise BadRowError(
             "the generation prompt is not how the template renders a turn",
             f"message {number}: the template opens the assistant's turn with "
             f"{head[len(before) :][:60]!r} when it asks for one, but not when it shows one. Set "
-            "what the template offers in model.chat_template_options (enable_thinking, say), or "
-            "mend it and name the file in model.chat_template",
+            "an option of the template in model.chat_template_options (for example "
+            "enable_thinking), or fix it and name the file in model.chat_template",
         )
     return len(head), len(through)
 
 
 def _without_close(through: str, tokenizer: ChatTokenizer) -> str:
-    """Without the stop token by which a template closes a whole chat, after that of the turn."""
+    """Remove the stop token with which a template closes a whole chat after the last turn."""
     stops = tuple(tokenizer.decode([token]) for token in tokenizer.stop_ids)
     bare = through.rstrip()
     for word in stops:
@@ -334,11 +341,11 @@ def _turn_tokens(
     offsets_T2: IntArray,
     tokenizer: ChatTokenizer,
 ) -> tuple[int, int]:
-    """First trained token of a turn, and the stop token that ends it."""
+    """Return the first trained token of a turn, and the stop token that ends it."""
     starts_T, ends_T = offsets_T2[:, 0], offsets_T2[:, 1]
     touching = np.flatnonzero((ends_T > start) & (starts_T < end))
     stop = None
-    # Back through white space and stop tokens: generation ends at the first of them.
+    # Go back through white space and stop tokens: generation ends at the first of them.
     for n in touching[::-1].tolist():
         if int(tokens_T[n]) in tokenizer.stop_ids:
             stop = n
@@ -362,7 +369,10 @@ def _turn_tokens(
 
 
 def _cut_turn(number: int, start: int, text: str, offsets_T2: IntArray) -> tuple[int, int]:
-    """First and last token of a turn that goes on past the tokens at hand; none may be of it."""
+    """Return the first and last token of a turn that continues past the given tokens.
+
+    There may be no token of it at all.
+    """
     first = int(np.searchsorted(offsets_T2[:, 1], start, side="right"))
     if first < len(offsets_T2) and offsets_T2[first, 0] < start:
         raise straddles(f"the start of message {number}", text, offsets_T2[first])
@@ -370,6 +380,7 @@ def _cut_turn(number: int, start: int, text: str, offsets_T2: IntArray) -> tuple
 
 
 def straddles(border: str, text: str, offset: IntArray) -> BadRowError:
+    """Return the error for a token that spans the border of a turn."""
     shown = text[int(offset[0]) : int(offset[1])]
     return BadRowError(
         "a token straddles the border of a trained span",

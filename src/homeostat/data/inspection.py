@@ -1,7 +1,7 @@
-"""What `homeostat inspect` knows about a recipe's rows or prompts, as plain values.
+"""The facts that `homeostat inspect` shows about a recipe's rows or prompts, as plain values.
 
-Rows that training would refuse are dropped here and told as warnings, so that the sound ones can
-still be looked at.
+Rows that training would refuse are dropped here and reported as warnings, so that the valid ones
+can still be inspected.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 
 from homeostat.config.data import DataConfig
 from homeostat.config.run import RunConfig
+from homeostat.data.inputs import choose_rows, prepare_prompt_part, prepare_row_part
 from homeostat.data.loader import PlanLoader
 from homeostat.data.packing import fill
-from homeostat.data.prepare import Progress, prepare_rows, split_rows
-from homeostat.data.prompts import PromptSet, prepare_prompts
+from homeostat.data.prepare import Progress
+from homeostat.data.prompts import PromptSet
 from homeostat.data.sources import readable
 from homeostat.data.store import BadRow, PrepareReport, RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -31,8 +32,10 @@ MIN_TRAINED_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token, the text it shows, and its loss weight. Of a character that is spelt by several
-    tokens, the last one shows it."""
+    """A token, the text it shows, and its loss weight.
+
+    If a character consists of several tokens, the last one shows it.
+    """
 
     id: int
     text: str
@@ -42,7 +45,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class InspectedRow:
-    """A row, or a prompt: it has nothing trained, and columns for the rewards."""
+    """A row, or a prompt, which has nothing trained and columns for the rewards."""
 
     row_id: int
     origin: str
@@ -54,7 +57,7 @@ class InspectedRow:
 
 @dataclass(frozen=True, slots=True)
 class LengthBin:
-    """How many rows have from `low` to `high` tokens."""
+    """The number of rows that have from `low` to `high` tokens."""
 
     low: int
     high: int
@@ -63,7 +66,7 @@ class LengthBin:
 
 @dataclass(frozen=True, slots=True)
 class InspectedUpdate:
-    """One update: its rows and tokens, the tokens of each micro-batch, and how full those are."""
+    """One update: its rows and tokens, and the tokens and fill of each micro-batch."""
 
     step: int
     rows: int
@@ -83,7 +86,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """`train_rows` counts prompts where `is_rl`; there are no updates to show then."""
+    """All results. `train_rows` counts prompts if `is_rl`; there are no updates to show then."""
 
     is_rl: bool
     vocab_size: int
@@ -109,22 +112,11 @@ def inspect_rows(
     row_ids: list[int],
     progress: Progress | None = None,
 ) -> Inspection:
-    """Tokenise the training rows and look at `row_ids`, or at the first `num_rows`."""
+    """Tokenise the training rows and inspect `row_ids`, or the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
-    lenient = config.data.model_copy(
-        update={"bad_rows": "drop", "overlong": _kept_overlong(config)}
-    )
-    store = prepare_rows(
-        config.data.train,
-        tokenizer,
-        lenient,
-        cache_dir=cache_dir,
-        num_processes=config.data.num_processes,
-        progress=progress,
-    )
-    train_ids = np.arange(len(store))
-    if config.data.validation_share > 0:
-        train_ids, _ = split_rows(store.made_from_B, config.data.validation_share, config.seed)
+    lenient = _lenient(config, overlong=_kept_overlong(config))
+    store = prepare_row_part(lenient, tokenizer, "train", cache_dir=cache_dir, progress=progress)
+    train_ids = choose_rows(config, store, None).train.ids
     chosen = row_ids or list(range(min(num_rows, len(store))))
     return Inspection(
         is_rl=False,
@@ -144,13 +136,11 @@ def inspect_rows(
 def inspect_prompts(
     config: RunConfig, *, num_rows: int, row_ids: list[int], progress: Progress | None = None
 ) -> Inspection:
-    """Tokenise the training prompts and look at `row_ids`, or at the first `num_rows`."""
+    """Tokenise the training prompts and inspect `row_ids`, or the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
-    lenient = config.data.model_copy(update={"bad_rows": "drop", "overlong": "drop"})
-    prompts = prepare_prompts(config.data.train, tokenizer, lenient, progress=progress)
-    train_ids = np.arange(len(prompts))
-    if config.data.validation_share > 0:
-        train_ids, _ = split_rows(prompts.made_from_B, config.data.validation_share, config.seed)
+    lenient = _lenient(config, overlong="drop")
+    prompts = prepare_prompt_part(lenient, tokenizer, "train", progress=progress)
+    train_ids = choose_rows(config, prompts, None).train.ids
     chosen = row_ids or list(range(min(num_rows, len(prompts))))
     return Inspection(
         is_rl=True,
@@ -169,6 +159,12 @@ def inspect_prompts(
 
 def _stops(tokenizer: ChatTokenizer) -> tuple[str, ...]:
     return tuple(sorted(tokenizer.decode([token]) for token in tokenizer.stop_ids))
+
+
+def _lenient(config: RunConfig, *, overlong: str) -> RunConfig:
+    """Return the recipe with bad rows dropped, so that the sound ones can be looked at."""
+    data = config.data.model_copy(update={"bad_rows": "drop", "overlong": overlong})
+    return config.model_copy(update={"data": data})
 
 
 def _kept_overlong(config: RunConfig) -> str:
@@ -209,7 +205,7 @@ def _look_at(store: RowStore, row_id: int, tokenizer: ChatTokenizer) -> Inspecte
 
 
 def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:
-    """Each token with the text that it adds after the one before it."""
+    """Return each token with the text that it adds after the one before it."""
     found: list[Token] = []
     before: list[int] = []
     pending: list[int] = []
@@ -217,7 +213,7 @@ def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:
     for place, (token, weight) in enumerate(zip(row.tokens_T, row.weights_T, strict=True)):
         pending.append(int(token))
         text = tokenizer.decode(before + pending)[len(tokenizer.decode(before)) :]
-        # A character outside ASCII takes up to four bytes, and so up to four tokens.
+        # A character outside ASCII has up to four bytes, and so up to four tokens.
         if text.endswith("\ufffd") and len(pending) < 4 and place < last:
             text = ""
         else:
@@ -228,7 +224,7 @@ def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:
 
 
 def length_bins(lengths: IntArray) -> tuple[LengthBin, ...]:
-    """Powers of two, from the shortest row to the longest."""
+    """Count rows by length in powers of two, from the shortest row to the longest."""
     powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(int)
     bins = []
     for power in range(int(powers.min()), int(powers.max()) + 1):
@@ -260,6 +256,7 @@ def _first_updates(
 
 
 def find_warnings(report: PrepareReport, data: DataConfig, *, is_rl: bool = False) -> list[Warned]:
+    """Return warnings about the prepared rows."""
     found: list[Warned] = []
     if report.num_bad:
         level = "error" if data.bad_rows == "refuse" else "warning"

@@ -2,9 +2,9 @@
 
     step -> (epoch, place in the epoch) -> row ids -> rows -> loss spec -> micro-batches
 
-A plan is a pure function of the step: the order of an epoch is drawn from (seed, epoch) alone, so
-the loader's state is the number of the last plan handed out, and a resumed run continues exactly.
-An update never crosses the border of two epochs; the last one of an epoch may be smaller.
+A plan is a pure function of the step: the order of an epoch depends only on (seed, epoch), so the
+loader's state is the number of the last plan handed out, and a resumed run continues exactly. An
+update never spans two epochs; the last one of an epoch may be smaller.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +32,7 @@ from homeostat.types import IntArray, StepPlan, TokenRow, TrainBatch
 
 
 class PlanLoader:
-    """Iterates over the plans of steps start + 1 .. total_steps. Close it, or use it in `with`."""
+    """Iterate over the plans of steps start + 1 .. total_steps. Close it, or use it in `with`."""
 
     def __init__(
         self,
@@ -42,13 +43,13 @@ class PlanLoader:
         data: DataConfig,
         algorithm: SftConfig,
         seed: int,
-        num_ranks: int = 1,
+        num_data_groups: int = 1,
         state: Mapping[str, Any] | None = None,
     ) -> None:
         assert len(row_ids) > 0, "no rows to train on"
         self._store, self._row_ids = store, np.asarray(row_ids, dtype=np.int64)
         self._trainer, self._data, self._algorithm = trainer, data, algorithm
-        self._seed, self._num_ranks = seed, num_ranks
+        self._seed, self._num_data_groups = seed, num_data_groups
         self.total_steps = trainer.total_steps(len(row_ids))
         self._fingerprint = self._hash()
         self._last_step = 0 if state is None else self._resume_from(state)
@@ -56,6 +57,7 @@ class PlanLoader:
         self._order: tuple[int, IntArray] | None = None
         self._next_step = self._last_step + 1
         self._waiting: deque[Future[StepPlan]] = deque()
+        # A single thread, so that plans are made in the order of steps.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="homeostat-plans")
         self._fill()
 
@@ -63,11 +65,13 @@ class PlanLoader:
         return self
 
     def __next__(self) -> StepPlan:
-        """The next plan. What went wrong while it was made is raised here."""
+        """Return the next plan. Errors of the background thread are raised here."""
         if not self._waiting:
             raise StopIteration
         started = time.perf_counter()
+        # Futures are taken in the order of steps, so plans never overtake each other.
         plan = self._waiting.popleft().result()
+        # Reported as time/data_wait: near 0 if packing keeps up with training.
         self.last_wait_s = time.perf_counter() - started
         self._last_step = plan.step
         self._fill()
@@ -85,16 +89,16 @@ class PlanLoader:
         self.close()
 
     def close(self) -> None:
-        """End the background thread. May be called twice."""
+        """End the background thread. Idempotent."""
         self._waiting.clear()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def state(self) -> dict[str, Any]:
-        """Where the loader stands after the last plan handed out."""
+        """Return the position after the last plan handed out."""
         return {"step": self._last_step, "data": self._fingerprint}
 
     def plan(self, step: int) -> StepPlan:
-        """The plan of any step, counted from 1. Epochs count from 0."""
+        """Return the plan of any step, counted from 1. Epochs count from 0."""
         per_epoch = self._trainer.steps_per_epoch(len(self._row_ids))
         epoch, place = divmod(step - 1, per_epoch)
         first = place * self._trainer.batch_rows
@@ -103,7 +107,7 @@ class PlanLoader:
         return StepPlan(
             step=step,
             epoch=epoch,
-            micro_batches=micro_batches(rows, self._trainer, num_ranks=self._num_ranks),
+            micro_batches=micro_batches(rows, self._trainer, num_data_groups=self._num_data_groups),
             loss=loss_spec(self._algorithm, rows),
         )
 
@@ -118,18 +122,21 @@ class PlanLoader:
             return self._row_ids
         if self._order is None or self._order[0] != epoch:
             order = self._row_ids[shuffled(len(self._row_ids), (self._seed, epoch))]
+            # Cache one epoch: steps come in order, and shuffling a large data set takes time.
             self._order = (epoch, order)
         return self._order[1]
 
     def _hash(self) -> str:
-        """Names all that decides which rows a step has."""
+        """Return a digest of everything that decides which rows a step has."""
         sizes = (self._seed, self._data.shuffle, self._trainer.batch_rows)
         digest = hashlib.sha256(f"{self._store.fingerprint} {sizes}".encode())
+        # The ids, not only their number: another split of the same rows is other data.
         digest.update(self._row_ids.tobytes())
         return digest.hexdigest()
 
     def _resume_from(self, state: Mapping[str, Any]) -> int:
         step, data = state.get("step"), state.get("data")
+        # `type(...) is` and not isinstance, because True is an int.
         if type(step) is not int or step < 0 or not isinstance(data, str):
             raise DataError(f"the checkpoint's state.json: data is damaged: {dict(state)!r:.200}")
         if data != self._fingerprint:
@@ -142,35 +149,35 @@ class PlanLoader:
         return step
 
 
-def repack(plan: StepPlan, *, max_tokens: int, num_ranks: int = 1) -> StepPlan:
-    """The same rows and the same loss under another token budget.
+def repack(plan: StepPlan, *, max_tokens: int, num_data_groups: int = 1) -> StepPlan:
+    """Split the same rows with the same loss under another token budget.
 
-    A row longer than the budget stands alone.
+    A row longer than the budget forms a micro-batch by itself.
     """
     rows = [row for batch in plan.micro_batches for row in batch.rows()]
-    bins = pack([len(row) for row in rows], max_tokens, multiple_of=num_ranks)
-    return StepPlan(plan.step, plan.epoch, _batches(rows, bins), plan.loss)
+    bins = pack([len(row) for row in rows], max_tokens, multiple_of=num_data_groups)
+    return replace(plan, micro_batches=_batches(rows, bins))
 
 
 def eval_batches(
-    store: RowStore, row_ids: IntArray, *, trainer: TrainerConfig, num_ranks: int = 1
+    store: RowStore, row_ids: IntArray, *, trainer: TrainerConfig, num_data_groups: int = 1
 ) -> Iterator[TrainBatch]:
-    """Every row once, in an order that depends on the rows alone, read as they are needed."""
-    for chosen in _split(store.lengths[row_ids].tolist(), trainer, num_ranks):
+    """Yield every row once, in an order that depends only on the rows, read on demand."""
+    for chosen in _split(store.lengths[row_ids].tolist(), trainer, num_data_groups):
         yield TrainBatch.of([store[int(row_ids[index])] for index in chosen])
 
 
 def micro_batches(
-    rows: Sequence[TokenRow], trainer: TrainerConfig, *, num_ranks: int = 1
+    rows: Sequence[TokenRow], trainer: TrainerConfig, *, num_data_groups: int = 1
 ) -> tuple[TrainBatch, ...]:
-    """The rows of an update, split as the trainer's settings say, for so many ranks."""
-    return _batches(rows, _split([len(row) for row in rows], trainer, num_ranks))
+    """Split the rows of an update as the trainer's settings say, in full rounds of data groups."""
+    return _batches(rows, _split([len(row) for row in rows], trainer, num_data_groups))
 
 
-def _split(lengths: list[int], trainer: TrainerConfig, num_ranks: int) -> Bins:
+def _split(lengths: list[int], trainer: TrainerConfig, num_data_groups: int) -> Bins:
     if trainer.packing:
-        return pack(lengths, trainer.tokens_per_micro_batch, multiple_of=num_ranks)
-    return group(lengths, trainer.rows_per_micro_batch(), multiple_of=num_ranks)
+        return pack(lengths, trainer.tokens_per_micro_batch, multiple_of=num_data_groups)
+    return group(lengths, trainer.rows_per_micro_batch(), multiple_of=num_data_groups)
 
 
 def _batches(rows: Sequence[TokenRow], bins: Bins) -> tuple[TrainBatch, ...]:

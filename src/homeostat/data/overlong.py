@@ -1,7 +1,7 @@
-"""Texts that are too long by their length alone.
+"""Recognise texts that are too long from their length alone.
 
-Where such rows are dropped they are not tokenised; where they are cut (data.overlong: truncate)
-only their head is: tokenising megabytes takes a minute and gigabytes.
+If such rows are dropped they are not tokenised; if they are truncated (data.overlong: truncate)
+only their beginning is, because tokenising megabytes takes a minute and gigabytes of memory.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from tokenizers import Encoding, Tokenizer
 
-# So many pieces of the pre-tokenizer before the first that may go on past a head could still be
-# split otherwise: white space looks at what follows it.
+# This many pieces of the pre-tokenizer before the first that may continue past a head could still
+# be split differently, because the rule for white space looks at what follows it.
 UNSURE_WORDS = 2
 
 
 class OverlongTextError(Exception):
-    """A text has more tokens than wanted, as its length alone shows: it was not tokenised."""
+    """A text has too many tokens, as its length alone shows, so it was not tokenised."""
 
     def __init__(self, least_tokens: int) -> None:
         super().__init__(f"at least {least_tokens} tokens")
@@ -26,10 +26,10 @@ class OverlongTextError(Exception):
 
 
 def longest_token(backend: Tokenizer) -> int | None:
-    """The most characters that one token covers, where that is bounded: in byte-level BPE.
+    """Return the most characters that one token covers, if that is bounded: in byte-level BPE.
 
-    Elsewhere a normaliser may drop text, an unknown word may be one token whatever its length, and
-    a special token may take the spaces around it.
+    In other tokenizers a normaliser may drop text, an unknown word may be one token whatever its
+    length, and a special token may take the spaces around it.
     """
     parts = json.loads(backend.to_str())
     splits = parts["pre_tokenizer"] or {}
@@ -38,7 +38,7 @@ def longest_token(backend: Tokenizer) -> int | None:
     is_plain &= any(step.get("type") == "ByteLevel" for step in steps)
     is_plain &= not any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
     is_plain &= all(step.get("behavior") != "Removed" for step in steps)
-    # A letter of the vocabulary is one byte, so a token has no more characters than letters.
+    # A symbol of the vocabulary is one byte, so a token has no more characters than symbols.
     return max(map(len, backend.get_vocab()), default=None) if is_plain else None
 
 
@@ -50,11 +50,12 @@ def exact_head(
     longest: int,
     is_content: Callable[[int, str], bool],
 ) -> tuple[Encoding, int]:
-    """Tokenise the head of a text. Returns the encoding, and how many of its tokens are those of
-    the whole text: `min_tokens` or more, or all of them.
+    """Tokenise the beginning of a text.
 
-    The last of them is content (`is_content` is asked with its id and text), so that what ends a
-    turn, a stop token and white space, is never cut in two. Byte-level BPE only (`longest_token`).
+    Returns the encoding, and how many of its tokens are those of the whole text: `min_tokens` or
+    more, or all of them. The last of them is content (`is_content` is called with its id and text),
+    so the end of a turn, a stop token and white space, is never split. Byte-level BPE only
+    (`longest_token`).
     """
     size = (min_tokens + 2) * longest
     while True:
@@ -71,8 +72,10 @@ def exact_head(
 
 
 def _num_sure(encoding: Encoding, *, limit: int) -> int:
-    """How many tokens no text after the head can change, where a special token that the head cuts
-    in two cannot begin before character `limit`."""
+    """Return how many tokens no text after the head can change.
+
+    A special token that the head cuts in two cannot begin before character `limit`.
+    """
     ends, words = [end for _, end in encoding.offsets], encoding.word_ids
     first_unsure = bisect_right(ends, limit)
     if first_unsure == len(words):

@@ -1,15 +1,15 @@
-"""Which rows share a micro-batch.
+"""Decide which rows share a micro-batch.
 
-`pack` first finds how few bins are needed (first fit, longest row first; plain first fit where
-that happens to need fewer), raises their number to a multiple of the ranks that work at one time,
-then spreads the rows evenly over that many bins where they fit: an update of k equal micro-batches
-is no slower than k - 1 full ones and a rest, and its peak memory is lower. Rows lie end to end
-without padding, so fill = tokens / (bins * max_tokens) measures how many steps the budget costs,
-not wasted compute.
+`pack` first finds how few bins are needed (first fit, longest row first; plain first fit if that
+happens to need fewer), rounds their number up to a multiple of the data groups that work at the
+same time, then spreads the rows evenly over that many bins if they fit: an update of k equal
+micro-batches is no slower than k - 1 full ones and a remainder, and its peak memory is lower. Rows
+are concatenated without padding, so fill = tokens / (bins * max_tokens) measures how many steps the
+budget costs, not wasted compute.
 
-Bins come fullest first, and ranks take them in rounds of consecutive ones, so the differences
-within the rounds add up to no more than that of the fullest and the emptiest bin: at most the
-longest row where the rows were spread, at most `max_tokens` where only first fit found room.
+Bins come fullest first, and data groups take them in rounds of consecutive ones (dealing.py), so
+the differences within the rounds add up to no more than that of the fullest and the emptiest bin:
+at most the longest row if the rows were spread, at most `max_tokens` if only first fit found room.
 """
 
 from __future__ import annotations
@@ -26,30 +26,35 @@ Bins = list[list[int]]
 
 
 def pack(lengths: Sequence[int] | IntArray, max_tokens: int, *, multiple_of: int = 1) -> Bins:
-    """Indices of the rows of each bin, the fullest bin first. Deterministic.
+    """Return the indices of the rows of each bin, the fullest bin first. Deterministic.
 
-    No bin is over `max_tokens`, but a row that alone is longer has a bin of its own. The number of
-    bins is a multiple of `multiple_of`, or that of the rows where these are too few for it.
+    No bin exceeds `max_tokens`, except that a longer row forms a bin by itself. The number of bins
+    is a multiple of `multiple_of`, or the number of rows if there are too few of them.
     """
     assert max_tokens >= 1, max_tokens
     lengths_B = np.asarray(lengths, dtype=np.int64)
+    # The caller decides whether such rows may exist; here each one is simply alone.
     oversize = [[int(row)] for row in np.flatnonzero(lengths_B > max_tokens)]
     fitting = np.flatnonzero(lengths_B <= max_tokens)
     longest_first = _longest_first(fitting, lengths_B)
     bins = _first_fit(longest_first, lengths_B, max_tokens)
     if len(bins) > math.ceil(int(lengths_B[fitting].sum()) / max_tokens):
+        # Longest first is nearly always best, but not always; try the given order if a bin might be
+        # saved.
         bins = min(bins, _first_fit(fitting, lengths_B, max_tokens), key=len)
     num_bins = _raised(len(bins) + len(oversize), multiple_of, most=len(lengths_B)) - len(oversize)
     spread = _spread(longest_first, lengths_B, num_bins, max_tokens=max_tokens)
+    # Spreading can fail where first fit succeeded; then keep its bins and split until there are
+    # enough.
     bins = _split_fullest(bins, lengths_B, num_bins) if spread is None else spread
     return _fullest_first(bins + oversize, lengths_B)
 
 
 def group(lengths: Sequence[int] | IntArray, rows_per_batch: int, *, multiple_of: int = 1) -> Bins:
-    """So many rows to a bin, whatever their lengths: packing off.
+    """Put a fixed number of rows into each bin, whatever their lengths: packing off.
 
-    On one rank the rows stay in order. On several, the number of bins is raised as in `pack`, and
-    the rows are spread evenly over them.
+    For one data group the rows stay in order. For several, the number of bins is rounded up as in
+    `pack`, and the rows are spread evenly over them.
     """
     assert rows_per_batch >= 1, rows_per_batch
     lengths_B = np.asarray(lengths, dtype=np.int64)
@@ -65,7 +70,7 @@ def group(lengths: Sequence[int] | IntArray, rows_per_batch: int, *, multiple_of
 
 
 def fill(lengths: Sequence[int] | IntArray, *, num_bins: int, max_tokens: int) -> float:
-    """Share of the token budget of the bins that is used."""
+    """Return the share of the bins' token budget that is used."""
     return float(np.sum(lengths)) / (num_bins * max_tokens) if num_bins else 0.0
 
 
@@ -75,21 +80,23 @@ def _raised(num_bins: int, multiple_of: int, *, most: int) -> int:
 
 
 def _longest_first(rows: IntArray, lengths_B: IntArray) -> IntArray:
+    # Stable sorting makes the result deterministic for rows of equal length.
     return rows[np.argsort(-lengths_B[rows], kind="stable")]
 
 
 def _fullest_first(bins: Bins, lengths_B: IntArray) -> Bins:
     bins = [sorted(rows) for rows in bins]
+    # Ties are broken by the rows themselves, so the order never depends on how bins were built.
     return sorted(bins, key=lambda rows: (-int(lengths_B[rows].sum()), rows))
 
 
 def _first_fit(order: IntArray, lengths_B: IntArray, max_tokens: int) -> Bins:
-    """Each row into the first bin with room for it."""
+    """Put each row into the first bin with room for it."""
     free = np.full(max(1, len(order)), max_tokens, dtype=np.int64)
     bins: Bins = []
     for row in order.tolist():
         length = lengths_B[row]
-        # Bins not opened yet have all the room, so the search always ends at one of them.
+        # Unopened bins have the full budget, so the search always ends at one of them.
         chosen = int(np.argmax(free[: len(bins) + 1] >= length))
         if chosen == len(bins):
             bins.append([])
@@ -106,8 +113,9 @@ def _spread(
     max_tokens: float = math.inf,
     max_rows: float = math.inf,
 ) -> Bins | None:
-    """Each row into the emptiest bin that has not all its rows. None where one would not fit."""
+    """Put each row into the emptiest bin that lacks rows; None if one would not fit."""
     bins: Bins = [[] for _ in range(num_bins)]
+    # A heap of (load, bin): the emptiest bin is always at the front.
     loads = [(0, number) for number in range(num_bins)]
     for row in longest_first.tolist():
         load, number = heapq.heappop(loads)
@@ -121,7 +129,7 @@ def _spread(
 
 
 def _split_fullest(bins: Bins, lengths_B: IntArray, num_bins: int) -> Bins:
-    """Halve the fullest bin of several rows until there are so many."""
+    """Halve the fullest bin of several rows until there are enough bins."""
     bins = list(bins)
     while len(bins) < num_bins:
         several = (rows for rows in bins if len(rows) > 1)

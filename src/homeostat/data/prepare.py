@@ -1,10 +1,10 @@
-"""All rows tokenised once, before the first step, by as many processes as asked for.
+"""Tokenise all rows once, before the first step, with several processes if asked for.
 
     sources -> chunks of rows -> workers: encode_row -> parts, in order -> StoreWriter -> RowStore
 
-The result does not depend on the number of processes. It is kept under a name made of everything
-that could change it (files, source settings, tokenizer, length rules), so a second run of the
-same recipe starts at once.
+The result does not depend on the number of processes. It is cached under a name derived from
+everything that could change it (files, source settings, tokenizer, length rules), so a second run
+of the same recipe starts at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Chunk = tuple[int, int, int]  # source, first row, row after the last
 
 @dataclass(slots=True)
 class _Part:
-    """What a chunk came to: `read` rows of the source were made into those of the tally."""
+    """The result of a chunk: `read` rows of the source became the rows of the tally."""
 
     read: int
     tally: Tally = field(default_factory=Tally)
@@ -64,7 +64,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Encoder:
-    """Turns chunks into parts, in this process or in a worker. Sources are opened on first use."""
+    """Turn chunks into parts, in this process or in a worker. Sources are opened on first use."""
 
     sources: tuple[SftSource, ...]
     tokenizer: ChatTokenizer
@@ -86,6 +86,7 @@ class _Encoder:
             place = (number, rows.number(index))
             try:
                 made = encode_row(rows.row(index), source=source, tokenizer=tokenizer)
+            # The row was not even tokenised: its length alone shows that it is too long.
             except OverlongTextError as error:
                 part.tally.seen += 1
                 self._drop_overlong(place, part, error.least_tokens)
@@ -99,8 +100,11 @@ class _Encoder:
         return part
 
     def _tokenizer_for(self, source: SftSource) -> ChatTokenizer:
-        """Rows that are too long to be kept are not tokenised, where one row makes one; of those
-        that are cut only the head is."""
+        """Return a tokenizer that skips the parts of overlong rows that are not needed.
+
+        Rows that are dropped are not tokenised, if one source row makes one row; of rows that are
+        truncated only the beginning is.
+        """
         if self.overlong == "truncate":
             return self.tokenizer.cutting(self.max_length)
         one_each = not (isinstance(source, MessagesSource) and source.turns == "each")
@@ -147,7 +151,7 @@ def prepare_rows(
     num_processes: int = 1,
     progress: Progress | None = None,
 ) -> RowStore:
-    """Tokenise the rows of the sources, or find them done. Raises DataError."""
+    """Tokenise the rows of the sources, or find them in the cache. Raises DataError."""
     for source in sources:
         if needs_chat_template(source):
             tokenizer.require_chat_template(wanted_by=f"{source.type} source {source.path}")
@@ -155,12 +159,13 @@ def prepare_rows(
     store = open_store(folder)
     if store is None:
         store = _build(sources, tokenizer, data, folder, num_processes, progress)
+    # The cache may have been built with `drop`, while this run says `refuse`.
     judge(store.report, data)
     return store
 
 
 def cache_key(sources: Sequence[SftSource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
-    """Names everything that could change a token or a weight."""
+    """Return a digest of everything that could change a token or a weight."""
     files = [_identity(file) for source in sources for file in source_files(source.path)]
     parts = {
         "format": FORMAT_VERSION,
@@ -168,6 +173,7 @@ def cache_key(sources: Sequence[SftSource], tokenizer: ChatTokenizer, data: Data
         "files": files,
         "tokenizer": tokenizer.fingerprint,
         "max_length": data.max_length,
+        # drop and refuse keep the same rows, so they share a cache.
         "truncate": data.overlong == "truncate",
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -178,14 +184,15 @@ def _identity(file: Path) -> list[str | int]:
         stat = file.stat()
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror}.") from None
+    # Size and modification time identify a file without reading it.
     return [str(file.absolute()), stat.st_size, stat.st_mtime_ns]
 
 
 def split_rows(made_from_B: IntArray, share: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Row ids to train on and to hold out, both ascending, at least one of each.
+    """Return the ids of training and held-out rows, both ascending, at least one of each.
 
-    `made_from_B` is RowStore's: rows made from one row of a source stay on one side, as the longer
-    ones hold the shorter.
+    `made_from_B` is that of RowStore: rows made from one source row stay on one side, because the
+    longer ones contain the shorter.
     """
     num_rows = int(made_from_B.max()) + 1
     if num_rows < 2:
@@ -201,9 +208,9 @@ def split_rows(made_from_B: IntArray, share: float, seed: int) -> tuple[IntArray
 
 
 def shuffled(num_rows: int, counter: tuple[int, ...]) -> IntArray:
-    """0..num_rows in an order drawn from the counter alone.
+    """Return 0..num_rows in an order that depends only on the counter.
 
-    Only numpy's seed sequence and raw generator are used: their values are fixed for good, those
+    Only numpy's seed sequence and raw generator are used, because their values never change; those
     of `Generator.permutation` may change with a release.
     """
     raw = np.random.Philox(np.random.SeedSequence(counter)).random_raw(num_rows)
@@ -261,7 +268,7 @@ def _write_all(
 
 
 def _chunks(sizes: list[int], num_processes: int) -> Iterator[Chunk]:
-    """Lazily: a damaged file may claim any number of rows."""
+    """Yield chunks lazily: a damaged file may claim any number of rows."""
     step = max(1, min(MAX_CHUNK_ROWS, sum(sizes) // (4 * num_processes)))
     for number, size in enumerate(sizes):
         for start in range(0, size, step):
@@ -269,13 +276,13 @@ def _chunks(sizes: list[int], num_processes: int) -> Iterator[Chunk]:
 
 
 def _encode_all(encoder: _Encoder, sizes: list[int], num_processes: int) -> Iterator[_Part]:
-    """Parts in the order of the rows, a few of them in flight."""
+    """Yield parts in the order of the rows, with a few of them in flight."""
     chunks = _chunks(sizes, num_processes)
     if num_processes == 1:
         yield from map(encoder.encode, chunks)
         return
     job = _Encoder(encoder.sources, encoder.tokenizer, encoder.max_length, encoder.overlong)
-    # spawn: the parent may hold threads and a GPU, which a forked child must not inherit.
+    # Use spawn: the parent may have threads and a GPU, which a forked child must not inherit.
     pool = ProcessPoolExecutor(
         num_processes,
         mp_context=multiprocessing.get_context("spawn"),
@@ -292,27 +299,27 @@ def _encode_all(encoder: _Encoder, sizes: list[int], num_processes: int) -> Iter
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise DataError(
-            "a process that tokenises rows ended without a word, most likely killed for want of "
+            "a process that tokenises rows ended without a message, most likely killed for lack of "
             f"memory. Set data.num_processes below {num_processes}, or free memory."
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-# A worker's own encoder, set once by the pool before its first chunk: sending it with each chunk
+# A worker's encoder, set once by the pool before its first chunk: sending it with each chunk
 # would unpickle the vocabulary again and again.
 _worker: list[_Encoder] = []
 
 
 def _start_worker(encoder: _Encoder) -> None:
-    # Ctrl-C reaches the whole process group; the parent decides what it means.
+    # Ctrl-C reaches the whole process group, but only the parent should react.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _worker[:] = [encoder]
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed cannot tell its workers, and they would wait for ever."""
+    """End with the parent: if it is killed it cannot tell its workers, which would wait forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a worker calls this"
     multiprocessing.connection.wait([parent.sentinel])

@@ -1,13 +1,13 @@
-"""Prompts as tokens, and the order in which a run takes them.
+"""Prompts as tokens, and the order in which a run uses them.
 
     sources -> rows -> chat template with the opening of the answer -> PromptSet -> PromptSampler
 
 A prompt is rendered and tokenised as the same chat is in SFT, up to where the assistant's turn
-begins; a plain text is opened as SFT opens it, and not closed. What cannot be used is dropped or
+begins; a plain text is opened as in SFT, and not closed. Rows that cannot be used are dropped or
 refused by the same settings, with the same messages.
 
-All prompts are held in memory, with their columns: one of 500 tokens takes some 10 kB, so that
-100,000 of them take 1 GB. A source's `limit` takes fewer.
+All prompts are held in memory with their columns: a prompt of 500 tokens takes some 10 kB, so
+100,000 of them take 1 GB. A source's `limit` uses fewer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PromptSet:
         self.report = report
         self.lengths: IntArray = np.array([len(prompt.tokens_T) for prompt in prompts])
         self.fingerprint = _content_digest(prompts)
-        # Numbers the different prompts, for split_rows: two alike stay on one side, since a
+        # Numbers the distinct prompts, for split_rows: equal ones stay on one side, because a
         # held-out prompt that is also trained on proves nothing.
         numbers: dict[bytes, int] = {}
         self.made_from_B: IntArray = np.array(
@@ -62,11 +62,11 @@ class PromptSet:
 
     @property
     def max_token_id(self) -> int:
-        """The largest id of all prompts: the model's vocabulary must reach it."""
+        """Return the largest id of all prompts; the model's vocabulary must contain it."""
         return max(int(prompt.tokens_T.max()) for prompt in self._prompts)
 
     def origin(self, prompt_id: int) -> str:
-        """Where the row stands: `file:line`, or `file[row]` counted from 0."""
+        """Return the place of a row: `file:line`, or `file[row]` counted from 0."""
         return self._origins[prompt_id]
 
 
@@ -98,7 +98,7 @@ def prepare_prompts(
 
 @dataclass(slots=True)
 class _Gathered:
-    """The prompts so far, and what became of the other rows."""
+    """The prompts so far, and the counts of the other rows."""
 
     tokenizer: ChatTokenizer
     max_length: int
@@ -134,7 +134,7 @@ class _Gathered:
 def make_prompt(
     row: dict[str, Any], prompt_id: int, source: RlSource, tokenizer: ChatTokenizer
 ) -> Prompt:
-    """A row as a prompt, which is kept as the row has it. Raises BadRowError."""
+    """Turn a row into a prompt, whose content is kept unchanged. Raises BadRowError."""
     prompt, columns = _read(row, source)
     if isinstance(prompt, str) and not prompt.strip():
         raise BadRowError("empty prompt", "the prompt holds no text")
@@ -185,10 +185,10 @@ def _describe(source: RlSource) -> str:
 
 
 def _content_digest(prompts: Sequence[Prompt]) -> str:
-    """Of the content, not of the files: a copy of the data on another disk is the same data."""
+    """Return a digest of the content, not the files: a copy on another disk is the same data."""
     digest = hashlib.sha256()
     for prompt in prompts:
-        # Parquet holds values that JSON does not know (dates, decimals): their repr tells them.
+        # Parquet has types that JSON lacks (dates, decimals): use their repr.
         text = json.dumps([prompt.prompt, prompt.columns], sort_keys=True, default=repr).encode()
         digest.update(f"{len(prompt.tokens_T)} {len(text)} ".encode())
         digest.update(prompt.tokens_T.astype("<i4").tobytes())
@@ -197,11 +197,11 @@ def _content_digest(prompts: Sequence[Prompt]) -> str:
 
 
 class PromptSampler:
-    """Hands out prompt ids, epoch after epoch.
+    """Hand out prompt ids, epoch after epoch.
 
-    The order of an epoch is drawn from (seed, epoch) alone, so the state is how many were handed
-    out. A step may cross the border of two epochs, and then, or where it takes more prompts than
-    there are, have a prompt twice: these are two groups.
+    The order of an epoch depends only on (seed, epoch), so the state is the number of prompts
+    handed out. A step may span two epochs; then, or if it takes more prompts than there are, it may
+    contain a prompt twice, which gives two groups.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class PromptSampler:
         self._cursor = 0 if state is None else self._resume_from(state)
 
     def take(self, count: int) -> list[int]:
-        """The next `count` prompts."""
+        """Return the next `count` prompts."""
         taken: list[int] = []
         while len(taken) < count:
             epoch, place = divmod(self._cursor, len(self._prompt_ids))
@@ -233,7 +233,7 @@ class PromptSampler:
 
     @property
     def epoch(self) -> float:
-        """How often every prompt was handed out."""
+        """Return how often every prompt was handed out."""
         return self._cursor / len(self._prompt_ids)
 
     def state(self) -> dict[str, Any]:

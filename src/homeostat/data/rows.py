@@ -1,7 +1,7 @@
-"""One row of a source to tokens with loss weights, by the source's type.
+"""Turn one row of a source into tokens with loss weights, by the source's type.
 
     messages            chat.py; with turns: each as many rows as it has trained turns
-    prompt_completion   chat: a user and an assistant turn; else both texts end to end + eos
+    prompt_completion   chat: a user and an assistant turn; else both texts concatenated + eos
     text                the text + eos, all of it trained
 
 The weight at n is that of predicting token n, so the first token's is always 0. A row that trains
@@ -29,7 +29,7 @@ Encoded = tuple[IntArray, FloatArray]
 
 
 def columns_of(source: SftSource) -> list[str]:
-    """The columns a source reads."""
+    """Return the columns that a source reads."""
     if isinstance(source, MessagesSource):
         tools = [] if source.tools_column is None else [source.tools_column]
         return [source.messages_column, *tools]
@@ -47,12 +47,12 @@ def needs_chat_template(source: SftSource) -> bool:
 def encode_row(
     row: dict[str, Any], *, source: SftSource, tokenizer: ChatTokenizer
 ) -> list[Encoded]:
-    """Tokens and weights of a row, or of the rows it is made into. Raises BadRowError."""
+    """Return tokens and weights of a row, or of the rows made from it. Raises BadRowError."""
     if isinstance(source, MessagesSource):
         messages = cell(row, source.messages_column, "a list of messages")
         tools = _tools(row, source.tools_column)
         chat = parse_chat(messages, turns=source.turns, tools=tools)
-        # A chat that trains on nothing stays whole, and is refused as such.
+        # A chat that trains on nothing is not split, and is refused as such.
         chats = (source.turns == "each" and split_turns(chat)) or [chat]
         encoded = [encode_chat(chat, tokenizer) for chat in chats]
     elif isinstance(source, PromptCompletionSource):
@@ -65,7 +65,7 @@ def encode_row(
 
 
 def truncate(encoded: Encoded, max_length: int) -> Encoded:
-    """The first `max_length` tokens, where something trained is among them."""
+    """Keep the first `max_length` tokens, if something trained is among them."""
     tokens_T, weights_T = encoded
     kept = tokens_T[:max_length], weights_T[:max_length]
     return require_trained(kept, _nothing_within(max_length))
@@ -76,7 +76,7 @@ def _nothing_within(max_length: int) -> str:
 
 
 def _why_nothing(encoded: Encoded, tokenizer: ChatTokenizer) -> str:
-    """Why a row trains on nothing, where it does: of one that is cut only the head is here."""
+    """Return why a row trains on nothing; of a truncated one only the beginning is known."""
     cut = tokenizer.cut_tokens
     if cut is not None and len(encoded[0]) > cut:
         return _nothing_within(cut)
@@ -110,7 +110,7 @@ def _encode_pair(
 
 
 def _close_document(text: str, border: int, tokenizer: ChatTokenizer) -> Encoded:
-    """prefix + text + eos, trained from character `border` on. Neither end is ever doubled."""
+    """Return prefix + text + eos, trained from character `border` on, without duplicate ends."""
     tokens_T, offsets_T2, _ = tokenizer.encode_head(text)
     crossing = (offsets_T2[:, 0] < border) & (offsets_T2[:, 1] > border)
     if crossing.any():
@@ -126,7 +126,7 @@ def _close_document(text: str, border: int, tokenizer: ChatTokenizer) -> Encoded
 
 
 def opening(tokens_T: IntArray, tokenizer: ChatTokenizer) -> tuple[int, ...]:
-    """What has to stand before a plain document, unless its text begins with it."""
+    """Return the tokens before a plain document, unless its text already begins with them."""
     prefix = tokenizer.prefix_ids
     return () if tuple(tokens_T[: len(prefix)]) == prefix else prefix
 
@@ -136,7 +136,7 @@ def _ids(tokens: tuple[int, ...]) -> IntArray:
 
 
 def cell(row: dict[str, Any], column: str, wanted: str) -> Any:
-    """What a column holds. Raises BadRowError where it is missing or null."""
+    """Return the value of a column. Raises BadRowError if it is missing or null."""
     value = row.get(column)
     if value is None:
         what = f"column {column!r} is null" if column in row else f"no column is named {column!r}"
@@ -146,7 +146,7 @@ def cell(row: dict[str, Any], column: str, wanted: str) -> Any:
 
 
 def _tools(row: dict[str, Any], column: str | None) -> Any:
-    """null is a row without tools; a row without the column is a slip."""
+    """Return the tools of a row: null means none, and a missing column is an error."""
     if column is None or (column in row and row[column] is None):
         return None
     return cell(row, column, "a list of tools")

@@ -1,12 +1,12 @@
-"""Rows by number from JSON, Parquet and folders written by datasets' save_to_disk.
+"""Read rows by number from JSON, Parquet and folders written by datasets' save_to_disk.
 
-Invariant: whatever the bytes are, only DataError leaves this module, and it names the file and
-the line or row. A defect of one row is a BadRowError (the caller may drop that row and go on); a
+Invariant: whatever the bytes are, this module raises only DataError, which names the file and the
+line or row. A defect of one row is a BadRowError (the caller may drop that row and continue); a
 defect of the file is a plain DataError.
 
-Nothing large is held decoded as a whole: JSON lines are found by byte offset, Arrow batches are
-memory mapped, and of a Parquet file one row group is open at a time. Only a JSON list has to be,
-and may not be large.
+Nothing large is decoded as a whole: JSON lines are found by byte offset, Arrow batches are memory
+mapped, and one row group of a Parquet file is open at a time. Only a JSON list has to be decoded as
+a whole, so it may not be large.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from homeostat.config.base import is_file_name
 from homeostat.errors import DataError
 
 KNOWN_KINDS = (
@@ -33,10 +34,10 @@ KNOWN_KINDS = (
     "file or a folder written by datasets' save_to_disk"
 )
 MAX_STATE_BYTES = 10_000_000
-# Decoded it takes several times as much, in each process that tokenises.
+# Decoding takes several times as much memory, in each process that tokenises.
 MAX_LIST_BYTES = 500_000_000
 
-# What reading hostile bytes through json and pyarrow has been seen to raise.
+# Exceptions that json and pyarrow have been seen to raise on hostile bytes.
 _DECODE_ERRORS = (
     pa.ArrowException,
     OSError,
@@ -61,7 +62,7 @@ class BadRowError(DataError):
 
 
 def readable(text: str, *, max_chars: int) -> str:
-    """Text out of a data file that may be printed: one line, no control characters, not long."""
+    """Return text from a data file that is safe to print: one short line, no control characters."""
     cut = text if len(text) <= max_chars else text[: max_chars - 3] + "..."
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
 
@@ -69,7 +70,7 @@ def readable(text: str, *, max_chars: int) -> str:
 class RowSource(Protocol):
     """Rows of one file or folder, by index from 0.
 
-    A person finds a row by its number between the two halves of `brackets`: `file:line`, or
+    People find a row by its number between the two halves of `brackets`: `file:line`, or
     `file[row]` counted from 0.
     """
 
@@ -80,12 +81,12 @@ class RowSource(Protocol):
     def number(self, index: int) -> int: ...
 
     def row(self, index: int) -> dict[str, Any]:
-        """The row's columns. Raises BadRowError."""
+        """Return the row's columns. Raises BadRowError."""
         ...
 
 
 def open_rows(path: str, *, columns: Sequence[str] | None) -> RowSource:
-    """Open a source. Of Parquet and Arrow only `columns` are read and must exist; None: all."""
+    """Open a source; only `columns` of Parquet and Arrow are read and must exist (None: all)."""
     kind = _file_kind(path)
     if kind == "folder":
         return _SavedDataset(path, columns)
@@ -100,7 +101,7 @@ def open_rows(path: str, *, columns: Sequence[str] | None) -> RowSource:
 
 
 def source_files(path: str) -> list[Path]:
-    """Every file whose change would change the rows."""
+    """Return every file whose change would change the rows."""
     if _file_kind(path) != "folder":
         return [Path(path)]
     folder = Path(path)
@@ -134,7 +135,7 @@ def _as_data_error(path: str | Path, what: str) -> Iterator[None]:
 
 
 class _JsonLines:
-    """One JSON object per line, found by byte offset. Blank lines are passed over."""
+    """One JSON object per line, found by byte offset. Blank lines are skipped."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -219,7 +220,7 @@ def _require_object(value: Any) -> dict[str, Any]:
 
 
 class _Batches:
-    """What Parquet and Arrow share: rows in record batches, a cell decoded when asked for."""
+    """Code shared by Parquet and Arrow: rows in record batches, cells decoded on demand."""
 
     def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         self.path = path
@@ -257,7 +258,7 @@ class _Batches:
 
 
 class _Parquet(_Batches):
-    """A Parquet file; the row group last asked for stays decoded."""
+    """A Parquet file; the row group used last stays decoded."""
 
     def __init__(self, path: str, columns: Sequence[str] | None) -> None:
         super().__init__(path, columns)
@@ -272,7 +273,7 @@ class _Parquet(_Batches):
     def _batch(self, number: int) -> pa.Table:
         if self._open is None or self._open[0] != number:
             table = self._file.read_row_group(number, columns=self.columns)
-            # Invalid UTF-8 or offsets must be found before a cell is touched.
+            # Invalid UTF-8 or offsets must be detected before any cell is read.
             table.validate(full=True)
             self._open = (number, table)
         return self._open[1]
@@ -314,7 +315,7 @@ class _SavedDataset(_Batches):
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
-    """state.json, or the reason why this folder is no data set."""
+    """Read state.json, or raise the reason why this folder is no data set."""
     splits_file = folder / "dataset_dict.json"
     if splits_file.is_file():
         raise DataError(f"{folder}: holds several splits. {_name_splits(folder, splits_file)}")
@@ -351,17 +352,14 @@ def _listed_files(folder: Path, state: dict[str, Any], key: str) -> list[Path]:
     entries = state.get(key)
     if not isinstance(entries, list) or not entries:
         raise DataError(f"{folder / 'state.json'}: {key} is not a list of files.")
-    files = []
-    for entry in entries:
-        name = entry.get("filename") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
-            raise DataError(f"{folder / 'state.json'}: {key} holds what is no file name.")
-        files.append(folder / name)
-    return files
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    if not all(is_file_name(name) for name in names):
+        raise DataError(f"{folder / 'state.json'}: {key} holds what is no file name.")
+    return [folder / str(name) for name in names]
 
 
 def _index_files(folder: Path, state: dict[str, Any]) -> list[Path]:
-    """Files that say which rows are used and in which order: written by older versions only."""
+    """Return the files that select and order rows; only older versions of datasets write them."""
     key = "_indices_data_files"
     return _listed_files(folder, state, key) if state.get(key) else []
 
@@ -391,7 +389,7 @@ def _read_stream(file: Path) -> tuple[pa.Schema, list[pa.RecordBatch]]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Arrow gives every struct every field; one that a row did not have comes back as None."""
+    """Drop the None fields that Arrow adds to structs whose rows did not have them."""
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):

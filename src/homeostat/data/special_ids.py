@@ -1,4 +1,4 @@
-"""Ids that a tokenizer's files leave open: the pad token, and what opens a plain document."""
+"""Find ids that a tokenizer's files leave open: the pad token, and a document's prefix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def choose_pad_id(
     original: PreTrainedTokenizerFast, model: ModelConfig, eos_id: int
 ) -> tuple[int, tuple[str, ...]]:
-    """Padding is never trained (labels are weights), so the end-of-sequence token may serve."""
+    """Return the pad token; the end-of-sequence token will do, because padding is never trained."""
     own, wanted = original.pad_token_id, model.pad_token
     if wanted is not None:
         wanted_id = original.get_vocab().get(wanted)
@@ -39,7 +39,7 @@ def choose_pad_id(
 
 
 def find_prefix_ids(backend: Tokenizer) -> tuple[int, ...]:
-    """What the tokenizer puts before a document by default."""
+    """Return the ids that the tokenizer puts before a document by default."""
     plain = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(plain) + 1):

@@ -1,14 +1,14 @@
-"""Which tokens end a completion: decided once, for SFT, RL and every engine.
+"""Decide which tokens end a completion, once for SFT, RL and every engine.
 
     eos_token_id of the model's files, and the token that ends a turn of the chat template
 
-A base model's files name <|endoftext|> as the end of a sequence, and the template that is put on it
-ends turns with <|im_end|>. A policy that learned the template says <|im_end|> and means that it is
-done; an engine that does not stop there samples on until the limit. So the token that the template
-itself puts after an assistant's answer, found by rendering one, is a stop token, too.
+A base model's files name <|endoftext|> as the end of a sequence, while the template that is used
+with it ends turns with <|im_end|>. A policy that learnt the template ends its answer with
+<|im_end|>; an engine that does not stop there samples on until the limit. So the token that the
+template itself puts after an assistant's answer, found by rendering one, is a stop token, too.
 `load_tokenizer` puts all of them into `ChatTokenizer.stop_ids`, which everyone reads.
 
-Only a token that the tokenizer knows as one of its added tokens can be one. A template that ends a
+Only a token that the tokenizer knows as one of its added tokens qualifies. A template that ends a
 turn with ordinary text, or with a marker that the tokenizer splits into pieces, has no such token.
 """
 
@@ -27,7 +27,7 @@ from homeostat.data.sources import BadRowError
 from homeostat.data.templates import render
 from homeostat.errors import ModelError
 
-# Unlike anything that a template writes itself.
+# Texts that no template writes itself.
 _ANSWER = "qzjx vkwy"
 MAX_SHOWN = 20
 MAX_JSON_BYTES = 10_000_000
@@ -35,13 +35,13 @@ MAX_JSON_BYTES = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """What follows an assistant's answer. `token` is None where no single token ends the turn."""
+    """The text after an assistant's answer. `token` is None if no single token ends the turn."""
 
     token: int | None
     text: str
 
     def refusal(self, *, wanted_by: str) -> ModelError:
-        """The error for a chat that is to be sampled and that no token ends."""
+        """Return the error for a chat that is to be sampled but that no token ends."""
         what = f"with {self.text!r}, which is not one" if self.text else "with nothing, not with a"
         return ModelError(
             f"{wanted_by}: the chat template ends a turn {what} token of the tokenizer's own, so "
@@ -53,7 +53,7 @@ class TurnEnd:
 
 
 def find_turn_end(template: str, words: Mapping[str, Any], backend: Tokenizer) -> TurnEnd | None:
-    """None where the template does not render a plain question and answer as they are."""
+    """Return the end of a turn; None if the template changes a plain question and answer."""
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = render(template, messages, add_generation_prompt=False, words=words)
@@ -74,7 +74,7 @@ def find_turn_end(template: str, words: Mapping[str, Any], backend: Tokenizer) -
 
 
 def configured_stops(model: ModelConfig) -> set[int]:
-    """End-of-sequence ids that generation would stop at, from the model's own config files."""
+    """Return the end-of-sequence ids of the model's own config files."""
     found: set[int] = set()
     for folder in {Path(model.path), Path(model.tokenizer or model.path)}:
         for name in ("generation_config.json", "config.json"):
@@ -84,8 +84,10 @@ def configured_stops(model: ModelConfig) -> set[int]:
 
 
 def name_stops(file: Path, stop_ids: frozenset[int]) -> None:
-    """Write the stop tokens to an exported generation_config.json that lacks one of them: the model
-    must stop where the run stopped."""
+    """Add missing stop tokens to an exported generation_config.json.
+
+    The exported model must stop where the run stopped.
+    """
     content = _read_object(file)
     if not stop_ids <= set(_named_ids(content)):
         content["eos_token_id"] = sorted(stop_ids)

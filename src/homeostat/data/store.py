@@ -1,13 +1,13 @@
 """Tokenised rows on disk: flat memory-mapped files that many processes may read at once.
 
-    tokens.bin   int32 [N]       all rows end to end
+    tokens.bin   int32 [N]       all rows concatenated
     weights.bin  float32 [N]     weight of predicting each token
     offsets.bin  int64 [B + 1]   row b is tokens[offsets[b]:offsets[b + 1]]
     origins.bin  int64 [B, 2]    source, and the line or row number in it
     meta.json    the report, the sources, and a checksum of each file
 
-Invariant: a folder with its final name is whole. It is written under another name, flushed to the
-disk and renamed; a reader that finds a checksum wrong has it built again.
+Invariant: a folder with its final name is complete. It is written under another name, flushed to
+disk and renamed; a reader that finds a wrong checksum has it rebuilt.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from homeostat.observe.durable import sha256_of, sync_folder
 from homeostat.types import IntArray, TokenRow
 
 FORMAT_VERSION = 1
-# A builder writes all the time; a hidden folder that nobody wrote to for so long was abandoned.
+# A builder writes all the time, so a hidden folder without writes for this long was abandoned.
 ABANDONED_AFTER_S = 3600.0
 _DTYPES = {"tokens": np.int32, "weights": np.float32, "offsets": np.int64, "origins": np.int64}
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that could not be used: where it stands, the kind of defect, the whole message."""
+    """A row that could not be used: its place, the kind of defect, the whole message."""
 
     place: str
     reason: str
@@ -47,7 +47,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """What became of the rows of the sources."""
+    """The numbers of rows that were kept, dropped or truncated, and the reasons."""
 
     seen: int
     kept: int
@@ -74,7 +74,7 @@ class PrepareReport:
 
 
 class RowStore:
-    """Rows by number, read from the disk when asked for."""
+    """Rows by number, read from disk on demand."""
 
     def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
         maps = {name: _map(folder, name) for name in _DTYPES}
@@ -85,9 +85,9 @@ class RowStore:
         self.report = PrepareReport.from_json(meta["report"])
         self.lengths: IntArray = np.diff(self._offsets_B)
         is_new_B = np.diff(self._origins_B2, axis=0).any(axis=1)
-        # Numbers the rows of the sources: equal where several rows were made from one of them.
+        # Numbers of the source rows: equal for rows that were made from the same one.
         self.made_from_B: IntArray = np.concatenate([[0], np.cumsum(is_new_B)]).astype(np.int64)
-        # Of the content, not of the files: a copy of the data on another disk is the same data.
+        # Digest of the content, not the files: a copy of the data on another disk is the same data.
         self.fingerprint: str = _content_digest(meta["sha256"])
 
     def __len__(self) -> int:
@@ -102,23 +102,24 @@ class RowStore:
 
     @property
     def max_token_id(self) -> int:
-        """The largest id in the store: the model's vocabulary must reach it."""
+        """Return the largest id in the store; the model's vocabulary must contain it."""
         return int(self._tokens_N.max())
 
     def origin(self, row_id: int) -> str:
-        """Where the row stands: `file:line`, or `file[row]` counted from 0."""
+        """Return the place of a row: `file:line`, or `file[row]` counted from 0."""
         source, number = (int(part) for part in self._origins_B2[row_id])
         before, after = self._brackets[source]
         return f"{before}{number}{after}"
 
 
 def open_store(folder: Path) -> RowStore | None:
-    """The store in a folder, or None where it is not there or not whole."""
+    """Return the store in a folder, or None if it is missing or incomplete."""
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         if meta["version"] != FORMAT_VERSION:
             return None
         for name in _DTYPES:
+            # A wrong byte would train on wrong tokens without any other sign.
             if sha256_of(folder / f"{name}.bin") != meta["sha256"][name]:
                 return None
         return RowStore(folder, meta)
@@ -128,7 +129,7 @@ def open_store(folder: Path) -> RowStore | None:
 
 @dataclass(slots=True)
 class _Column:
-    """A file being written, and the checksum of what went into it."""
+    """A file being written, and the checksum of its content."""
 
     file: BinaryIO
     digest: Any = field(default_factory=hashlib.sha256)
@@ -140,7 +141,7 @@ class _Column:
 
 
 class StoreWriter:
-    """Collects rows under a hidden name; `commit` makes them a store, leaving does not."""
+    """Collect rows under a hidden name; `commit` turns them into a store, leaving does not."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -166,6 +167,7 @@ class StoreWriter:
     ) -> None:
         for column in self.columns.values():
             column.file.close()
+        # After a commit the hidden folder no longer exists, so this only cleans up failures.
         shutil.rmtree(self.hidden, ignore_errors=True)
 
     def _write(self, name: str, values: np.ndarray) -> None:
@@ -179,7 +181,7 @@ class StoreWriter:
         lengths_B: np.ndarray,
         origins_B2: np.ndarray,
     ) -> None:
-        """Append rows laid end to end."""
+        """Append rows, concatenated."""
         self._write("tokens", tokens_N)
         self._write("weights", weights_N)
         self._write("offsets", self.num_tokens + np.cumsum(lengths_B))
@@ -187,7 +189,7 @@ class StoreWriter:
         self.num_tokens += int(lengths_B.sum())
 
     def commit(self, report: PrepareReport, brackets: Sequence[tuple[str, str]]) -> RowStore:
-        """Flush everything, give the folder its name, and open it."""
+        """Flush everything, rename the folder, and open it."""
         digests = {name: column.digest.hexdigest() for name, column in self.columns.items()}
         for column in self.columns.values():
             _flush(column.file)
@@ -201,7 +203,7 @@ class StoreWriter:
             file.write(json.dumps(meta).encode())
             _flush(file)
         sync_folder(self.hidden)
-        # Opened before it is renamed: the maps stay good whatever another builder does.
+        # Open before renaming: the maps stay valid whatever another builder does.
         store = RowStore(self.hidden, meta)
         _publish(self.hidden, self.folder)
         return store
@@ -217,6 +219,7 @@ def _publish(hidden: Path, folder: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
+        # Another process built the same store first; its rows are the same.
         if open_store(folder) is not None:
             return
         aside = hidden.with_name(f"{hidden.name}.damaged")
@@ -240,7 +243,7 @@ def _sweep(folder: Path) -> None:
         try:
             newest = max(path.stat().st_mtime for path in (hidden, *hidden.glob("*")))
         except OSError:
-            continue  # its builder is renaming it just now
+            continue  # its builder is renaming it at this moment
         if time.time() - newest > ABANDONED_AFTER_S:
             _remove(hidden)
 

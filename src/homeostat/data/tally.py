@@ -1,7 +1,6 @@
-"""What became of the rows of the sources: counts, the first examples, and the verdict on them.
+"""Count what happened to the rows of the sources, keep examples, and judge the result.
 
-What must be refused is refused after all rows were seen, so that the message can say how many
-there are.
+Rows are refused only after all of them were seen, so that the message can say how many there are.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Tally:
         del self.overlong_examples[NUM_EXAMPLES:]
 
     def add(self, other: Tally) -> None:
-        """Take in the counts of the rows that come next."""
+        """Add the counts of the rows that come next."""
         self.seen += other.seen
         self.dropped_overlong += other.dropped_overlong
         self.truncated += other.truncated
@@ -65,7 +64,7 @@ class Tally:
 
 
 def judge(report: PrepareReport, data: DataConfig, *, may_cut: bool = True) -> None:
-    """Refuse what the settings say must be refused. `may_cut`: rows may be truncated."""
+    """Refuse what the settings say must be refused. `may_cut` means that rows may be truncated."""
     if report.num_bad and data.bad_rows == "refuse":
         raise DataError(
             f"{report.num_bad} of {report.seen} rows cannot be used:\n"

@@ -1,17 +1,17 @@
-"""Chat templates: Jinja that came with a model, compiled and rendered as transformers does.
+"""Compile and render chat templates: Jinja code that came with a model.
 
-Nobody here wrote them, so what they may cost is limited. Jinja's sandbox keeps a template from
-reaching anything, and its `range` ends at 100,000; it does not keep a template from looping over
-loops or from filling the memory. Three limits hold for one row:
+They are rendered as in transformers. The code is not ours, so its cost is limited. Jinja's sandbox
+keeps a template from accessing anything, and its `range` ends at 100,000; but it does not keep a
+template from nested loops or from filling the memory. Three limits apply to one row:
 
-    processor time   a timer, which Python can act on only between two operations
-    memory           the process may map MAX_MEMORY more bytes while it renders, so that an
-                     operation over gigabytes of text ends at once (MemoryError), and those that
-                     fit take a second at most. Linux enforces it; macOS does not.
-    powers           are not allowed: one of them can take for ever in little memory. Products can
-                     not: a number large enough costs as much time to be made
+    CPU time   a timer, on which Python can act only between two operations
+    memory     the process may map MAX_MEMORY more bytes while it renders, so that an operation
+               over gigabytes of text ends at once (MemoryError), and those that fit take a
+               second at most. Linux enforces it; macOS does not.
+    powers     are not allowed: a single one can take forever in little memory. Products cannot:
+               making a number that is large enough costs as much time
 
-The limits are the process's own, so that rendering needs no other process and stays as fast.
+The limits apply within the process, so rendering needs no other process and stays fast.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from homeostat.errors import ModelError
 MAX_CPU_S = 5.0
 MAX_MEMORY = 1 << 30
 REFUSES = "the chat template refuses the messages"
-# What a template reads and no setting may say.
+# Variables that a template reads but no setting may define.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
-# No text of a row is as long; tokenising it would take minutes.
+# No useful row is this long, and tokenising it would take minutes.
 MAX_CHARS = 100_000_000
-# What a template of any content has been seen to raise.
+# Exceptions that arbitrary templates have been seen to raise.
 TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -72,7 +72,7 @@ def check_template(template: Any, *, setting: str) -> None:
     if power is not None:
         raise ModelError(
             f"{setting}: the chat template computes a power (**) in line {power}, which may take "
-            "for ever and is not allowed. Mend it and name the file in model.chat_template."
+            "forever and is not allowed. Fix it and name the file in model.chat_template."
         )
 
 
@@ -84,7 +84,7 @@ def render(
     add_generation_prompt: bool,
     words: Mapping[str, Any],
 ) -> str:
-    """The messages as one text. Raises BadRowError with the template's own words."""
+    """Return the messages as one text. Raises BadRowError with the template's own message."""
     try:
         options = {**words, "add_generation_prompt": add_generation_prompt}
         [text] = _render(template, [messages], tools=tools, **options)
@@ -111,29 +111,29 @@ def _render(template: str, conversations: list[list[dict[str, Any]]], **options:
         try:
             return texts()
         except MemoryError:
-            # The size of the process may have been an old one.
+            # The cached size of the process may have been out of date.
             _mapped_bytes.cache_clear()
             return texts()
     except MemoryError:
         raise ModelError(
             f"the chat template (model.chat_template, or that of model.path) needs more than "
-            f"{MAX_MEMORY >> 20} MiB on one row. Mend it and name the file in model.chat_template."
+            f"{MAX_MEMORY >> 20} MiB on one row. Fix it and name the file in model.chat_template."
         ) from None
     except TimeoutError:
-        # Not the row's fault: the others would take as long.
+        # Not the row's fault: other rows would take as long.
         raise ModelError(
-            f"the chat template (model.chat_template, or that of model.path) came to no end in "
-            f"{MAX_CPU_S:.0f} s on one row. Mend its loops and name the file in "
+            f"the chat template (model.chat_template, or that of model.path) did not finish within "
+            f"{MAX_CPU_S:.0f} s on one row. Fix its loops and name the file in "
             "model.chat_template."
         ) from None
 
 
 @contextmanager
 def _cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError inside the block once it took this much processor time.
+    """Raise TimeoutError inside the block once it took this much CPU time.
 
-    The timer counts the process's own time, not the clock's, and leaves SIGALRM to others. Signals
-    reach the main thread only: in any other there is no limit.
+    The timer counts the process's CPU time, not wall-clock time, and leaves SIGALRM to others.
+    Signals reach only the main thread, so other threads have no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -149,9 +149,9 @@ def _cpu_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _memory_limit(num_bytes: int) -> Iterator[None]:
-    """Lets the process map this much more memory inside the block, where the system enforces it.
+    """Let the process map only this much more memory inside the block, where supported.
 
-    The limit is the whole process's, so only the main thread sets it.
+    The limit applies to the whole process, so only the main thread sets it.
     """
     mapped = _mapped_bytes(int(time.monotonic()))
     if mapped is None or threading.current_thread() is not threading.main_thread():
@@ -169,8 +169,10 @@ def _memory_limit(num_bytes: int) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _mapped_bytes(second: int) -> int | None:
-    """The size of this process's address space, read once in a second because that takes as long
-    as rendering a row; None where /proc does not tell."""
+    """Return the size of this process's address space; None without /proc.
+
+    It is read at most once per second, because reading it takes as long as rendering a row.
+    """
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -183,7 +185,7 @@ def _raise_timeout(number: int, frame: FrameType | None) -> None:
 
 
 def check_options(template: str, options: Mapping[str, Any], *, setting: str) -> None:
-    """Refuse an option that the template never reads: it would have no effect."""
+    """Refuse an option that the template never reads, because it would have no effect."""
     names = {text for _, kind, text in jinja2.Environment().lex(template) if kind == "name"}
     for name in options:
         if name in RESERVED:
@@ -196,7 +198,7 @@ def check_options(template: str, options: Mapping[str, Any], *, setting: str) ->
 
 
 def find_power(template: str) -> int | None:
-    """The line of the first `a ** b` in a template; `f(**b)` is none."""
+    """Return the line of the first `a ** b` in a template; `f(**b)` does not count."""
     before = ""
     for line, kind, text in jinja2.Environment().lex(template):
         if kind == "operator" and text == "**" and before not in ("(", ","):

@@ -1,7 +1,7 @@
 """The tokenizer of a run: text to tokens with character offsets, messages to text.
 
-`load_tokenizer` asks transformers once; what it hands out needs only the Rust tokenizer and the
-template, so that it pickles small and a worker process starts without torch.
+`load_tokenizer` uses transformers once; the result needs only the Rust tokenizer and the template,
+so it pickles small and a worker process starts without torch.
 
 Invariants: nothing is fetched from a network and no code from a model folder is run. Offsets are
 exact: token n covers text[start:end] with the spaces it stands for.
@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,8 +27,18 @@ from homeostat.data.sources import BadRowError
 from homeostat.data.special_ids import choose_pad_id, find_prefix_ids
 from homeostat.data.stops import TurnEnd, configured_stops, find_turn_end, name_stops
 from homeostat.data.templates import check_options, check_template, render
-from homeostat.data.tokenizer_class import require_plain_files, tokenizer_class
-from homeostat.data.tokenizer_gguf import require_gguf, take_gguf_special_tokens
+from homeostat.data.tokenizer_class import (
+    find_broken_json,
+    require_plain_files,
+    require_tokenizer_file,
+    template_place,
+    tokenizer_class,
+)
+from homeostat.data.tokenizer_gguf import (
+    read_gguf_special_tokens,
+    require_gguf,
+    take_gguf_special_tokens,
+)
 from homeostat.data.vendor_errors import RefuseVendorErrors
 from homeostat.errors import ModelError
 from homeostat.ops.gguf_frame import require_whole
@@ -39,14 +50,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Ids with a meaning, and what a template may read: the words for them, and its options."""
+    """Ids with a meaning, and the template's variables: their texts, and its options."""
 
     eos_id: int
     pad_id: int
     stop_ids: frozenset[int]
     prefix_ids: tuple[int, ...]
     words: Mapping[str, str | bool | int | float]
-    # What ends a turn of the chat template; None where there is no template, or it does not tell.
+    # The end of a turn of the chat template; None if there is no template, or it cannot be found.
     turn_end: TurnEnd | None = None
 
 
@@ -73,9 +84,9 @@ class ChatTokenizer:
         )
         self.fingerprint = self._hash()
         self._longest = longest_token(backend)
-        # Set by whoever drops longer rows anyway: tokenising megabytes takes seconds and memory.
+        # Set if longer rows are dropped anyway: tokenising megabytes takes seconds and memory.
         self.max_tokens: int | None = None
-        # Set by whoever cuts longer rows.
+        # Set if longer rows are truncated.
         self.cut_tokens: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,31 +102,32 @@ class ChatTokenizer:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Ids that end a turn when they are generated."""
+        """Return the ids that end a turn when they are generated."""
         return self.special.stop_ids
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """Ids that open a plain document (begin-of-sequence, where the tokenizer has that habit).
+        """Return the ids that open a plain document, such as begin-of-sequence.
 
-        Rendered chats hold theirs in the text.
+        Rendered chats contain theirs in the text.
         """
         return self.special.prefix_ids
 
     def encode(self, text: str) -> tuple[IntArray, IntArray]:
-        """Ids, and offsets [T, 2] into the text. No special token is added.
+        """Return ids, and offsets [T, 2] into the text. No special token is added.
 
-        Raises OverlongTextError where `max_tokens` is set and the text cannot have so few.
+        Raises OverlongTextError if `max_tokens` is set and the text must have more.
         """
+        # The lower bound costs nothing, while tokenising megabytes takes seconds.
         if self.max_tokens is not None and self.least_tokens(text) > self.max_tokens:
             raise OverlongTextError(self.least_tokens(text))
         return _arrays(self._encode(text))
 
     def encode_head(self, text: str) -> tuple[IntArray, IntArray, int]:
-        """As `encode`, and the number of characters that the tokens stand for.
+        """Like `encode`, but also return the number of characters that the tokens cover.
 
-        That is the whole text, unless `cut_tokens` is set and the text has many more: then only
-        its first tokens, more than `cut_tokens`, are returned.
+        That is the whole text, unless `cut_tokens` is set and the text has many more: then only its
+        first tokens, more than `cut_tokens`, are returned.
         """
         if self.cut_tokens is None or self._longest is None:
             return *self.encode(text), len(text)
@@ -125,6 +137,7 @@ class ChatTokenizer:
         )  # fmt: skip
         ids, offsets = _arrays(encoding)
         is_whole = num_tokens == len(ids)
+        # Labels must not reach beyond the tokens that are certain.
         known = len(text) if is_whole else int(offsets[num_tokens - 1, 1])
         return ids[:num_tokens], offsets[:num_tokens], known
 
@@ -132,27 +145,28 @@ class ChatTokenizer:
         try:
             return self._backend.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
+            # JSON may contain lone surrogates as escapes; the Rust tokenizer refuses them.
             raise BadRowError("not valid Unicode", "the text holds half a surrogate pair") from None
 
     def _is_content(self, token: int, text: str) -> bool:
         return bool(text.strip()) and token not in self.stop_ids and not self.is_special(token)
 
     def bounded(self, max_tokens: int) -> ChatTokenizer:
-        """A copy whose `encode` refuses texts that cannot have so few tokens."""
+        """Return a copy whose `encode` refuses texts that must have more tokens."""
         other = copy.copy(self)
         other.max_tokens = max_tokens
         return other
 
     def cutting(self, max_tokens: int) -> ChatTokenizer:
-        """A copy whose `encode_head` need not return more tokens than these and one."""
+        """Return a copy whose `encode_head` need not return more than this many tokens plus one."""
         other = copy.copy(self)
         other.cut_tokens = max_tokens
         return other
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound of the number of tokens of a text, which takes no time to compute.
+        """Return a lower bound of the number of tokens of a text, in no time.
 
-        0 where a token may stand for any number of characters.
+        It is 0 if a token may stand for any number of characters.
         """
         return -(-len(text) // self._longest) if self._longest else 0
 
@@ -160,7 +174,7 @@ class ChatTokenizer:
         return token in self._special_ids
 
     def decode(self, ids: Sequence[int] | IntArray) -> str:
-        """The text of the tokens, special ones included."""
+        """Return the text of the tokens, including special ones."""
         return self._backend.decode([int(token) for token in ids], skip_special_tokens=False)
 
     def render(
@@ -170,7 +184,7 @@ class ChatTokenizer:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool,
     ) -> str:
-        """The messages as one text. Raises BadRowError with the template's own words."""
+        """Return the messages as one text. Raises BadRowError with the template's own message."""
         assert self.chat_template is not None, "require_chat_template comes first"
         return render(
             self.chat_template,
@@ -181,7 +195,7 @@ class ChatTokenizer:
         )
 
     def require_turn_end(self, *, wanted_by: str) -> None:
-        """Refuse a chat template whose turns no token ends: every answer would run to the limit."""
+        """Refuse a template whose turns no token ends: every answer would run to the limit."""
         end = self.special.turn_end
         if end is not None and end.token is None:
             raise end.refusal(wanted_by=wanted_by)
@@ -197,6 +211,7 @@ class ChatTokenizer:
     def save(self, folder: Path) -> None:
         """Write the tokenizer in HF's format, with the pad token and template of this run."""
         assert self._original is not None, "a tokenizer that was sent to a worker cannot be saved"
+        # The export must behave as the run did, whatever the original files said.
         self._original.pad_token = self._original.convert_ids_to_tokens(self.pad_id)
         self._original.chat_template = self.chat_template
         self._original.save_pretrained(str(folder))
@@ -205,12 +220,13 @@ class ChatTokenizer:
             name_stops(folder / "generation_config.json", self.stop_ids)
 
     def vocabulary_digest(self) -> str:
-        """Digest of which number each piece has: of what token ids mean, and nothing else."""
+        """Return a digest of the mapping from pieces to ids, and of nothing else."""
         pieces = sorted(self._backend.get_vocab(with_added_tokens=True).items())
         return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
 
     def _hash(self) -> str:
         parts = {
+            # The whole tokenizer, not its path: files can change under the same name.
             "tokenizer": self._backend.to_str(),
             "template": self.chat_template,
             "eos": self.eos_id,
@@ -227,7 +243,7 @@ def _arrays(encoding: Encoding) -> tuple[IntArray, IntArray]:
 
 
 def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
-    """The tokenizer that the model settings name. Raises ModelError with the setting's name."""
+    """Load the tokenizer of the model settings. Raises ModelError with the setting's name."""
     setting = "model.path" if model.tokenizer is None else "model.tokenizer"
     place = model.path if model.tokenizer is None else model.tokenizer
     original = _load_original(place, setting)
@@ -236,7 +252,7 @@ def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
             f"{setting}: {place} has a tokenizer in Python only, which cannot say where in the "
             "text a token stands, so labels would be guesses. Use a folder with tokenizer.json."
         )
-    template = _chat_template(original, model, setting)
+    template = _chat_template(original, model, f"{setting}: {template_place(Path(place))}")
     with RefuseVendorErrors(f"{setting}: the tokenizer of {place} cannot be used"):
         backend = _exact_backend(original)
         special, notes = _special_tokens(original, backend, model, setting)
@@ -250,43 +266,33 @@ def load_tokenizer(model: ModelConfig) -> ChatTokenizer:
 
 def _load_original(place: str, setting: str) -> PreTrainedTokenizerFast:
     path = Path(place)
+    # Never contact a hub, and never run code that came with a checkpoint.
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with RefuseVendorErrors(f"{setting}: no tokenizer could be loaded from {place!r}"):
+    special: dict[str, int] = {}
+    with RefuseVendorErrors(
+        f"{setting}: no tokenizer could be loaded from {place!r}",
+        find_fault=partial(find_broken_json, path),
+    ):
         if not path.exists():
             raise ModelError(f"{setting}: {place!r} does not exist. Name a folder or a .gguf file.")
         if path.is_file():
             if path.suffix.lower() != ".gguf":
                 raise ModelError(f"{setting}: {place} is neither a folder nor a .gguf file.")
             require_gguf(setting)
+            # The gguf library trusts the lengths in the file, so check them first.
             require_whole(path, setting=setting)
+            special = read_gguf_special_tokens(path, setting=setting)
             options["gguf_file"] = path.name
             path = path.parent
         else:
             require_plain_files(path, setting=setting)
-            _require_tokenizer_file(path, setting)
+            require_tokenizer_file(path, setting=setting)
 
         original = tokenizer_class(path, is_gguf="gguf_file" in options).from_pretrained(
             str(path), **options
         )
-        if "gguf_file" in options:
-            take_gguf_special_tokens(original, path / options["gguf_file"])
+        take_gguf_special_tokens(original, special)
         return original
-
-
-def _require_tokenizer_file(folder: Path, setting: str) -> None:
-    """Without any tokenizer file transformers would report a misleading reason."""
-    names = (
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "vocab.json",
-        "vocab.txt",
-    )
-    if not any((folder / name).is_file() for name in names):
-        raise ModelError(
-            f"{setting}: {folder} has no tokenizer.json. Name the folder of a whole HF "
-            "checkpoint, or set model.tokenizer to the folder of its tokenizer."
-        )
 
 
 def _chat_template(
@@ -302,6 +308,7 @@ def _chat_template(
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ModelError(f"{setting}: {model.chat_template!r}: {reason}.") from None
+    # Older tokenizers have several named templates; only "default" is unambiguous.
     if isinstance(found, dict):
         if "default" not in found:
             _refuse_choice(sorted(found), setting)
@@ -325,7 +332,7 @@ def _refuse_choice(names: list[str], setting: str) -> NoReturn:
 
 
 def _exact_backend(original: PreTrainedTokenizerFast) -> Tokenizer:
-    """Our own copy: it never cuts or pads, and a token's offsets keep the spaces it stands for."""
+    """Return a copy that never truncates or pads, and whose offsets include leading spaces."""
     description = json.loads(original.backend_tokenizer.to_str())
     _keep_spaces(description.get("post_processor"))
     description["truncation"] = description["padding"] = None
@@ -353,7 +360,7 @@ def _special_tokens(
             raise ModelError(
                 f"{setting}: neither the tokenizer nor generation_config.json names an "
                 "end-of-sequence token, so no row could teach the model to stop. Set eos_token "
-                "in tokenizer_config.json."
+                "in tokenizer_config.json (of a .gguf file: tokenizer.ggml.eos_token_id)."
             )
         eos_id = min(stop_ids)
     pad_id, notes = choose_pad_id(original, model, eos_id)
@@ -374,7 +381,7 @@ def _special_tokens(
 def _with_turn_end(
     special: SpecialTokens, template: str, backend: Tokenizer
 ) -> tuple[SpecialTokens, tuple[str, ...]]:
-    """Count the token that ends a turn of the template as a stop token; note one that is new."""
+    """Add the token that ends a turn of the template to the stop tokens, and log a new one."""
     end = find_turn_end(template, special.words, backend)
     special = replace(special, turn_end=end)
     if end is None or end.token is None or end.token in special.stop_ids:

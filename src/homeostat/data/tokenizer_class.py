@@ -1,7 +1,9 @@
-"""Which class of transformers loads a tokenizer: what AutoTokenizer would choose.
+"""Check a tokenizer's files and choose the transformers class that loads them.
 
-Where that is known to be the plain class AutoTokenizer is not asked: it imports all models, torch's
-compiler and more, which takes seconds of every start.
+The class is the one that AutoTokenizer would choose.
+
+If that is known to be the plain class, AutoTokenizer is not used: it imports all models, torch's
+compiler and more, which takes seconds at every start.
 """
 
 from __future__ import annotations
@@ -13,10 +15,20 @@ from typing import Any
 from homeostat.errors import ModelError
 
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Families whose tokenizer's class is taken at its word.
+# Families whose configured tokenizer class is used as it is.
 _TRUSTED_FAMILIES = ("llama",)
-# How the files end that transformers may read along with a tokenizer.
+# Suffixes of the files that transformers may read with a tokenizer.
 _READ = (".json", ".jinja", ".txt", ".model")
+# The files of a tokenizer that hold a JSON object, in the order in which they are asked about.
+_JSON_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "chat_template.json",
+    "config.json",
+)
 
 
 def require_plain_files(folder: Path, *, setting: str) -> None:
@@ -26,7 +38,46 @@ def require_plain_files(folder: Path, *, setting: str) -> None:
             raise ModelError(f"{setting}: {file} is not a plain file.")
 
 
+def require_tokenizer_file(folder: Path, *, setting: str) -> None:
+    """Without any tokenizer file transformers would report a misleading reason."""
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+    )
+    if not any((folder / name).is_file() for name in names):
+        raise ModelError(
+            f"{setting}: {folder} has no tokenizer.json. Name the folder of a whole HF "
+            "checkpoint, or set model.tokenizer to the folder of its tokenizer."
+        )
+
+
+def find_broken_json(path: Path) -> str:
+    """Say which JSON file of a tokenizer's folder cannot be read, and why; empty if all can."""
+    for name in _JSON_FILES:
+        file = path / name
+        if file.is_file():
+            try:
+                found = json.loads(file.read_bytes())
+            except (OSError, ValueError, RecursionError) as error:
+                return f"{file} is not valid JSON: {error}"
+            if not isinstance(found, dict):
+                return f"{file} must hold a JSON object"
+    return ""
+
+
+def template_place(path: Path) -> str:
+    """The file that holds the chat template of a tokenizer, for errors about it."""
+    if path.is_file():
+        return f"{path} (tokenizer.chat_template)"
+    names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+    return str(next((path / name for name in names if (path / name).is_file()), path))
+
+
 def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:
+    """Return the class that loads the tokenizer in this folder."""
     if not is_gguf and _is_plain(folder):
         from transformers import PreTrainedTokenizerFast
 
@@ -37,7 +88,7 @@ def tokenizer_class(folder: Path, *, is_gguf: bool) -> Any:
 
 
 def _is_plain(folder: Path) -> bool:
-    """It names the plain class in so many words, and has no code of its own."""
+    """Return whether the config explicitly names the plain class and brings no custom code."""
     tokenizer, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
     return (
         tokenizer.get("tokenizer_class") in _PLAIN_CLASSES
@@ -47,7 +98,7 @@ def _is_plain(folder: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Empty where it is missing or broken: transformers says what is wrong with it."""
+    """Read a JSON file; empty if it is missing or broken, which transformers will report."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""The doctor: rules that judge runs, ours and others', before, during, after. Torch-free."""
+"""The doctor: rules that judge runs of any framework, before, during and after. Torch-free."""

@@ -1,7 +1,8 @@
-"""From a view to a diagnosis: every rule asked, findings in the order of their likelihood.
+"""Turn a view into a diagnosis: evaluate every rule, and sort findings by likelihood.
 
-Three outcomes: a rule fired, is clear, or could not be evaluated, and why. A finding that another
-one explains is folded into it as evidence: the illness comes first, not its symptoms.
+There are three outcomes: a rule fired, is clear, or could not be evaluated, with the reason. A
+finding that another one explains is folded into it as evidence, so the illness comes first and not
+its symptoms.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SAYS_NOTHING = "Nothing in this log says why"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is known of a run's health."""
+    """Everything that is known about a run's health."""
 
     findings: tuple[Finding, ...]
     not_evaluated: tuple[NotEvaluated, ...]
@@ -43,8 +44,8 @@ def diagnose(
     *,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Diagnosis:
-    """Ask every rule. `options`: code -> option -> value, where they differ from the defaults."""
-    # Logs hold numbers of any size; what overflows is not finite, and is judged as such.
+    """Evaluate every rule. `options` maps code -> option -> value that differs from the default."""
+    # Logs contain numbers of any size; one that overflows is judged as not finite.
     with np.errstate(all="ignore"):
         return _diagnose(view, rules, options=options or {})
 
@@ -72,7 +73,7 @@ def _diagnose(
 def judge(
     rule: Rule, view: RunView, *, options: Mapping[str, Any] | None = None
 ) -> list[Finding] | NotEvaluated:
-    """One rule's findings, [] when it is clear."""
+    """Return one rule's findings; an empty list if it is clear."""
     missing = what_is_missing(rule, view)
     if missing:
         return NotEvaluated(rule.code, rule.name, missing)
@@ -85,7 +86,7 @@ def judge(
 
 
 def named(rule: Rule, sighting: Sighting, view: RunView) -> Finding:
-    """The sighting as a finding of its rule, without advice that the run follows already."""
+    """Turn a sighting into a finding of its rule, without advice that the run already follows."""
     fields = {f.name: getattr(sighting, f.name) for f in dataclasses.fields(sighting)}
     fields["level"] = sighting.level or rule.level
     fields["confidence"] = sighting.confidence or rule.confidence
@@ -95,7 +96,7 @@ def named(rule: Rule, sighting: Sighting, view: RunView) -> Finding:
 
 
 def what_is_missing(rule: Rule, view: RunView) -> str:
-    """The first thing that the rule needs and the view has not; "" when all is there."""
+    """Return the first input that the rule needs and the view lacks; "" if it has all."""
     for need in rule.needs:
         if need.startswith("setting:"):
             key = need.removeprefix("setting:")
@@ -113,14 +114,14 @@ def what_is_missing(rule: Rule, view: RunView) -> str:
 
 
 def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
-    """In order, without what another finding explains; that one shows it as evidence."""
+    """Return the findings in order; those that another explains become its evidence."""
     present = {finding.code for finding in findings}
     of_code = {rule.code: rule for rule in rules if rule.code in present}
     by: dict[str, str] = {}
     played_down = {f.code for f in findings if _is_played_down(f, of_code)}
     for code in sorted(present):
         for symptom in of_code[code].explains:
-            # Two that explain each other stay, and what is only worth a note hides no illness.
+            # Two findings that explain each other both stay, and a mere note hides no illness.
             hides = code in played_down and symptom in present - played_down
             if symptom in present and code not in of_code[symptom].explains and not hides:
                 by.setdefault(symptom, code)
@@ -141,7 +142,8 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
             if _root(other.code, by) == finding.code and not _says_less(other, of_code)
         ]
         lines = tuple(f"{other.code} {other.name}: {other.message}" for other in symptoms)
-        # What explains a dead run is as bad as that. A note stays one: it says what is benign.
+        # A finding that explains a dead run is as severe as that. A note stays a note: it is
+        # benign.
         worst = max((finding, *symptoms), key=lambda one: one.level.rank).level
         level = finding.level if finding.level is Level.INFO else worst
         kept.append(dataclasses.replace(finding, level=level, evidence=finding.evidence + lines))
@@ -149,19 +151,22 @@ def folded(findings: Sequence[Finding], rules: Iterable[Rule]) -> list[Finding]:
 
 
 def _is_played_down(finding: Finding, rules: Mapping[str, Rule]) -> bool:
-    """A note of a rule that warns otherwise. (Rules that only ever inform name what is benign.)"""
+    """Return whether a finding is only info although its rule usually warns.
+
+    Rules that only ever inform name what is benign.
+    """
     return finding.level is Level.INFO and rules[finding.code].level is not Level.INFO
 
 
 def _says_less(finding: Finding, rules: Mapping[str, Rule]) -> bool:
-    """A note that another finding makes needless is no evidence for it."""
+    """Return whether a note is made redundant by another finding and is no evidence for it."""
     return finding.level is Level.INFO and bool(rules[finding.code].yields_to)
 
 
 def _says_more(
     finding: Finding, findings: Sequence[Finding], rules: Mapping[str, Rule]
 ) -> Finding | None:
-    """The most likely of the findings that the rule of this one yields to."""
+    """Return the most likely of the findings to which this finding's rule yields."""
     codes = rules[finding.code].yields_to
     if not codes:
         return None
@@ -183,12 +188,12 @@ def _is_taken(other: Finding, finding: Finding, rules: Mapping[str, Rule]) -> bo
 
 
 def quoted_lines(finding: Finding) -> list[int]:
-    """Numbers of the log's lines that a finding quotes as evidence."""
+    """Return the numbers of the log lines that a finding quotes as evidence."""
     return [int(found[1]) for text in finding.evidence if (found := _QUOTE.match(text))]
 
 
 def with_reason(finding: Finding, view: RunView) -> Finding:
-    """A finding that says "nothing in this log says why" names the exception that the log shows."""
+    """Name the log's exception in a finding that says "nothing in this log says why"."""
     told = next((one for one in view.tracebacks if not one.is_report), None)
     if told is None or not any(_SAYS_NOTHING in cause.why for cause in finding.causes):
         return finding
@@ -201,7 +206,7 @@ def with_reason(finding: Finding, view: RunView) -> Finding:
 
 
 def _root(code: str, by: Mapping[str, str]) -> str | None:
-    """The finding that a symptom ends up in; None for one that stands alone."""
+    """Return the finding into which a symptom is finally folded; None if it stands alone."""
     seen, found = {code}, by.get(code)
     while found is not None and found in by and found not in seen:
         seen.add(found)
@@ -210,7 +215,7 @@ def _root(code: str, by: Mapping[str, str]) -> str | None:
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """The most likely illness first: how bad, how sure, how early."""
+    """Sort findings: the most severe, most certain and earliest first."""
 
     def key(finding: Finding) -> tuple[int, int, float]:
         step = finding.first_step if finding.first_step is not None else float("inf")

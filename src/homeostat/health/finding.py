@@ -1,4 +1,4 @@
-"""What a rule says: findings with evidence, causes in order, and fixes with a grade."""
+"""Findings of rules: evidence, causes in order, and graded fixes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Family(StrEnum):
-    """Which part of a run is ill."""
+    """The part of a run that is ill."""
 
     CONFIG = "config"
     DATA = "data"
@@ -31,7 +31,7 @@ class Family(StrEnum):
 
 
 class Level(StrEnum):
-    """How bad it is. info: worth knowing, nothing to do. warn: look. error: the run is ill."""
+    """The severity. info: worth knowing, nothing to do. warn: look. error: the run is ill."""
 
     INFO = "info"
     WARN = "warn"
@@ -43,8 +43,11 @@ class Level(StrEnum):
 
 
 class Confidence(StrEnum):
-    """measured: an invariant or an error's own words. inferred: several signs agree. heuristic:
-    a threshold that experience gave."""
+    """The certainty of a finding.
+
+    measured: an invariant is violated, or an error says so itself. inferred: several signs agree.
+    heuristic: a threshold taken from experience.
+    """
 
     MEASURED = "measured"
     INFERRED = "inferred"
@@ -56,8 +59,11 @@ class Confidence(StrEnum):
 
 
 class Grade(StrEnum):
-    """safe: changes neither objective, data order nor sampled distribution. unsafe: changes how
-    the run learns. advice: for a person to weigh."""
+    """The risk of a fix.
+
+    safe: changes neither objective, data order nor sampled distribution. unsafe: changes how the
+    run learns. advice: for a person to decide.
+    """
 
     SAFE = "safe"
     UNSAFE = "unsafe"
@@ -66,7 +72,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A likely cause, by its name in the vocabulary, and what speaks for it here."""
+    """A likely cause, by its name in the vocabulary, and the evidence for it in this run."""
 
     name: str
     why: str
@@ -74,10 +80,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """What to change. `setting` is our key; a framework's table knows its name there.
+    """A change to make. `setting` is our key; a framework's table knows its name there.
 
-    `theirs` names the setting where a framework has one that our keys do not map to: framework
-    -> setting (or command). An empty setting is advice that no setting gives.
+    `theirs` names the setting if a framework has one that our keys do not map to: framework ->
+    setting (or command). An empty setting means advice that no setting can follow.
     """
 
     setting: str
@@ -89,9 +95,9 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a rule's check yields; the engine adds whose it is. Values are as measured.
+    """The result of a rule's check; the engine adds the rule. Values are as measured.
 
-    `subject` tells several findings of one rule apart (a reward's name, a layer). `level`,
+    `subject` distinguishes several findings of one rule (a reward's name, a layer). `level`,
     `confidence` and `family` override the rule's own. `last_step` is where it was seen last.
     """
 
@@ -111,7 +117,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A check that found, on looking closer, that it cannot judge: why."""
+    """The result of a check that cannot judge after a closer look, with the reason."""
 
     why: str
 
@@ -137,7 +143,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str]:
-        """There is at most one open finding of a key."""
+        """Return the key; at most one finding per key is open."""
         return self.code, self.subject
 
 

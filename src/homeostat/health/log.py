@@ -1,9 +1,9 @@
-"""Console text to look for words in.
+"""Search console text for patterns.
 
 A pattern is plain text, matched without regard to case; `*` stands for any characters of the same
-line, ` && ` joins parts that stand in one line in any order. So a pattern never blows up. A log's
-distinct words, digits left out, are gathered once: a pattern with a word that is not among them is
-never looked for, so that megabytes are searched for thousands of patterns in about a second.
+line, and ` && ` joins parts that must be in one line in any order. So matching time is bounded. The
+distinct words of a log, without digits, are collected once: a pattern with a word that is not among
+them is never searched for, so megabytes are searched for thousands of patterns in about a second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LogLine:
 
 
 class Log:
-    """Lines in order. Those that hold nothing but metrics are left out by the readers."""
+    """Lines in order. The readers leave out lines that contain nothing but metrics."""
 
     def __init__(self, lines: Sequence[LogLine] = ()) -> None:
         self.lines = tuple(lines)
@@ -34,7 +34,7 @@ class Log:
 
     @cached_property
     def _folded(self) -> str:
-        # casefold may change a text's length; the lines' borders are taken from the result.
+        # casefold may change the length of a text, so line borders are taken from its result.
         return "\n".join(line.text.lower().replace("\n", " ") for line in self.lines) + "\n"
 
     @cached_property
@@ -47,13 +47,16 @@ class Log:
 
     @cached_property
     def _words(self) -> tuple[frozenset[bytes], bytes]:
-        """The distinct words without their digits, and the same as one text."""
+        """Return the distinct words without their digits, and the same as one text."""
         words = frozenset(_words_of(self._folded))
         return words, b"\n" + b"\n".join(words) + b"\n"
 
     def _may_hold(self, piece: str) -> bool:
-        """False only where no line holds the piece: its inner words are whole words of a line, its
-        first one ends a word and its last one begins one."""
+        """Return False only if no line contains the piece.
+
+        Its inner words are whole words of a line, its first one ends a word and its last one begins
+        one.
+        """
         words, text = self._words
         parts = _words_of(piece)
         if len(parts) < 2:
@@ -62,7 +65,7 @@ class Log:
         return inner and parts[0] + b"\n" in text and b"\n" + parts[-1] in text
 
     def find(self, pattern: str) -> Iterator[LogLine]:
-        """The lines that match, in order."""
+        """Return the lines that match, in order."""
         parts = [part.lower().split("*") for part in pattern.split(" && ")]
         anchor = max((piece for pieces in parts for piece in pieces), key=len)
         assert anchor, f"a pattern of nothing but wildcards: {pattern!r}"
@@ -78,7 +81,7 @@ class Log:
             at = self._folded.find(anchor, end)
 
     def first(self, *patterns: str) -> LogLine | None:
-        """The earliest line that matches one of the patterns."""
+        """Return the earliest line that matches one of the patterns."""
         found = [line for pattern in patterns if (line := next(self.find(pattern), None))]
         return min(found, key=lambda line: line.number) if found else None
 
@@ -90,7 +93,7 @@ class Log:
         return self.first(*patterns) is not None
 
     def near(self, line: LogLine, *patterns: str, lines: int = 60) -> LogLine | None:
-        """A match at most so many lines away from a line."""
+        """Return a match at most this many lines away from a line."""
         low = bisect_left(self.lines, line.number - lines, key=_number)
         high = bisect_right(self.lines, line.number + lines, key=_number)
         window = self._folded[self._starts[low] : self._starts[high]]
@@ -115,7 +118,7 @@ def _in_order(line: str, pieces: list[str]) -> bool:
 
 
 def _words_of(text: str) -> list[bytes]:
-    """Digits are left out: they make a log's words many and tell no trouble from another."""
+    """Return words without digits, which would make them many and distinguish no errors."""
     return text.encode("utf-8", "surrogatepass").translate(None, b"0123456789").split()
 
 

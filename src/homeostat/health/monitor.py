@@ -1,14 +1,15 @@
-"""Rules on a run that goes on: what opens, what is over, and what is meant to be.
+"""Evaluate rules on a running run: which findings open, which close, and which are allowed.
 
     record + events + samples -> tails -> rules whose inputs changed -> folded -> open findings
 
 A rule fires by its own windows; here a finding opens the first time that its rule sees it, stays
-open while it does, and is over after `clear_after` records without it. There is at most one open
-finding of a key, and it is told once, unless it gets worse. The same records give the same
+open while it does, and closes after `clear_after` records without it. There is at most one open
+finding per key, and it is reported once, unless it gets worse. The same records give the same
 findings, whether the run was interrupted or not.
 
-A rule costs more the more records it looks at. So that a step does not, rules take turns once there
-are many: each is asked at every second, third or fourth record, and at every one while it fires.
+The cost of a rule grows with the number of records that it looks at. To keep the cost of a step
+constant, rules take turns once there are many records: each is evaluated at every second, third or
+fourth record, and at every one while it fires.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from homeostat.health.rule import Rule
 from homeostat.health.tails import KEEP, Tails
 from homeostat.health.view import Event, Kind, RunView, SampleText, Series
 
-# What a rule with a mistake may raise. It is left out then: no rule is worth a run.
+# Exceptions of a rule with a bug. It is disabled then: no rule is worth a run.
 _MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 _NOT_METRICS = ("setting:", "fact:")
-# Records that every rule is asked at; so many more, and they take turns of one more.
+# Number of records at which every rule is evaluated; with each further so many, turns grow by one.
 RECORDS_PER_TURN = 32
 MAX_TURNS = 4
 
@@ -50,7 +51,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watchlist:
-    """How findings are treated here. `levels`: code -> level, "off" for a rule not to be asked."""
+    """The treatment of findings in this run. `levels` maps code -> level; "off" disables a rule."""
 
     levels: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -60,26 +61,26 @@ class Watchlist:
 
 @dataclass(slots=True)
 class _Asked:
-    """A rule, the metrics that it needs, and what it said last."""
+    """A rule, the metrics that it needs, and its last result."""
 
     rule: Rule
     metrics: frozenset[str]
     verdict: list[Finding] = field(default_factory=list)
-    # Something that it needs came since it was asked last.
+    # Some of its input arrived since it was evaluated last.
     waits: bool = True
 
 
 @dataclass(slots=True)
 class _Open:
     finding: Finding
-    # The worst that was told of it.
+    # The worst state that was reported.
     told: Level
-    # Records in a row without it.
+    # Number of consecutive records without it.
     quiet: int = 0
 
 
 class Monitor:
-    """Fed once per record, in order."""
+    """Evaluate the rules once per record, in order."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Monitor:
         self.watchlist = watchlist or Watchlist()
         self.settings = settings
         self.facts: dict[str, Any] = {}
-        # Codes of rules that were left out for a mistake of theirs, and what it was.
+        # Codes of rules that were disabled because of a bug, and the error.
         self.broken: dict[str, str] = {}
         self._kind = kind
         self._total_steps = total_steps
@@ -113,22 +114,22 @@ class Monitor:
 
     @property
     def open(self) -> list[Finding]:
-        """The findings that are open now, the most likely illness first."""
+        """Return the findings that are open now, the most likely illness first."""
         return in_order([entry.finding for entry in self._open.values()])
 
     @property
     def num_watching(self) -> int:
-        """Rules that have all that they need."""
+        """Return the number of rules that have everything they need."""
         return len(self._ready or ())
 
     def reconfigure(self, settings: Mapping[str, Any]) -> None:
-        """Settings changed on the way."""
+        """Take in settings that changed during the run."""
         self.settings = settings
         self._ready = None
 
     @property
     def metrics(self) -> Mapping[str, Series]:
-        """The newest records."""
+        """Return the newest records."""
         return self._tails.metrics
 
     def series(self, name: str) -> Series | None:
@@ -142,7 +143,7 @@ class Monitor:
         events: Iterable[Event] = (),
         samples: Iterable[SampleText] = (),
     ) -> list[Change]:
-        """What changed by this record."""
+        """Take in a record and return what changed."""
         self._tails.add_events(events)
         self._tails.add_samples(samples)
         self._tails.add(step, metrics)
@@ -158,7 +159,7 @@ class Monitor:
         findings: Iterable[Finding],
         state: Mapping[str, Any],
     ) -> None:
-        """Go on where an earlier part of the run stopped; `state` is what `state()` gave then."""
+        """Continue after an earlier part of the run; `state` is what `state()` returned then."""
         for step, metrics in records:
             self._tails.add(step, metrics)
         self._tails.add_events(events)
@@ -169,8 +170,10 @@ class Monitor:
             self._ask(self._tails.metrics.keys(), step=0, turns=1)
 
     def state(self) -> dict[str, Any]:
-        """What records and findings do not tell: how long each finding has been quiet, and which
-        allowances were of use."""
+        """Return what records and findings do not contain.
+
+        That is how long each finding has been quiet, and which allowances were used.
+        """
         quiet = [[*key, entry.quiet] for key, entry in self._open.items() if entry.quiet]
         return {"quiet": quiet, "allowed": sorted(self._allowed)}
 
@@ -178,7 +181,7 @@ class Monitor:
         return [one for one in self.watchlist.allow if one.code not in self._allowed]
 
     def not_evaluated(self) -> list[NotEvaluated]:
-        """Rules that lack what they need, and what that is."""
+        """Return the rules that lack something they need, and what it is."""
         view = self._view()
         missing = ((asked.rule, what_is_missing(asked.rule, view)) for asked in self._rules)
         return [NotEvaluated(rule.code, rule.name, why) for rule, why in missing if why]
@@ -196,7 +199,7 @@ class Monitor:
         )
 
     def _ask(self, fresh: Iterable[str], *, step: int, turns: int) -> None:
-        """Each rule that can be judged, has something new to judge, and whose turn it is."""
+        """Return each rule that can be judged, has new input, and whose turn it is."""
         view, new = self._view(), set(fresh)
         for number, asked in enumerate(self._answerable(view)):
             asked.waits |= not asked.metrics or not asked.metrics.isdisjoint(new)
@@ -218,8 +221,11 @@ class Monitor:
         return [] if isinstance(found, NotEvaluated) else found
 
     def _answerable(self, view: RunView) -> list[_Asked]:
-        """Most of some hundred rules lack something at every step: what they need is looked for
-        when there is anything new to look at."""
+        """Return the rules whose needs are met.
+
+        Most of some hundred rules lack something at every step, so this is checked only if there is
+        new input.
+        """
         tails = self._tails
         known = (len(tails.metrics), bool(tails.events), bool(tails.samples), len(self.facts))
         if self._ready is None or known != self._known:
@@ -228,7 +234,7 @@ class Monitor:
         return self._ready
 
     def _seen(self, step: int) -> dict[tuple[str, str], Finding]:
-        """What the rules say now, without symptoms of one another and what is allowed."""
+        """Return the current findings, without symptoms of one another and without allowed ones."""
         said = [self._levelled(f) for asked in self._rules for f in asked.verdict]
         seen: dict[tuple[str, str], Finding] = {}
         for finding in folded(said, self._of_rules) if said else []:
@@ -254,7 +260,7 @@ class Monitor:
         for key, finding in seen.items():
             known = self._open.get(key)
             if known is not None:
-                # The window that a rule sees moves on; the beginning does not.
+                # The window that a rule sees moves, but the beginning does not.
                 finding = dataclasses.replace(finding, first_step=known.finding.first_step)
             if known is None or finding.level.rank > known.told.rank:
                 changes.append(Change(State.OPEN, step, finding))
@@ -265,7 +271,7 @@ class Monitor:
 
 
 def _metrics_of(rule: Rule) -> frozenset[str]:
-    """The metrics that a rule needs, every alternative of them."""
+    """Return the metrics that a rule needs, with all alternatives."""
     needs = [need for need in rule.needs if not need.startswith(_NOT_METRICS)]
     names = (name for need in needs for name in need.split("|"))
     return frozenset(names) - {"log", "events", "samples"}

@@ -1,6 +1,6 @@
-"""Metrics that only other frameworks log, under the names that rules read them by.
+"""Metrics that only other frameworks log, under the names by which rules read them.
 
-What our own runs log is in observe/names.py; a name is in one of the two.
+The metrics of our own runs are in observe/names.py; a name is in one of the two.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ FOREIGN: dict[str, str] = {
 }
 
 
-# What trackers and callbacks put before a trainer's own names; eval/ is another measurement.
+# Prefixes that trackers and callbacks add to a trainer's names; eval/ is another measurement.
 _TRACKED = ("train/", "training/", "trainer/")
 
 
 def unprefixed(name: str) -> str:
-    """A metric's name without what a tracker put before it: train/completions/clipped_ratio."""
+    """Return a metric's name without a tracker's prefix: train/completions/clipped_ratio."""
     for prefix in _TRACKED:
         if name.startswith(prefix):
             return name[len(prefix) :]

@@ -1,6 +1,6 @@
-"""How much of a run's files was read and understood: what the doctor could not see, it must say.
+"""Count how much of a run's files was read and understood, so that the doctor can report the rest.
 
-Readers leave it in `view.facts["reading"]`. A run that is watched live has none.
+Readers store it in `view.facts["reading"]`. A run that is watched live has none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Reading:
     unread_rows      the first few of those lines, shortened
     num_known        metrics of the run that a rule may know: they have a name of ours
     unknown_metrics  the other metrics, by the names that the log gives them
-    notes            sentences on what was cut, passed over or not waited for
+    notes            sentences about what was cut, skipped or not waited for
     """
 
     num_lines: int = 0
@@ -33,7 +33,7 @@ class Reading:
     notes: tuple[str, ...] = ()
 
     def __add__(self, other: Reading) -> Reading:
-        """The reading of two files together, before their metrics have been named."""
+        """Return the reading of two files together, before their metrics have been named."""
         return Reading(
             num_lines=self.num_lines + other.num_lines,
             num_unread_rows=self.num_unread_rows + other.num_unread_rows,
@@ -42,7 +42,7 @@ class Reading:
         )
 
 
-def shortened(line: str) -> str:
-    """A line as an example of its kind."""
+def example_of(line: str) -> str:
+    """Return a line, cut short, as an example of its kind."""
     text = " ".join(line[: 4 * _MAX_CHARS].split())
     return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 4]} ..."

@@ -1,4 +1,4 @@
-"""Findings as lines of findings.jsonl: one where a finding opens, one where it is over."""
+"""Findings as lines of findings.jsonl: one when a finding opens, one when it closes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from homeostat.health.finding import Cause, Confidence, Family, Finding, Fix, Gr
 
 
 class State(StrEnum):
+    """The state of a finding: open or closed."""
+
     OPEN = "open"
     CLEARED = "cleared"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A finding that opened, or was over, at a step. One that gets worse opens once more."""
+    """A finding that opened or closed at a step. One that gets worse opens once more."""
 
     state: State
     step: int
@@ -50,7 +52,7 @@ def as_json(finding: Finding) -> dict[str, Any]:
 
 
 def from_json(record: Mapping[str, Any]) -> Finding:
-    """Raises KeyError, TypeError or ValueError for what is no finding of ours."""
+    """Parse a finding. Raises KeyError, TypeError or ValueError for anything else."""
     return Finding(
         code=record["code"],
         name=record["name"],
@@ -73,7 +75,7 @@ def from_json(record: Mapping[str, Any]) -> Finding:
 
 
 def still_open(records: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """The findings that are open after the last of the lines."""
+    """Return the findings that are open after the last of the lines."""
     found: dict[tuple[str, str], Finding] = {}
     for record in records:
         finding = from_json(record)

@@ -1,11 +1,11 @@
-"""What can be done about an illness, as data: nothing here touches a run.
+"""The remedies for illnesses, as data: nothing here touches a run.
 
 A remedy is an action (send the weights again, go back to a checkpoint) or an edit of one setting,
-as a function of its present value. Its grade says whether it may change how the run learns, its
-window how many steps it has to show an effect, its metric what must get better. A run tries one
-remedy at a time, takes back what did not help, and writes down both (run/healing/healer.py).
+as a function of its current value. Its grade says whether it may change how the run learns, its
+window how many steps it has to show an effect, its metric what must improve. A run tries one remedy
+at a time, reverts those that did not help, and records both (run/healing/healer.py).
 
-Illnesses are looked up by the name of a finding's first cause and by its own.
+Remedies are looked up by the name of a finding's first cause and by the finding's own name.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import Any, Literal
 from homeostat.health.finding import Finding, Grade, Level
 from homeostat.health.view import Series
 
-# A metric that changed by less than this share is no better than before.
+# A metric that changed by less than this share counts as unchanged.
 MIN_GAIN = 0.1
-# The share of its weights that an update of fine-tuning may move, and one of weights that were
-# drawn at random and know nothing yet.
+# The share of the weights that an update may move: in fine-tuning, and for weights that were
+# initialised at random.
 GENTLE_UPDATE, GENTLE_FRESH_UPDATE = 0.01, 0.03
-# Updates before an illness shows that may have led to it.
+# Number of updates before an illness shows that may have caused it.
 STEPS_BEFORE = 3
-# Penalty for the KL of now that weighs beside rewards, whose advantages are about 1.
+# Penalty for the current KL that matters beside rewards, whose advantages are about 1.
 HOLDING_PENALTY = 0.3
-# The highest KL coefficient that people choose with any regularity.
+# The highest KL coefficient in regular use.
 USUAL_PENALTY = 0.1
 
 
 class Action(StrEnum):
-    """What a run can do besides changing a setting."""
+    """Something that a run can do besides changing a setting."""
 
     REPUBLISH = "republish_weights"
     LOWER_TOKEN_BUDGET = "lower_token_budget"
     PRUNE_CHECKPOINTS = "prune_checkpoints"
     ROLL_BACK = "roll_back"
-    # What guards of the run do by themselves, at once.
+    # Actions that guards of the run take by themselves, at once.
     RETRY_SMALLER = "retry_smaller"
     SKIP_STEP = "skip_step"
     RESTART_ENGINE = "restart_engine"
@@ -48,11 +48,11 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What an edit is measured by: the finding, and the newest records of the run."""
+    """The input of an edit: the finding, and the newest records of the run."""
 
     finding: Finding
     metrics: Mapping[str, Series]
-    # Weights were drawn at random when the run began.
+    # The weights were initialised at random when the run began.
     is_fresh: bool = False
 
 
@@ -62,8 +62,11 @@ def _unknown_excess(_: Any, __: Signs) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEdit:
-    """A new value of one key, as a function of the old one and of how many times too large (or too
-    small) that is: 1 where it is not known. None where there is nothing left to change."""
+    """A new value of one key, as a function of the old one and of the excess.
+
+    The excess is how many times too large (or too small) the value is: 1 if that is not known. None
+    if there is nothing left to change.
+    """
 
     path: str
     change: Callable[[Any, float], Any]
@@ -75,10 +78,10 @@ class ConfigEdit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """An action, an edit, or going back with an edit.
+    """An action, an edit, or going back to a checkpoint with an edit.
 
-    `most`: times that it may be tried. `doses`: times in a row that it may be tried without effect,
-    each on top of the one before, until all of them are taken back.
+    `most` is how many times it may be tried. `doses` is how many times in a row it may be tried
+    without effect, each on top of the one before, until all of them are reverted.
     """
 
     name: str
@@ -93,7 +96,7 @@ class Remedy:
 
 
 def is_better(before: float | None, after: float | None, *, better: str) -> bool:
-    """Whether a metric got better by more than chance would do. One that is not known did not."""
+    """Return whether a metric improved by more than chance. An unknown one did not."""
     if before is None or after is None:
         return False
     gain = before - after if better == "lower" else after - before
@@ -101,7 +104,7 @@ def is_better(before: float | None, after: float | None, *, better: str) -> bool
 
 
 def times_over(_: Any, signs: Signs) -> float:
-    """How many times over its limit a finding is."""
+    """Return how many times over its limit a finding is."""
     value, limit = signs.finding.value, signs.finding.limit
     if value is None or limit is None or not (math.isfinite(value) and value > limit > 0):
         return 1.0
@@ -109,10 +112,10 @@ def times_over(_: Any, signs: Signs) -> float:
 
 
 def rate_excess(lr: Any, signs: Signs) -> float:
-    """How many times too large a learning rate is, by what it moved the weights.
+    """Return how many times too large a learning rate is, by how far it moved the weights.
 
-    Updates are measured against the weights that they led to, so that a huge one reads as 1: it is
-    set against the weights before, as if it were at right angles to them.
+    Updates are measured relative to the weights after them, so a huge one reads as 1. It is
+    converted to the weights before, as if it were at right angles to them.
     """
     rates = signs.metrics.get("learning_rate")
     if not lr or rates is None:
@@ -132,7 +135,7 @@ def rate_excess(lr: Any, signs: Signs) -> float:
 
 
 def _penalty_excess(coefficient: Any, signs: Signs) -> float:
-    """How many times too small it is to hold a policy that is as far away as this one."""
+    """Return how many times too small the penalty is to hold a policy at this distance."""
     kl = signs.metrics.get("kl")
     far = kl.finite() if kl is not None else None
     if not coefficient or far is None or not len(far) or far.latest <= 0:
@@ -145,7 +148,7 @@ def _halved(old: Any, _: float) -> Any:
 
 
 def _lower(least: float) -> Callable[[Any, float], Any]:
-    """By what it is too large; where that is not known, or little, by the least."""
+    """Divide by the excess; by the minimum if that is unknown or small."""
 
     def lower(old: Any, over: float) -> Any:
         return old / min(max(least, over), 1e4) if old else None
@@ -154,17 +157,17 @@ def _lower(least: float) -> Callable[[Any, float], Any]:
 
 
 def _raised(old: Any, over: float) -> Any:
-    """By what it is too small, up to what is usual; from there on in small steps."""
+    """Multiply by what is missing, up to the usual value; from there on in small steps."""
     return min(old * max(3.0, over), max(USUAL_PENALTY, 3.0 * old)) if old else None
 
 
 def _fewer(old: Any, over: float) -> Any:
-    """A count, divided by what it is too large, at least halved."""
+    """Divide a count by its excess, at least by two."""
     return max(1, int(old / max(2.0, over))) if old is not None and old > 1 else None
 
 
 def _up_to_one(old: Any, _: float) -> Any:
-    """Halfway; what is nearly greedy was hardly meant, and goes all the way."""
+    """Move half-way to 1; a nearly greedy value was hardly intended, so it becomes 1."""
     if old >= 1.0:
         return None
     return 1.0 if old < 0.3 or old >= 0.9 else round((old + 1.0) / 2, 4)
@@ -184,7 +187,7 @@ def _masked(old: Any, _: float) -> Any:
 
 LR = ConfigEdit("trainer.lr", _halved)
 LR_BY_EXCESS = ConfigEdit("trainer.lr", _lower(2.0), rate_excess)
-# After weights were wrecked, half a rate is hardly gentle enough.
+# After the weights were wrecked, half the rate is hardly low enough.
 LR_FAR_LOWER = ConfigEdit("trainer.lr", _lower(10.0), rate_excess)
 FEWER_UPDATES = ConfigEdit("trainer.updates_per_step", _fewer)
 CLIP_HIGHER = ConfigEdit("algorithm.clip_high", _wider)
@@ -295,13 +298,13 @@ TABLE: Mapping[str, tuple[Remedy, ...]] = {
 }
 
 
-# Illnesses whose own remedy is surer than that of their likely causes: where weights are lost, no
-# setting brings them back.
+# Illnesses whose own remedy is more certain than that of their likely causes: once weights are
+# lost, no setting brings them back.
 OWN_FIRST = frozenset({"kl-runaway", "stale-policy", "policy-collapse", "loss-divergence"})
 
 
 def remedies_for(finding: Finding) -> Iterator[Remedy]:
-    """What may be tried about a finding, in order; nothing for one that only informs."""
+    """Return what may be tried about a finding, in order; nothing for one that only informs."""
     if finding.level is Level.INFO:
         return
     names = [cause.name for cause in finding.causes[:1]] + [finding.name]
@@ -317,7 +320,7 @@ def remedies_for(finding: Finding) -> Iterator[Remedy]:
 
 @dataclass(frozen=True, slots=True)
 class OwnGuard:
-    """What a guard of the run did, told by its event; `when`: a field with one of some values."""
+    """An action of a guard of the run, known from its event; `when` restricts a field's value."""
 
     action: Action
     cause: str
@@ -330,7 +333,7 @@ class OwnGuard:
         return self.when is None or fields.get(self.when[0]) in self.when[1]
 
     def described(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of the event that tells it as a remedy."""
+        """Return the fields of the event that reports it as a remedy."""
         return {
             "code": "",
             "cause": f"{self.cause}: {fields.get('error') or fields.get('origin') or ''}".strip(

@@ -1,6 +1,6 @@
-"""A diagnosis for a program to read.
+"""Render a diagnosis as JSON for programs.
 
-The JSON answer (docs/guide/doctor.md) is made of plain values; numbers that JSON has no word for
+The JSON answer (docs/guide/doctor.md) consists of plain values; numbers that JSON cannot represent
 are the texts "nan", "inf" and "-inf", as in metrics.jsonl.
 """
 
@@ -18,11 +18,11 @@ from homeostat.health.frameworks.telling import ToldFix, in_their_words, told_al
 from homeostat.health.log import LogLine
 from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import RunView
-from homeostat.health.vitals import Vitals, fatal_traceback, vital_signs
+from homeostat.health.vitals import End, Vitals, fatal_traceback, vital_signs
 from homeostat.health.words import shortened
 
 UNKNOWN_ERROR = "ERR000"
-# Lines from the end of a log in which an error is what ended the run.
+# An error within this many lines of the end is taken for what ended the run.
 _LAST_LINES = 40
 _MAX_QUOTE = 300
 _TRACEBACK = "traceback (most recent call last)"
@@ -31,7 +31,7 @@ _TRACEBACK = "traceback (most recent call last)"
 def as_json(
     diagnosis: Diagnosis, view: RunView, *, findings: Sequence[Finding] | None = None
 ) -> dict[str, Any]:
-    """The answer of `doctor --format json`. `findings`: those to show; all, by default."""
+    """Return the answer of `doctor --format json`. `findings` are those to show; all by default."""
     shown = diagnosis.findings if findings is None else findings
     unknown = unknown_error(diagnosis, view)
     missing = ([not_known(unknown)] if unknown else []) + list(diagnosis.not_evaluated)
@@ -40,6 +40,7 @@ def as_json(
         "healthy": said is Verdict.NO_ILLNESS,
         "verdict": said.value,
         "framework": view.framework.name,
+        "files": list(view.facts.get("sources", ())),
         "vital_signs": _vitals_json(vital_signs(view), view),
         "findings": [finding_json(finding, view.framework) for finding in shown],
         "not_evaluated": [{"code": x.code, "name": x.name, "why": x.why} for x in missing],
@@ -47,12 +48,16 @@ def as_json(
 
 
 class Verdict(StrEnum):
-    """The answer in a word. "no_illness" is only said where the vital signs are good and enough of
-    the log was understood to judge them."""
+    """The answer in one word.
+
+    "no_illness" is only used if the vital signs are good and enough of the log was understood to
+    judge them; "unfinished" if that holds for a log that ends before the run's last step.
+    """
 
     ILL = "ill"
     LOOK = "look"
     NOT_KNOWN = "not_known"
+    UNFINISHED = "unfinished"
     NO_ILLNESS = "no_illness"
 
 
@@ -64,8 +69,9 @@ def verdict(diagnosis: Diagnosis, view: RunView) -> Verdict:
     if not diagnosis.is_healthy:
         return Verdict.LOOK
     signs = vital_signs(view)
-    is_good = signs.are_good and not signs.is_little_known
-    return Verdict.NO_ILLNESS if is_good else Verdict.NOT_KNOWN
+    if not signs.are_good or signs.is_little_known:
+        return Verdict.NOT_KNOWN
+    return Verdict.UNFINISHED if signs.ending.how is End.OPEN else Verdict.NO_ILLNESS
 
 
 def _vitals_json(signs: Vitals, view: RunView) -> dict[str, Any]:
@@ -123,7 +129,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
-    """The error that a log ends in and that no rule knows; None where there is none."""
+    """Return the error in which a log ends and that no rule recognises; None if there is none."""
     if any(finding.level is Level.ERROR for finding in diagnosis.findings):
         return None
     fatal = fatal_traceback(view)
@@ -131,12 +137,12 @@ def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
         return None if _is_explained(fatal, diagnosis) else fatal.end
     if view.tracebacks or not diagnosis.is_healthy:
         return None
-    # Its frames cannot be read: what stands behind the header is quoted.
+    # Its frames cannot be parsed, so quote what follows the header.
     lines = view.log.lines[-_LAST_LINES:]
     starts = [place for place, line in enumerate(lines) if _TRACEBACK in line.text.lower()]
     if not starts:
         return None
-    # The error's own words stand behind the indented frames.
+    # The error message follows the indented frames.
     for line in lines[starts[-1] + 1 :]:
         text = _unprefixed(line.text)
         if text and not text[0].isspace():
@@ -145,19 +151,19 @@ def unknown_error(diagnosis: Diagnosis, view: RunView) -> LogLine | None:
 
 
 def _is_explained(fatal: Traceback, diagnosis: Diagnosis) -> bool:
-    """A finding that asks for something quotes lines of the traceback."""
+    """Return whether a finding that asks for action quotes lines of the traceback."""
     told = [one for one in diagnosis.findings if one.level is not Level.INFO]
     lines = range(fatal.start.number, fatal.end.number + 1)
     return any(number in lines for one in told for number in quoted_lines(one))
 
 
 def _unprefixed(text: str) -> str:
-    """A line without the brackets that Ray, torchrun and loggers put before it."""
+    """Return a line without the brackets that Ray, torchrun and loggers put before it."""
     while text.startswith(("(", "[")):
         end = text.find(")" if text[0] == "(" else "]")
         if end < 0:
             break
-        # One space belongs to the prefix, further ones to the line.
+        # One space belongs to the prefix, further ones belong to the line.
         text = text[end + 1 :].removeprefix(":").removeprefix(" ")
     return text
 

@@ -1,7 +1,7 @@
-"""A diagnosis for a person: the verdict first, then each illness with its evidence and cure.
+"""Render a diagnosis for people: the verdict first, then each illness with evidence and cure.
 
-Plain text with a few ANSI colours: it must come up at once, so no terminal library is loaded. What
-a log says is quoted with control characters made visible: data must not steer the terminal.
+It is plain text with a few ANSI colours: it must start fast, so no terminal library is loaded.
+Quoted log text has its control characters made visible, because data must not control the terminal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STYLES = {
     "dim": "2",
 }
 _MAX_WIDTH = 110
-# Names of metrics that nobody knows, told by name.
+# Number of unknown metrics that are listed by name.
 _MAX_NAMES = 12
 _KINDS = {
     Kind.SFT: "fine-tuning (SFT)",
@@ -41,7 +41,7 @@ _GRADES = {
     Grade.UNSAFE.value: "changes how the run learns",
     Grade.ADVICE.value: "",
 }
-# Why a rule was not asked -> in a few words.
+# Reason why a rule was not evaluated -> the same in a few words.
 _REASONS = {
     "the metric ": "metric not logged",
     "the setting ": "setting not known",
@@ -51,7 +51,7 @@ _REASONS = {
 
 
 class Page:
-    """Lines of at most `width` characters, with styles where the terminal has colours."""
+    """Lines of at most `width` characters, with styles if the terminal has colours."""
 
     def __init__(self, *, width: int, color: bool) -> None:
         self.width = max(40, min(width, _MAX_WIDTH))
@@ -62,7 +62,7 @@ class Page:
         return f"\033[{_STYLES[style]}m{text}\033[0m" if self.color and text else text
 
     def add(self, text: str, *, indent: int = 0, first: str = "", style: str = "") -> None:
-        """A paragraph; `first` stands before its first line, the others are as far in."""
+        """Add a paragraph; `first` precedes its first line, and the others are indented as far."""
         head = " " * indent + first
         wrapped = textwrap.wrap(
             printable(text),
@@ -81,7 +81,7 @@ class Page:
 
 
 def printable(text: str) -> str:
-    """Without anything that steers a terminal."""
+    """Return a text without anything that controls a terminal."""
     return "".join(
         char if char.isprintable() else " " if char in "\t\n\r" else repr(char)[1:-1]
         for char in text
@@ -97,10 +97,15 @@ def as_text(
     color: bool = False,
     verbose: bool = False,
 ) -> str:
-    """The page. `findings`: those to show; all, by default."""
+    """Return the page. `findings` are those to show; all by default."""
     shown = diagnosis.findings if findings is None else findings
     page = Page(width=width, color=color)
     page.add(_subject(view), style="dim")
+    joined = view.facts.get("joined", ())
+    if len(joined) > 1:
+        more = f" and {len(joined) - _MAX_NAMES} more" if len(joined) > _MAX_NAMES else ""
+        names = ", ".join(joined[:_MAX_NAMES])
+        page.add(f"{len(joined)} files, taken as one run: {names}{more}.", style="dim")
     _verdict(page, diagnosis, view)
     for place, finding in enumerate(shown, start=1):
         page.gap()
@@ -115,7 +120,7 @@ def as_text(
 
 
 def _subject(view: RunView) -> str:
-    """What was read: framework, kind, length, and how much of it."""
+    """Describe what was read: framework, kind, length, and how much of it."""
     known = view.framework is not UNKNOWN
     parts = [view.framework.title if known else "framework not recognised", _KINDS[view.kind]]
     if view.last_step is not None:
@@ -142,6 +147,9 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
     elif said is Verdict.NO_ILLNESS:
         page.add("NO ILLNESS FOUND.", style="good")
         page.add(_asked(diagnosis))
+    elif said is Verdict.UNFINISHED:
+        page.add("UNFINISHED: no illness so far, but the run did not reach its end.", style="warn")
+        page.add(_asked(diagnosis))
     elif not signs.understood:
         page.add("NOT KNOWN: there is no metric here that a rule could judge.", style="warn")
         page.add("I do not know this: no rule matched. " + _asked(diagnosis))
@@ -154,7 +162,7 @@ def _verdict(page: Page, diagnosis: Diagnosis, view: RunView) -> None:
 
 
 def _vital_signs(page: Page, signs: Vitals) -> None:
-    """How the run ended, how it went, and how much of it could be judged."""
+    """Describe how the run ended, how it developed, and how much of it could be judged."""
     parts = [shortened(signs.ending.words, 300), signs.course]
     for what, names in (
         ("not finite", signs.not_finite),
@@ -219,7 +227,7 @@ def _fixes_title(view: RunView) -> str:
 def _list(
     page: Page, title: str, items: Sequence[tuple[str, str]], *, numbered: bool = False
 ) -> None:
-    """A title and its lines, each with a second one below it or "" for none."""
+    """Add a title and its lines, each with a second one below it or "" for none."""
     page.lines.append("   " + page.style(title, "bold"))
     for place, (text, below) in enumerate(items, start=1):
         page.add(text, indent=5, first=f"{place}. " if numbered else "- ")

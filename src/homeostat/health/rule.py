@@ -1,16 +1,16 @@
-"""A rule: one illness, how it is seen, why it matters, what to do. One file each, under rules/.
+"""A rule: one illness, how it is detected, why it matters, what to do. One file each in rules/.
 
-A rule's file holds a docstring with the headings of HEADINGS, an `Options` class, a pure
-function `check(view, options)` and `RULE`. No torch, no I/O, no clock: the same check runs before,
-during and after a run, on our records and on other frameworks' logs.
+A rule's file has a docstring with the headings of HEADINGS, an `Options` class, a pure function
+`check(view, options)` and `RULE`. There is no torch, no I/O and no clock: the same check runs
+before, during and after a run, on our records and on other frameworks' logs.
 
-`needs` says what must be there before the check is asked; where it is not, the outcome is "not
+`needs` lists what must be available before the check is called; if it is not, the outcome is "not
 evaluated", with the reason:
 
     "reward"                 a metric, by its name in observe/names.py or names.py here
     "reward_std|advantages/std"   either
     "setting:trainer.lr"     a setting, by our key
-    "fact:disk"              what a probe found out
+    "fact:disk"              the result of a probe
     "log", "events", "samples"
 """
 
@@ -40,20 +40,23 @@ Check = Callable[[RunView, Any], Iterator[Sighting | Unknown]]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What an option is where nobody set it, and what it means."""
+    """The default of an option, and its meaning."""
 
     default: Any
     meaning: str
 
 
 def option(default: Any, meaning: str) -> Any:
-    """An option in the body of a RuleOptions class. (Any: a value of its type takes its place.)"""
+    """Declare an option in the body of a RuleOptions class. Instances have its value instead."""
     return Option(default, meaning)
 
 
 class RuleOptions:
-    """Base of a rule's Options. Not a dataclass: to make a hundred of those takes as long as all
-    else that the doctor does before it answers."""
+    """Base of a rule's Options.
+
+    It is not a dataclass, because creating a hundred of those takes as long as everything else that
+    the doctor does before it answers.
+    """
 
     def __init__(self, **given: Any) -> None:
         known = self.known()
@@ -69,16 +72,19 @@ class RuleOptions:
 
 
 class NoOptions(RuleOptions):
-    """For a rule without thresholds."""
+    """The options of a rule without thresholds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`explains`: codes that are symptoms of this one; where it fires they are folded into it.
-    `kinds`: the kinds of run it is about; all, where empty. `yields_to`: beginnings of codes that
-    say more of the same thing; where one fires at level warn or above, and quotes lines of the
-    same place of the log if this one quotes any, this one is folded into it. `takes`: beginnings
-    of codes that are folded into this one where they quote lines of the place that it quotes."""
+    """One rule: its code, name, level and check, and its relation to other rules.
+
+    `kinds` are the kinds of run it is about; empty means all. `explains` are codes that are
+    symptoms of this one; if it fires they are folded into it. `yields_to` are prefixes of codes
+    that say more about the same thing: if one fires at level warn or above, and quotes lines of the
+    same place of the log if this one quotes any, this one is folded into it. `takes` are prefixes
+    of codes that are folded into this one if they quote lines of the place that it quotes.
+    """
 
     code: str
     name: str
@@ -92,7 +98,7 @@ class Rule:
     explains: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
-    doc: str = ""
+    page: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:
         assert _CODE.fullmatch(self.code), self.code
@@ -100,9 +106,11 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """The rule's page: its file's docstring."""
-        return self.doc or (sys.modules[self.check.__module__].__doc__ or "")
+        """Return the rule's page in Markdown: what `page` writes, or else its file's docstring."""
+        if self.page is not None:
+            return self.page()
+        return sys.modules[self.check.__module__].__doc__ or ""
 
     def option_fields(self) -> dict[str, tuple[Any, str]]:
-        """Option -> its default and its meaning."""
+        """Return option -> its default and its meaning."""
         return {name: (one.default, one.meaning) for name, one in self.options.known().items()}

@@ -9,16 +9,19 @@ import numpy as np
 
 from homeostat.health.view import Event, SampleText, Series
 
-# Records of a metric that rules look at while a run goes on.
+# Number of records of a metric that rules look at during a run.
 KEEP = 400
-# Events of one kind, and completions.
+# Numbers of events of one kind, and of completions, that are kept.
 KEEP_EVENTS = 64
 KEEP_SAMPLES = 64
 
 
 class Tail:
-    """The newest values of one metric. The buffer is twice as long as what is kept, so that it is
-    moved once in `keep` records, and a series is a slice of it."""
+    """The newest values of one metric.
+
+    The buffer is twice as long as what is kept, so it is moved only once in `keep` records, and a
+    series is a slice of it.
+    """
 
     __slots__ = ("_end", "_keep", "_steps", "_values")
 
@@ -39,7 +42,7 @@ class Tail:
         self._end += 1
 
     def series(self) -> Series:
-        """Valid until the next `add`."""
+        """Return the series; it is valid until the next `add`."""
         start = max(0, self._end - self._keep)
         return Series(self._steps[start : self._end], self._values[start : self._end])
 
@@ -68,7 +71,7 @@ class Tails:
             self.metrics[name] = tail.series()
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Of each kind the newest: one that comes at every step must not drive out the others."""
+        """Add events and keep the newest of each kind, so that no kind displaces another."""
         before = self._num_events
         for event in events:
             kept = self._events.setdefault(event.kind, deque(maxlen=KEEP_EVENTS))

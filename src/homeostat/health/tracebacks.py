@@ -1,13 +1,12 @@
-"""Tracebacks of a log: their frames, the exception, and which part of them is the user's own code.
+"""Parse the tracebacks of a log: frames, exception, and which part is the user's own code.
 
     File "/data/ana/train.py", line 88, in <module>                  the user's
     File ".../site-packages/trl/trainer/grpo_trainer.py", line ...   a library's
     File "/data/ana/train.py", line 41, in accuracy                  the user's: it raised
     AttributeError: 'NoneType' object has no attribute 'group'
 
-Read are Python's own form, with whatever Ray, torchrun and loggers put before each line, that of
-notebooks, the boxes that rich draws, and what Ray repeats of a task's error. All functions here
-are pure.
+It reads Python's own format, with whatever Ray, torchrun and loggers put before each line, that of
+notebooks, the boxes that rich draws, and Ray's copy of a task's error. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ _RAY_TASK = "RayTaskError("
 _FRAME = re.compile(
     r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>\S.{0,120}))?'
 )
-# IPython names a cell, or a file with its line behind a colon.
+# IPython names a cell, or a file with its line after a colon.
 _CELL = re.compile(
     r"(?:File (?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9}), in (?P<name>[\w.<>]{1,120})"
     r"|(?P<cell>Cell In ?\[\d{1,9}\]), line (?P<at>\d{1,9})(?:, in (?P<function>[\w.<>]{1,120}))?)"
 )
 _BOXED = re.compile(r"(?P<file>[^\s:]{1,400}\.py):(?P<line>\d{1,9}) in (?P<name>[\w<>.]{1,120})")
-# The class of an exception, with its module: a name with a capital, a colon or nothing after it.
+# The class of an exception with its module: a capitalised name, then a colon or nothing.
 _ERROR = re.compile(r"(?P<kind>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})(?:: ?(?P<words>.*))?")
 _BRACKETS = {"(": ")", "[": "]"}
 _BOX = "\u2502\u256d\u2570\u2500|+"
-# Lines without a frame that a traceback may hold before it counts as broken off.
+# Number of lines without a frame after which a traceback counts as interrupted.
 _MAX_BETWEEN = 12
 _MAX_TRACEBACKS = 2_000
 _INSTALLED = ("site-packages/", "dist-packages/", "<frozen ", "<string>", "/bin/")
 _STDLIB = re.compile(r"/lib(?:64)?/python3[.\d]*/(?!site-packages|dist-packages)")
 # Code that a framework writes into the working directory.
 _GENERATED = "unsloth_compiled_cache"
-# Folders beside a framework's package that hold what users write or copy.
+# Folders next to a framework's package that contain what users write or copy.
 _OF_USERS = ("examples", "example", "recipe", "recipes", "scripts", "projects", "custom", "tests")
 _PACKAGES = frozenset(
     (
@@ -53,7 +52,7 @@ _PACKAGES = frozenset(
         "verl", "vllm",
     )
 )  # fmt: skip
-# A process that reports another one's failure: the reason is that one's own traceback.
+# Exceptions that report another process's failure: the reason is in that process's traceback.
 _REPORTS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "RayActorError",
             "ActorDiedError", "ProcessRaisedException")  # fmt: skip
 
@@ -76,7 +75,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Traceback:
-    """An exception with its frames, outermost first. `end` is the line with the error's words."""
+    """An exception with its frames, outermost first. `end` is the line with the message."""
 
     start: LogLine
     end: LogLine
@@ -86,22 +85,22 @@ class Traceback:
 
     @property
     def error(self) -> str:
-        """The class without its module, and the message."""
+        """Return the class without its module, and the message."""
         name = self.kind.rpartition(".")[2]
         return f"{name}: {self.message}" if self.message else name
 
     @property
     def is_report(self) -> bool:
-        """It says that another process failed, not why."""
+        """Return whether it only reports that another process failed, without the reason."""
         return self.kind.rpartition(".")[2].startswith(_REPORTS)
 
     @property
     def user_frame(self) -> Frame | None:
-        """The user's function that raised, or called what raised; None where a library failed.
+        """Return the user's function that raised, or called what raised; None if a library failed.
 
-        A frame is to blame where no frame of a training or model library lies below it. Where no
-        such library called it, the user's own line must have raised: what a script asks of other
-        packages is theirs to explain.
+        A frame is to blame if no frame of a training or model library is below it. If no such
+        library called it, the user's own line must have raised: what a script asks of other
+        packages is for them to explain.
         """
         owners = [owner_of(frame.file) for frame in self.frames]
         mine = [place for place, owner in enumerate(owners) if owner == "user"]
@@ -113,7 +112,7 @@ class Traceback:
         return self._named(self.frames[mine[-1]])
 
     def _named(self, frame: Frame) -> Frame:
-        """The frame by the name of the function that it belongs to: a comprehension has none."""
+        """Return the frame with the name of its function: a comprehension has none."""
         if not frame.function.startswith("<"):
             return frame
         around = [f for f in self.frames if f.file == frame.file and f.line == frame.line]
@@ -122,7 +121,7 @@ class Traceback:
 
     @property
     def caller(self) -> str:
-        """The library function that called the user's code; "" where none did."""
+        """Return the library function that called the user's code; "" if none did."""
         owners = [owner_of(frame.file) for frame in self.frames]
         mine = [place for place, owner in enumerate(owners) if owner == "user"]
         libraries = [f for f, owner in zip(self.frames, owners, strict=True) if owner != "user"]
@@ -131,12 +130,15 @@ class Traceback:
 
     @property
     def is_called_by_library(self) -> bool:
-        """A training library called what raised, as it calls a reward or a dataset."""
+        """Return whether a training library called what raised, such as a reward or a dataset."""
         return any(owner_of(frame.file) == "framework" for frame in self.frames)
 
 
 def owner_of(file: str) -> str:
-    """Whose code a file is: "user", "framework" (trainers, engines, torch), "package", "stdlib"."""
+    """Return whose code a file is:
+
+    "user", "framework" (trainers, engines, torch), "package" or "stdlib".
+    """
     path = file.replace("\\", "/")
     parts = path.split("/")
     inside = next((path.partition(mark)[2] for mark in _INSTALLED[:2] if mark in path), None)
@@ -152,7 +154,7 @@ def owner_of(file: str) -> str:
     if not places:
         return "user"
     before, rest = parts[places[-1] - 1] if places[-1] else "", parts[places[-1] + 1 :]
-    # A checkout: the package lies in a folder of its name, in src/ or python/, or has folders.
+    # A checkout: the package is in a folder of its name, in src/ or python/, or has folders.
     is_package = before in ("src", "python", parts[places[-1]]) or len(rest) > 1
     return "framework" if is_package and rest[0] not in _OF_USERS else "user"
 
@@ -169,7 +171,7 @@ class _Open:
 
 
 def tracebacks(log: Log) -> tuple[Traceback, ...]:
-    """All of a log, in order. Those that Python itself ignored are left out."""
+    """Return all tracebacks of a log, in order, except those that Python itself ignored."""
     if not log.has(_HEADER, _RAY_TASK):
         return ()
     return tuple(_read(log.lines))
@@ -201,7 +203,7 @@ def _read(lines: Sequence[LogLine]) -> Iterator[Traceback]:
 
 
 def _next(opened: _Open, line: LogLine) -> Traceback | None:
-    """Take a line; the traceback, where it is the last one."""
+    """Take in a line; return the traceback if it is the last one."""
     frame = _frame_in(line.text, is_boxed=opened.is_boxed)
     if frame is not None:
         opened.frames.append(frame)
@@ -230,7 +232,7 @@ def _frame_in(text: str, *, is_boxed: bool) -> Frame | None:
 
 
 def _bare(text: str, opened: _Open) -> str:
-    """The line without what the header has before it, too."""
+    """Return the line without the prefix that the header has, too."""
     prefix = opened.start.text[: opened.prefix]
     if prefix and not opened.is_boxed and _shape(text[: len(prefix)]) == _shape(prefix):
         return text[len(prefix) :]
@@ -238,7 +240,7 @@ def _bare(text: str, opened: _Open) -> str:
         end = text.find(_BRACKETS[text[0]])
         if end < 0:
             break
-        # One space belongs to the prefix, further ones to the line.
+        # One space belongs to the prefix, further ones belong to the line.
         text = text[end + 1 :].removeprefix(":").removeprefix(" ")
     return text
 

@@ -1,11 +1,11 @@
-"""What a rule may look at: one run, read-only, whichever framework wrote it.
+"""The input of a rule: one run, read-only, whichever framework wrote it.
 
 metrics    canonical name -> Series, strictly growing steps
 settings   our key -> value, whatever the framework calls it; `raw` has its own names
-events     ours (events.jsonl), or what a reader recognised in a log
+events     ours (events.jsonl), or those that a reader recognised in a log
 log        console text that is not metrics, with the step at each line
 samples    completions that were kept or printed
-facts      what probes found out: preflight's and the run's invariants
+facts      results of probes: preflight's and the run's invariants
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from homeostat.types import FloatArray64, IntArray
 
 
 class Kind(StrEnum):
-    """What the run does."""
+    """The kind of training."""
 
     SFT = "sft"
     RL = "rl"
@@ -52,7 +52,7 @@ class Series:
         return float(self.values[-1])
 
     def tail(self, count: int) -> Series:
-        """The newest values."""
+        """Return the newest values."""
         return Series(self.steps[-count:], self.values[-count:])
 
     def head(self, count: int) -> Series:
@@ -63,7 +63,7 @@ class Series:
         return Series(self.steps[start:], self.values[start:])
 
     def before(self, step: int) -> Series:
-        """What was logged at steps below `step`."""
+        """Return what was logged at steps below `step`."""
         end = int(np.searchsorted(self.steps, step))
         return Series(self.steps[:end], self.values[:end])
 
@@ -72,7 +72,7 @@ class Series:
         return Series(self.steps[keep], self.values[keep])
 
     def on(self, other: Series) -> tuple[Series, Series]:
-        """Both at the steps that they share."""
+        """Return both series at the steps that they share."""
         if np.array_equal(self.steps, other.steps):
             return self, other
         _, mine, theirs = np.intersect1d(
@@ -86,7 +86,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened: an event of our catalogue, or its like in another's log."""
+    """An event of our catalogue, or its equivalent in another framework's log."""
 
     kind: str
     step: int | None
@@ -95,7 +95,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """A completion to be read. `stop_reason` is a StopReason of ours, or "" where not known."""
+    """A completion as text. `stop_reason` is a StopReason of ours, or "" if not known."""
 
     step: int | None
     text: str
@@ -119,11 +119,11 @@ class RunView:
     samples: tuple[SampleText, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     total_steps: int | None = None
-    # Values were printed with few decimals: 0.000 may be any small number.
+    # Values were printed with few decimals, so 0.000 may be any small number.
     decimals: Mapping[str, int] = field(default_factory=dict)
 
     def series(self, *names: str) -> Series | None:
-        """The first of the names that was logged at all."""
+        """Return the first of the named series that was logged at all."""
         for name in names:
             found = self.metrics.get(name)
             if found is not None and len(found):
@@ -135,14 +135,14 @@ class RunView:
         return found.latest if found is not None else None
 
     def matching(self, prefix: str, suffix: str = "") -> dict[str, Series]:
-        """Metrics by their hole: "rewards/", "/mean" -> reward name -> series."""
+        """Return metrics by their placeholder: "rewards/", "/mean" -> reward name -> series."""
         return {
             name[len(prefix) : len(name) - len(suffix)]: series
             for name, series in self.metrics.items()
             if name.startswith(prefix)
             and name.endswith(suffix)
             and len(series)
-            # A user's function may log any name, "easy/failed" say: that is no metric of ours.
+            # A user's function may log any name, such as "easy/failed", which is no metric of ours.
             and not (prefix == "rewards/" and "/logged/" in name)
         }
 
@@ -150,26 +150,26 @@ class RunView:
         return [event for event in self.events if event.kind in kinds]
 
     def setting(self, *keys: str, default: Any = None) -> Any:
-        """The first of the keys that has a value, under our names."""
+        """Return the first of the keys that has a value, under our names."""
         for key in keys:
             if self.settings.get(key) is not None:
                 return self.settings[key]
         return default
 
     def number(self, *keys: str) -> float | None:
-        """A setting that is a number."""
+        """Return a setting that is a number."""
         found = self.setting(*keys)
         if isinstance(found, bool) or not isinstance(found, int | float | str):
             return None
         try:
             return float(found)
         except (ValueError, OverflowError):
-            # A text that is no number, or a number with more digits than any setting has.
+            # The text is not a number, or has more digits than any setting.
             return None
 
     @cached_property
     def tracebacks(self) -> tuple[Traceback, ...]:
-        """The exceptions that the log shows, in order."""
+        """Return the exceptions that the log shows, in order."""
         return tracebacks(self.log)
 
     @property

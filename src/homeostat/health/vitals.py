@@ -1,11 +1,12 @@
-"""Vital signs: how a run ended, which of its vital metrics are not finite, zero, frozen or missing,
-whether it does what it is for, and how much of the log was understood at all.
+"""The vital signs of a run, which are read before anything else is judged.
 
-They are read off any run, of whichever framework, before anything else is judged: "no illness" is
-only said where they are good. The rules of rules/vital report them as findings.
+They are how it ended, which of its vital metrics are not finite, zero, frozen or missing, whether
+it makes progress, and how much of the log was understood. They are read from any run of any
+framework: "no illness" is only reported if they are good. The rules of rules/vital report them as
+findings.
 
     ending       finished, exception, killed, stopped, open (the log ends before the last step and
-                 does not say how), unknown
+                 does not say why: it is running, or was killed), unknown
     vital        the loss; the gradient norm; in RL the reward; in preference training the margin
     frozen       exactly the same number, record after record: no optimizer does that
 """
@@ -22,19 +23,25 @@ from homeostat.health.log import LogLine
 from homeostat.health.names import FOREIGN, unprefixed
 from homeostat.health.tracebacks import Traceback
 from homeostat.health.view import Kind, RunView, Series
+from homeostat.health.words import rough_time
 from homeostat.observe.names import describe
 from homeostat.types import FloatArray64
 
-# Records that other ranks or a second try may still print after the exception that ended it all.
+# Number of records that other ranks or a retry may still print after the fatal exception.
 MAX_STEPS_AFTER = 2
-# Lines from the end in which the last exception, or a kill, is what ended the run; lines before the
-# last exception in which others belong to the same end.
+# Number of lines from the end in which the last exception, or a kill, counts as what ended the
+# run; number of lines before the last exception in which others belong to the same end.
 LAST_LINES = 50
 MAX_CLUSTER = 400
-# Records that must be exactly alike before a metric counts as frozen or zero.
+# Number of records that must be exactly equal before a metric counts as frozen or zero.
 MIN_FROZEN = 10
 MIN_ZERO = 3
-# Known metrics that tell nothing of a run's health.
+# Seconds without a line after which a run without an end counts as dead: longer than any step,
+# evaluation or checkpoint that is not ill itself.
+MAX_QUIET_S = 3600.0
+# Frameworks whose setting for the number of steps counts those of one epoch.
+_STEPS_OF_EPOCH = ("torchtune",)
+# Known metrics that say nothing about a run's health.
 _TRIVIAL = ("epoch", "num_tokens", "step", "time", "time/", "memory/", "throughput/")
 _LOSSES = ("train/loss", "train/policy_loss")
 _KILLED = (
@@ -47,7 +54,7 @@ _FINISHED = ("training completed", "training finished", "training is complete", 
 
 
 class End(StrEnum):
-    """How a run ended, as far as it is known."""
+    """The end of a run, as far as it is known."""
 
     FINISHED = "finished"
     EXCEPTION = "exception"
@@ -59,14 +66,18 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """`line` says it, where a line of the log does; `traceback` where it was an exception.
-    `is_early`: it ended by itself, well before the planned number of steps."""
+    """The end of a run with its evidence: `line` of the log, or `traceback` of an exception.
+
+    `is_early` means that it ended by itself, well before the planned number of steps; `is_stale`
+    that nothing was written to the log for so long that the run cannot be going on.
+    """
 
     how: End
     words: str
     line: LogLine | None = None
     traceback: Traceback | None = None
     is_early: bool = False
+    is_stale: bool = False
 
     @property
     def is_death(self) -> bool:
@@ -75,7 +86,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What is read first. Names are those of the metrics as rules read them."""
+    """All vital signs. Names are those of the metrics as rules read them."""
 
     ending: Ending
     not_finite: tuple[str, ...]
@@ -88,18 +99,18 @@ class Vitals:
 
     @property
     def are_good(self) -> bool:
-        """The run lives as far as is known, and what it lives by is sound."""
+        """Return whether the run is alive as far as is known, and its vital metrics are sound."""
         return not (self.ending.is_death or self.not_finite or self.zero or self.frozen)
 
     @property
     def is_little_known(self) -> bool:
-        """So little was understood that the absence of findings says nothing."""
+        """Return whether so little was understood that the absence of findings means nothing."""
         num, others = len(self.understood), len(self.not_understood)
         return num < 2 or (others > 0 and num < 3) or others > 3 * num
 
 
 def vital_signs(view: RunView) -> Vitals:
-    """All of a run's vital signs. Pure, and cheap enough to be asked anew."""
+    """Return all vital signs of a run. Pure, and cheap enough to call again."""
     known = [name for name in view.metrics if _is_known(name)]
     return Vitals(
         ending=ending_of(view),
@@ -119,7 +130,7 @@ def vital_signs(view: RunView) -> Vitals:
 
 
 def vital_names(kind: Kind) -> tuple[str, ...]:
-    """What a run of this kind lives by, most telling first."""
+    """Return the vital metrics of a run of this kind, most informative first."""
     return {
         Kind.RL: ("reward", "train/loss", "grad_norm"),
         Kind.PREFERENCE: ("train/loss", "preference/margin", "grad_norm"),
@@ -135,14 +146,14 @@ def _is_known(name: str) -> bool:
 
 
 def _is_told_twice(name: str, view: RunView) -> bool:
-    """Whether a tracker logged it once more, with a prefix: train/grad_norm beside grad_norm."""
+    """Return whether a tracker logged it again with a prefix: train/grad_norm and grad_norm."""
     plain = unprefixed(name.removeprefix("raw/"))
     others = {plain, f"train/{plain}"} - {name}
     return plain != name and any(other in view.metrics for other in others)
 
 
 def ending_of(view: RunView) -> Ending:
-    """How the run ended: by its own events, by an exception, a kill, or its last step."""
+    """Return how the run ended: by its own events, by an exception, a kill, or its last step."""
     own = view.events_of("run_started", "run_resumed", "run_stopped", "run_finished", "run_failed")
     last = own[-1] if own else None
     if last is not None and last.kind == "run_finished":
@@ -158,6 +169,10 @@ def ending_of(view: RunView) -> Ending:
     killed = _kill_line(view)
     if killed is not None:
         return Ending(End.KILLED, f"it was killed (line {killed.number})", killed)
+    if last is not None:
+        # A run of ours records its end, whatever that is.
+        reach = _reach(view)
+        return _without_end(view, reach.words if reach is not None else "its start")
     return _by_steps(view)
 
 
@@ -169,30 +184,76 @@ def _by_exception(found: Traceback) -> Ending:
 
 
 def _by_steps(view: RunView) -> Ending:
-    step, total = view.last_step, view.total_steps
+    reach = _reach(view)
     says = view.log.last(*_FINISHED) if view.log else None
-    is_short = bool(total) and step is not None and step + _interval(view) <= (total or 0)
     if "summary" in view.facts or says is not None:
         # The last records of a run are not always printed; a tenth of it is more than those.
-        if is_short and (step or 0) < 0.9 * (total or 0):
+        if reach is not None and reach.is_short and reach.share < 0.9:
             return Ending(End.FINISHED, "it ended by itself, before its time", says, is_early=True)
         return Ending(End.FINISHED, "it finished", says)
-    if step is None or not total:
+    if reach is None:
         return Ending(End.UNKNOWN, "the log does not say how it ended")
-    if not is_short:
-        return Ending(End.FINISHED, f"it reached its last step, {total:,}")
-    words = f"the log ends at step {step:,} of {total:,} and does not say how the run went on"
-    return Ending(End.OPEN, words)
+    if not reach.is_short:
+        return Ending(End.FINISHED, f"it reached its end, {reach.words}")
+    return _without_end(view, reach.words)
+
+
+def _without_end(view: RunView, where: str) -> Ending:
+    """The log ends before the run does, and no line says why."""
+    words = f"it did not reach its end: the log ends at {where} and does not say why"
+    quiet_s = view.facts.get("quiet_s")
+    if quiet_s is None:
+        return Ending(End.OPEN, f"{words}; the run may still be going on")
+    ago = rough_time(quiet_s)
+    if quiet_s < MAX_QUIET_S:
+        words += f"; the newest line came {ago} ago, so the run may still be going on"
+        return Ending(End.OPEN, words)
+    words += f", and nothing was written for {ago}: it was killed without a word, or hangs"
+    return Ending(End.OPEN, words, is_stale=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """The part of its plan that a run has done. `is_short`: an interval of records is missing."""
+
+    words: str
+    share: float
+    is_short: bool
+
+
+def _reach(view: RunView) -> _Reach | None:
+    """By steps, or by epochs where their number alone is known; None where no plan is known."""
+    step, total = view.last_step, view.total_steps or _planned_steps(view)
+    if step is not None and total:
+        words = f"step {step:,} of {total:,}"
+        return _Reach(words, step / total, step + _interval(view) <= total)
+    epoch, epochs = view.series("epoch"), view.number("trainer.epochs")
+    if epoch is None or len(epoch) < 3 or not epochs or not 0 < epochs < 1e6:
+        return None
+    # Some frameworks count whole epochs, from 0 or from 1: these do not say how far it is.
+    if not np.isfinite(epoch.values).all() or not (epoch.values % 1.0).any():
+        return None
+    gap = float(np.median(np.diff(epoch.values)))
+    words = f"epoch {epoch.latest:.3g} of {epochs:.3g}"
+    return _Reach(words, epoch.latest / epochs, epoch.latest + 1.5 * gap <= epochs)
+
+
+def _planned_steps(view: RunView) -> int | None:
+    """The number of steps that the settings ask for; -1 and the like mean that epochs count."""
+    planned = view.number("trainer.max_steps")
+    if planned is None or not 0 < planned < 1e12 or view.framework.name in _STEPS_OF_EPOCH:
+        return None
+    return int(planned)
 
 
 def _interval(view: RunView) -> int:
-    """Steps between the records of what is logged most often."""
+    """Return the number of steps between records of what is logged most often."""
     gaps = [int(np.median(np.diff(s.steps))) for s in view.metrics.values() if len(s) > 2]
     return max(1, min(gaps, default=1))
 
 
 def fatal_traceback(view: RunView) -> Traceback | None:
-    """The exception that ended the run: the first of the last ones, after which no step came."""
+    """Return the exception that ended the run: the first of the last ones without a later step."""
     if not view.tracebacks or _goes_on(view):
         return None
     last = view.tracebacks[-1].end.number
@@ -210,13 +271,13 @@ def fatal_traceback(view: RunView) -> Traceback | None:
 
 
 def _goes_on(view: RunView) -> bool:
-    """Something after the last traceback says that training finished."""
+    """Return whether something after the last traceback says that training finished."""
     says = view.log.last(*_FINISHED)
     return says is not None and says.number > view.tracebacks[-1].end.number
 
 
 def num_steps_after(view: RunView, line: LogLine) -> int:
-    """Records that were logged after the step at which a line stands."""
+    """Return the number of records that were logged after the step of a line."""
     before = line.step if line.step is not None else -1
     return max((int((series.steps > before).sum()) for series in view.metrics.values()), default=0)
 
@@ -231,10 +292,12 @@ def _kill_line(view: RunView) -> LogLine | None:
 
 
 def not_finite(view: RunView) -> Iterable[str]:
-    """Vital metrics that are NaN or infinite now: in the newest record and in two of four.
+    """Return vital metrics that are NaN or infinite now: in the newest record and in two of four.
 
-    A reward function that does not apply to a batch is logged as NaN by some trainers; only an
-    infinite one is counted. So is a deviation, which one sample does not have."""
+    A reward function that does not apply to a batch is logged as NaN by some trainers, so only an
+    infinite reward counts. The same is true of a standard deviation, which a single sample does not
+    have.
+    """
     for name in (*_LOSSES, "grad_norm", "reward", "kl", "entropy", "eval/loss"):
         series = view.series(name)
         if series is not None and _is_bad_now(~np.isfinite(series.values)):
@@ -249,9 +312,10 @@ def _is_bad_now(bad: np.ndarray) -> bool:
 
 
 def zero(view: RunView) -> Iterable[str]:
-    """Vital metrics that are exactly 0 from the first record on.
+    """Return vital metrics that are exactly 0 from the first record on.
 
-    The loss of GRPO prints as 0 by construction, so in RL only the gradient is looked at."""
+    The loss of GRPO prints as 0 by construction, so in RL only the gradient is checked.
+    """
     names = ["grad_norm"]
     if view.kind is not Kind.RL:
         names += [*_LOSSES, "train/token_accuracy"]
@@ -265,8 +329,10 @@ def zero(view: RunView) -> Iterable[str]:
 
 
 def zero_since(view: RunView) -> int | None:
-    """The step from which on the loss of fine-tuning is exactly 0 after ordinary values: trainers
-    print a loss that is not finite so. None where it is not."""
+    """Return the step from which the loss of fine-tuning is exactly 0 after ordinary values.
+
+    Some trainers print a loss that is not finite as 0. None if there is no such step.
+    """
     loss = view.series("train/loss")
     if view.kind is Kind.RL or loss is None or view.decimals.get("train/loss", 9) < 4:
         return None
@@ -282,15 +348,17 @@ def _is_rate_zero(view: RunView, step: int) -> bool:
 
 
 def frozen(view: RunView) -> Iterable[str]:
-    """Losses that are the same number, not 0, in the newest records, although the rate is not 0.
+    """Return losses that are the same non-zero number in the newest records although the rate is
+    not 0.
 
-    Gradient norms are left out: some trainers print them after clipping."""
+    Gradient norms are left out: some trainers print them after clipping.
+    """
     for name, least in (("train/loss", MIN_FROZEN), ("eval/loss", 4)):
         series = view.series(name)
         if series is None or len(series) < least or view.decimals.get(name, 9) < 3:
             continue
         newest = series.values[-least:]
-        # A round number may come by chance where few digits are printed: it must stay longer.
+        # If few digits are printed, a value may repeat by chance, so it must stay longer.
         newest = newest if _digits(newest) >= 4 else series.values[-2 * least :]
         if len(newest) < least or newest[-1] == 0.0 or not np.isfinite(newest).all():
             continue
@@ -301,12 +369,12 @@ def frozen(view: RunView) -> Iterable[str]:
 
 
 def _digits(values: FloatArray64) -> int:
-    """Significant digits of the newest value as it was printed."""
+    """Return the significant digits of the newest value as it was printed."""
     return len(f"{values[-1]:.9g}".replace(".", "").replace("-", "").strip("0"))
 
 
 def _course(view: RunView) -> str:
-    """Whether it does what it is for: how the first of its vital metrics moved."""
+    """Describe whether the run makes progress: how the first of its vital metrics moved."""
     for name in vital_names(view.kind):
         series = _series(view, name)
         finite = series.finite() if series is not None else None

@@ -1,4 +1,4 @@
-"""The words of a diagnosis: every name that a finding or a cause may have, and what it means.
+"""The vocabulary of a diagnosis: every name that a finding or a cause may have, and its meaning.
 
 A name is an illness or its cause, never the cure. Names that begin with `benign-` are look-alikes
 that need no cure: a finding of that name has level info.

@@ -1,8 +1,8 @@
 """Windows and hysteresis, the same for every rule.
 
-A condition over a series' steps becomes spells: it begins where the condition held `fire` times in
-the last `window` records, and ends where it did not hold for `clear` records in a row. One odd
-value starts nothing, one good value ends nothing.
+A condition over a series' steps becomes episodes (`Spell`): one begins where the condition held
+`fire` times in the last `window` records, and ends where it did not hold for `clear` records in a
+row. One odd value starts nothing, and one good value ends nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from homeostat.types import BoolArray, FloatArray64
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """Positions of a series: where it first held, where it was sure, where it last held."""
+    """An episode as positions of a series: where it first held, was certain, and last held."""
 
     start: int
     sure: int
@@ -31,7 +31,7 @@ class Spell:
 def spells(
     held: BoolArray, *, fire: int = 1, window: int | None = None, clear: int = 1
 ) -> list[Spell]:
-    """Where a condition held, told apart from chance. `window` defaults to `fire`."""
+    """Return the episodes in which a condition held, beyond chance. `window` defaults to `fire`."""
     window = window or fire
     counts = np.convolve(held.astype(np.int64), np.ones(window, dtype=np.int64))[: len(held)]
     found: list[Spell] = []
@@ -55,21 +55,25 @@ def spells(
 def newest_spell(
     held: BoolArray, *, fire: int = 1, window: int | None = None, clear: int = 1
 ) -> Spell | None:
-    """The spell that is open at the end, else the last that was."""
+    """Return the episode that is open at the end, else the last one."""
     found = spells(held, fire=fire, window=window, clear=clear)
     return found[-1] if found else None
 
 
 def held_mean(values: FloatArray64, held: BoolArray, spell: Spell) -> float:
-    """Mean over the records of a spell at which its condition held: it lies on the side of the
-    limit that the rule fired for, also where single records of the spell do not."""
+    """Return the mean over the records of an episode at which its condition held.
+
+    It lies on the side of the limit for which the rule fired, even if single records do not.
+    """
     part = slice(spell.start, spell.end + 1)
     return float(np.mean(values[part][held[part]]))
 
 
 def rolling_mean(series: Series, window: int) -> FloatArray64:
-    """At each record, the mean of it and those before it, at most `window` of them. A value that
-    is not finite makes every window it lies in not finite."""
+    """Return, at each record, the mean of it and those before it, at most `window` of them.
+
+    A value that is not finite makes every window that contains it not finite.
+    """
     values = series.values
     sums = np.cumsum(np.concatenate([[0.0], np.where(np.isfinite(values), values, 0.0)]))
     bad = np.cumsum(np.concatenate([[0], ~np.isfinite(values)]))
@@ -80,7 +84,7 @@ def rolling_mean(series: Series, window: int) -> FloatArray64:
 
 
 def slope(series: Series) -> float:
-    """Change per step, by least squares over finite values; 0 with fewer than two."""
+    """Return the change per step, by least squares over finite values; 0 with fewer than two."""
     finite = series.finite()
     if len(finite) < 2:
         return 0.0
@@ -90,8 +94,10 @@ def slope(series: Series) -> float:
 
 
 def jumped(values: FloatArray64, start: int, *, factor: float, min_before: int = 4) -> bool:
-    """From `start` on the values are so many times what they were before, and further away than
-    those ever strayed from one another."""
+    """Return whether values from `start` on are this many times what they were before.
+
+    They must also be further away than the earlier values ever were from one another.
+    """
     before, since = values[:start], values[start:]
     if len(before) < min_before or not len(since):
         return False
@@ -101,6 +107,6 @@ def jumped(values: FloatArray64, start: int, *, factor: float, min_before: int =
 
 
 def robust_scale(values: FloatArray64) -> tuple[float, float]:
-    """Median, and the deviation that the median distance from it implies for a normal sample."""
+    """Return the median, and the standard deviation implied by the median distance from it."""
     median = float(np.median(values))
     return median, 1.4826 * float(np.median(np.abs(values - median)))

@@ -1,17 +1,27 @@
-"""Sentences about a run: texts that have to be short are cut between words."""
+"""Shorten sentences about a run between words."""
 
 from __future__ import annotations
 
 _MARK = " ..."
+_UNITS = (("day", 86_400.0), ("hour", 3_600.0), ("minute", 60.0))
+
+
+def rough_time(seconds: float) -> str:
+    """A span of time in a sentence, in the largest unit of which it has two: '40 seconds'."""
+    for unit, length in _UNITS:
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)} {unit}s"
+    return f"{seconds:.0f} seconds"
 
 
 def shortened(text: str, most: int) -> str:
-    """At most so many characters, cut between words, with an ellipsis where something is missing.
+    """Return at most this many characters, cut between words, with an ellipsis if cut.
 
-    A single word that is longer than that is cut within."""
+    A single word that is longer than that is cut within.
+    """
     if len(text) <= most:
         return text
     room = most - len(_MARK)
     cut = text[: room + 1].rpartition(" ")[0].rstrip()
-    # A path or a number without a blank in reach is cut where it must be.
+    # A path or a number without a blank nearby is cut within.
     return (cut if len(cut) > room // 2 else text[:room].rstrip()) + _MARK

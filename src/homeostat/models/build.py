@@ -1,8 +1,8 @@
-"""From settings to a model that is ready to train: the one way in.
+"""Build a model that is ready to train from the settings: the only entry point.
 
     model.path -> config -> module (built without memory, or with) -> weights -> adapter
 
-Both implementations answer `hidden(tokens_N, positions_N, layout, dropout_keys_N=)` and
+Both implementations provide `hidden(tokens_N, positions_N, layout, dropout_keys_N=)` and
 `output_weight()`, and have `causal_lm`, the module whose parameter names are the HF names.
 """
 
@@ -25,6 +25,7 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
 from homeostat.models.memory import require_memory
+from homeostat.models.origin import ConfigOrigin
 from homeostat.models.side_by_side import lay_side_by_side
 from homeostat.models.transformers_model import (
     TransformersModel,
@@ -36,8 +37,10 @@ from homeostat.ops.attention import resolve_kernel
 
 @dataclass(frozen=True, slots=True)
 class ModelSheet:
-    """What is known of a model without having it. `packs`: one forward may hold several rows at
-    full speed."""
+    """Facts about a model that are known without building it.
+
+    `packs` means that one forward pass can hold several rows at full speed.
+    """
 
     source_config: Mapping[str, Any]
     generation_config: Mapping[str, Any] | None
@@ -48,11 +51,14 @@ class ModelSheet:
     facts: Mapping[str, str | int | float | bool]
 
 
+Model = Decoder | TransformersModel
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model on its device."""
 
-    module: Decoder | TransformersModel
+    module: Model
     sheet: ModelSheet
 
 
@@ -65,7 +71,7 @@ def load_model(
     seed: int,
     gradient_checkpointing: Checkpointing,
 ) -> LoadedModel:
-    """Builds what `model` and `lora` describe, and refuses what cannot be trained."""
+    """Build the model that `model` and `lora` describe. Refuse one that cannot be trained."""
     started = time.perf_counter()
     source = open_source(model)
     config, generation_config = read_configs(source)
@@ -93,6 +99,7 @@ def model_sheet(
     generation_config: Mapping[str, Any] | None,
     facts: Mapping[str, str | int | float | bool],
 ) -> ModelSheet:
+    """Collect the facts about a built model."""
     return ModelSheet(
         source_config=config,
         generation_config=generation_config,
@@ -105,11 +112,12 @@ def model_sheet(
 
 
 def num_params(module: nn.Module) -> int:
+    """Return the number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def open_source(model: ModelConfig) -> GgufFile | Path:
-    """The file or folder that model.path names."""
+    """Open the file or folder that model.path names."""
     path = Path(model.path)
     if not path.exists():
         raise ModelError(f"model.path: {path} does not exist.")
@@ -117,7 +125,7 @@ def open_source(model: ModelConfig) -> GgufFile | Path:
 
 
 def read_configs(source: GgufFile | Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """config.json, and generation_config.json where there is one."""
+    """Return config.json, and generation_config.json if there is one."""
     if isinstance(source, GgufFile):
         return source.config(), None
     if not source.is_dir():
@@ -125,6 +133,11 @@ def read_configs(source: GgufFile | Path) -> tuple[dict[str, Any], dict[str, Any
             f"model.path: {source} is neither the folder of an HF checkpoint nor a .gguf file."
         )
     return hf.read_config(source), hf.read_generation_config(source)
+
+
+def config_origin(source: GgufFile | Path) -> ConfigOrigin:
+    """The file that errors about the model's config name."""
+    return source.origin if isinstance(source, GgufFile) else hf.config_origin(source)
 
 
 def _native(
@@ -137,8 +150,9 @@ def _native(
     device: torch.device,
     seed: int,
 ) -> tuple[Decoder, str]:
-    shape = decoder_config(config)
-    require_memory(shape.num_params, dtype=dtype, device=device)
+    origin = config_origin(source)
+    shape = decoder_config(config, origin=origin)
+    require_memory(shape.num_params, dtype=dtype, device=device, what=origin.sizes)
     flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=device)
     module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
     if device.type == "cuda":
@@ -155,7 +169,7 @@ def decoder_flags(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Any]:
-    """How a decoder of this shape is to compute."""
+    """Return how a decoder of this shape is to compute."""
     kernel = resolve_kernel(
         model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
     )
@@ -178,7 +192,7 @@ def give_weights(
     seed: int,
     part: weights.Part = weights.all_of_it,
 ) -> None:
-    """The weights that model.path holds, or random ones, for all but an adapter."""
+    """Load the weights of model.path, or draw random ones, for everything except an adapter."""
     if model.init == "random":
         weights.draw(module, std=module.config.initializer_range, seed=seed, part=part)
         return
@@ -197,12 +211,12 @@ def _empty_decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Decoder:
-    """The decoder before its weights: with `meta_init` nothing is allocated but the final copy."""
+    """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
     if meta_init:
         with torch.device("meta"):
             module = Decoder(shape, **flags)
         return module.to(dtype).to_empty(device=device)
-    # torch's own initialisation draws from the global generators, which belong to the run.
+    # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from), torch.device(device):
         return Decoder(shape, **flags).to(dtype)
@@ -217,10 +231,11 @@ def _transformers(
     device: torch.device,
     seed: int,
 ) -> tuple[TransformersModel, str]:
-    # config.combinations refuses what only the native decoder can do.
+    # config.combinations has already refused settings that only the native decoder supports.
     assert isinstance(source, Path), source
     assert model.meta_init, model
-    require_memory(num_params(meta_transformers(source)), dtype=dtype, device=device)
+    sizes = config_origin(source).sizes
+    require_memory(num_params(meta_transformers(source)), dtype=dtype, device=device, what=sizes)
     causal_lm = load_transformers(
         source, attention=model.attention, dtype=dtype, init=model.init, seed=seed
     )

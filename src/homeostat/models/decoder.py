@@ -1,15 +1,15 @@
-"""The native decoder: Llama, Mistral, Qwen2 and Qwen3 in one packed forward.
+"""The native decoder: Llama, Mistral, Qwen2 and Qwen3 in one packed forward pass.
 
     tokens_N -> embed -> layers (attention, MLP) -> norm -> hidden_ND
 
-One forward serves training, prefill and decoding; what the tokens of it see of each other, and of
-tokens computed before, is up to the attention context.
+One forward pass serves training, prefill and decoding; the attention context decides which tokens,
+of this pass and of earlier ones, a token attends to.
 
-Invariants: documents lie end to end and never see each other; logits are not computed here (the
-log-prob function takes `hidden` and `output_weight`); parameter names are the Hugging Face names,
-so that `state_dict` is canonical. In `invariant` numerics a token's hidden state has the same bits
-whatever it is computed with: linear maps, gating and attention are in fixed tiles, and all else
-(embedding, norms, rotations, sums) works on each row by itself.
+Invariants: documents are concatenated and never attend to each other; logits are not computed here
+(the log-prob function takes `hidden` and `output_weight`); parameter names are the Hugging Face
+names, so `state_dict` is canonical. In `invariant` numerics a token's hidden state has the same
+bits whatever it is computed with: linear maps, gating and attention use fixed tiles, and everything
+else (embedding, norms, rotations, sums) works on each row separately.
 
 Suffixes: `_N` packed tokens, `_D` model dim, `_H` heads, `_d` head dim, `_F` rotary frequencies.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from homeostat.config.trainer import Checkpointing
 from homeostat.models.families import DecoderConfig
+from homeostat.models.hidden_states import HiddenStates
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.dropout import DropoutKeys
@@ -38,17 +40,20 @@ from homeostat.ops.tiled_attention import TiledAttention
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What all layers of one forward share."""
+    """Values that all layers of one forward pass share."""
 
     attention: AttentionContext
     cos_N1d: Tensor
     sin_N1F: Tensor
-    # Norms and gates are made again in the backward pass.
+    # Norms and gates are recomputed in the backward pass.
     is_selective: bool
 
 
 class Embedding(nn.Embedding):
-    """Without data nothing is drawn: torch would import its compiler for that, for seconds."""
+    """nn.Embedding that does not initialise itself on the meta device.
+
+    torch would import its compiler for that, which takes seconds.
+    """
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
@@ -56,20 +61,22 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.Module):
+    """RMS normalisation, optionally fused with a residual sum."""
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
     def forward(self, x: Tensor, update: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of x. With an update to x: (their sum, its norm), which is one pass."""
+        """Return the norm of x. With an update to x, return (their sum, its norm) in one pass."""
         if update is None:
             return rms_norm(x, self.weight, eps=self.eps)
         return add_rms_norm(x, update, self.weight, eps=self.eps)
 
 
 class Attention(nn.Module):
-    """Grouped-query causal attention; q_norm and k_norm exist where the family has them."""
+    """Grouped-query causal attention; q_norm and k_norm exist if the family has them."""
 
     def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
         super().__init__()
@@ -92,6 +99,7 @@ class Attention(nn.Module):
         k_NHd = self.k_proj(x_ND).unflatten(1, heads)
         v_NHd = self.v_proj(x_ND).unflatten(1, heads)
         if self.q_norm is not None and self.k_norm is not None:
+            # Per head and before the rotation, as in Qwen3.
             q_NHd, k_NHd = self.q_norm(q_NHd), self.k_norm(k_NHd)
         q_NHd, k_NHd = apply_rope_to_both(q_NHd, k_NHd, context.cos_N1d, context.sin_N1F)
         out_NHd = context.attention.attend(
@@ -101,6 +109,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """The gated feed-forward block."""
+
     def __init__(self, config: DecoderConfig, *, numerics: Numerics) -> None:
         super().__init__()
         self.numerics: Numerics = numerics
@@ -113,12 +123,15 @@ class MLP(nn.Module):
     def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
         gate_NF, up_NF = self.gate_proj(x_ND), self.up_proj(x_ND)
         gated = partial(gated_silu, gate_NF, up_NF, numerics=self.numerics)
+        # One of the widest activations of a layer, and cheap to recompute from gate and up.
         gated_NF = gated()
         with forgotten(gated_NF, gated, enabled=context.is_selective):
             return self.down_proj(gated_NF)
 
 
 class Layer(nn.Module):
+    """One decoder layer: attention and MLP with their norms."""
+
     def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
         super().__init__()
         self.self_attn = Attention(config, layer=layer, numerics=numerics)
@@ -129,14 +142,16 @@ class Layer(nn.Module):
     def forward(
         self, x_ND: Tensor, update_ND: Tensor | None, context: _Context
     ) -> tuple[Tensor, Tensor]:
-        """x and what is still to be added to it: by the layer before, and by this one."""
+        """Return x and the update still to be added to it; takes the same from the layer before."""
         if update_ND is None:
             normed_ND = self.input_layernorm(x_ND)
         else:
             x_ND, normed_ND = self.input_layernorm(x_ND, update_ND)
+        # x_ND is kept anyway for the residual stream, so the norm is cheap to recompute.
         again = partial(self.input_layernorm, x_ND)
         with forgotten(normed_ND, again, enabled=context.is_selective):
             update_ND = self.self_attn(normed_ND, context)
+        # The sum is delayed until the next norm, so that one kernel can do both.
         x_ND, normed_ND = self.post_attention_layernorm(x_ND, update_ND)
         again = partial(self.post_attention_layernorm, x_ND)
         with forgotten(normed_ND, again, enabled=context.is_selective):
@@ -144,7 +159,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Everything but the output head: the part that HF checkpoints name `model`."""
+    """Everything except the output head: the part that HF checkpoints name `model`."""
 
     def __init__(self, config: DecoderConfig, *, numerics: Numerics) -> None:
         super().__init__()
@@ -156,7 +171,7 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal LM. With tied embeddings it has no `lm_head`: the one matrix has one name."""
+    """A causal LM. With tied embeddings it has no `lm_head`, so the matrix has one name."""
 
     packs = True
 
@@ -178,16 +193,21 @@ class Decoder(nn.Module):
         if not config.tie_embeddings:
             sizes = config.hidden_size, config.vocab_size
             self.lm_head = Linear(*sizes, bias=False, numerics=numerics)
-        # Not a buffer: it must survive being built on the meta device, and casts to bf16.
+        # Not a buffer: it must survive construction on the meta device, and casts to bf16.
         self.inv_freq_F = inverse_frequencies(config.rope, head_dim=config.head_dim)
 
     @property
     def causal_lm(self) -> nn.Module:
-        """The module whose parameter names are the Hugging Face names."""
+        """Return the module whose parameter names are the Hugging Face names."""
         return self
 
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers in order, typed: nn.ModuleList does not know what it holds."""
+        return cast(list[Layer], list(self.model.layers))
+
     def output_weight(self) -> Tensor:
-        """[V, D]: logits would be hidden @ output_weight.T."""
+        """Return [V, D]: logits would be hidden @ output_weight.T."""
         head = self.model.embed_tokens if self.config.tie_embeddings else self.lm_head
         return head.weight
 
@@ -199,13 +219,16 @@ class Decoder(nn.Module):
         *,
         dropout_keys_N: Tensor | None = None,
         sharing: SharedPrompts | None = None,
+        states: HiddenStates | None = None,
     ) -> Tensor:
-        """[N, D] after the final norm. Without dropout keys nothing is dropped.
+        """Return [N, D] after the final norm. Without dropout keys there is no dropout.
 
-        `sharing`: compute prompts that are the same once. What is dropped is not the same.
+        `sharing` computes equal prompts once. It excludes dropout, whose mask differs between
+        copies. `states` collects the hidden states of layers.
         """
         if sharing is not None:
             assert dropout_keys_N is None, "dropout tells the copies of a prompt apart"
+            assert states is None, "hidden states are those of every token"
             return self._hidden_shared(tokens_N, positions_N, layout, sharing)
         order_N = None
         if self.kernel == "sdpa" and len(layout.lengths) > 1:
@@ -213,8 +236,14 @@ class Decoder(nn.Module):
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
         with self.dropout_keys.use(dropout_keys_N):
-            hidden_ND = self.hidden_in(tokens_N, positions_N, self._packed_attention(layout))
-        return hidden_ND if order_N is None else hidden_ND[order_N.argsort()]
+            attention = self._packed_attention(layout)
+            hidden_ND = self.hidden_in(tokens_N, positions_N, attention, states=states)
+        if order_N is None:
+            return hidden_ND
+        back_N = order_N.argsort()
+        if states is not None:
+            states.reorder(back_N)
+        return hidden_ND[back_N]
 
     def _hidden_shared(
         self,
@@ -233,16 +262,23 @@ class Decoder(nn.Module):
         return sharing.spread(hidden_UD)
 
     def hidden_in(
-        self, tokens_N: Tensor, positions_N: Tensor, attention: AttentionContext
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        attention: AttentionContext,
+        *,
+        states: HiddenStates | None = None,
     ) -> Tensor:
-        """[N, D] after the final norm, in the context of tokens computed before."""
+        """Return [N, D] after the final norm, in the context of tokens computed before."""
         self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)
         tables = rope_tables(positions_N, self.inv_freq_F, self.config.rope)
         context = _Context(attention, *tables, self.gradient_checkpointing == "selective")
         x_ND, update_ND = self.model.embed_tokens(tokens_N), None
-        for layer in self.model.layers:
+        for number, layer in enumerate(self.model.layers):
+            if states is not None:
+                states.add(number, _sum(x_ND, update_ND))
             if self.gradient_checkpointing is True and torch.is_grad_enabled():
-                # Summed here, so that one tensor is kept for the layer and not two.
+                # Sum here, so that one tensor is kept for the layer and not two.
                 x_ND, update_ND = checkpoint(
                     layer,
                     _sum(x_ND, update_ND),
@@ -254,7 +290,10 @@ class Decoder(nn.Module):
                 )
             else:
                 x_ND, update_ND = layer(x_ND, update_ND, context)
-        return self.model.norm(_sum(x_ND, update_ND))
+        hidden_ND = self.model.norm(_sum(x_ND, update_ND))
+        if states is not None:
+            states.add(len(self.model.layers), hidden_ND)
+        return hidden_ND
 
     def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
         if self.numerics == "invariant":

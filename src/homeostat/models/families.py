@@ -1,9 +1,9 @@
-"""What the native decoder needs to know, read from a checkpoint's config.json.
+"""Read the native decoder's settings from a checkpoint's config.json.
 
     config.json (dict) -> family function by `model_type` -> DecoderConfig
 
-Invariant: a config that the native decoder would run differently from transformers is refused,
-with the reason and the way out. Both spellings of the rotary settings are understood: `rope_theta`
+Invariant: a config that the native decoder would compute differently from transformers is refused,
+with the reason and the remedy. Both spellings of the rotary settings are understood: `rope_theta`
 with `rope_scaling`, and `rope_parameters`.
 """
 
@@ -14,26 +14,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homeostat.errors import ModelError
+from homeostat.models.origin import BadConfigError, ConfigOrigin, UnsupportedConfigError
 from homeostat.ops.rope import RopeConfig, yarn_attention_factor
 
 Json = Mapping[str, Any]
 
-WAY_OUT = "Set model.implementation=transformers."
+CONFIG_JSON = ConfigOrigin()
 
-# Beyond the largest models there are, by a good deal.
+# Well beyond the largest existing models.
 MAX_LAYERS = 2048
 MAX_SIZE = 2**24
 MAX_PARAMS = 10**14
 _SIZE_KEY = re.compile(r"layer|size$|head|dim$|embd|inner|expert|position|rank")
 
-# Rotary settings that older configs keep beside `rope_scaling`.
+# Rotary settings that older configs store next to `rope_scaling`.
 _ROPE_OUTSIDE = ("rope_theta", "partial_rotary_factor")
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shape of a native decoder; the flags say in what the families differ."""
+    """The shape of a native decoder; the flags are the differences between families."""
 
     vocab_size: int
     hidden_size: int
@@ -53,7 +53,7 @@ class DecoderConfig:
 
     @property
     def num_params(self) -> int:
-        """What the decoder will hold, from the sizes alone."""
+        """Return the number of parameters, computed from the sizes alone."""
         q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * self.hidden_size * (q_width + kv_width)
         biases = self.qkv_bias * (q_width + 2 * kv_width) + self.o_bias * self.hidden_size
@@ -67,7 +67,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Typed reads of a config.json, so that a wrong value is named and not a crash later."""
+    """Typed reads of a config.json, so that a wrong value is named and does not crash later."""
 
     values: Json
 
@@ -75,58 +75,71 @@ class _Fields:
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelError(
-                f"config.json: {name} is {value!r}, and must be a whole number above 0."
-            )
+            raise BadConfigError(f"{name} is {value!r}, and must be a whole number above 0.")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
-            raise ModelError(f"config.json: {name} is {value!r}, and must be a number above 0.")
+            raise BadConfigError(f"{name} is {value!r}, and must be a number above 0.")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise ModelError(f"config.json: {name} is {value!r}, and must be true or false.")
+            raise BadConfigError(f"{name} is {value!r}, and must be true or false.")
         return value
 
 
-def decoder_config(config: Json) -> DecoderConfig:
-    """The native decoder's config, or a ModelError that says why there is none."""
+def decoder_config(config: Json, *, origin: ConfigOrigin = CONFIG_JSON) -> DecoderConfig:
+    """Return the native decoder's config, or raise a ModelError that names `origin`."""
+    try:
+        return _decoder_config(config)
+    except BadConfigError as fault:
+        raise origin.error(fault) from None
+
+
+def require_usual_sizes(config: Json, *, origin: ConfigOrigin = CONFIG_JSON) -> None:
+    """Raise ModelError, which names `origin`, for sizes beyond any model."""
+    try:
+        _refuse_absurd_sizes(config)
+    except BadConfigError as fault:
+        raise origin.error(fault) from None
+
+
+def _decoder_config(config: Json) -> DecoderConfig:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ModelError(
-            f"config.json: the native decoder does not know model_type {model_type!r}; "
-            f"it knows {', '.join(FAMILIES)}. {WAY_OUT}"
+        raise UnsupportedConfigError(
+            f"the native decoder does not know model_type {model_type!r}; "
+            f"it knows {', '.join(FAMILIES)}."
         )
-    refuse_absurd_sizes(config)
+    _refuse_absurd_sizes(config)
     _refuse_unknown_maths(config)
     shape = FAMILIES[model_type](config)
     if shape.num_params > MAX_PARAMS:
-        raise ModelError(
-            f"config.json: hidden_size {shape.hidden_size}, intermediate_size "
+        raise BadConfigError(
+            f"hidden_size {shape.hidden_size}, intermediate_size "
             f"{shape.intermediate_size}, vocab_size {shape.vocab_size} and the heads come to "
             f"{shape.num_params:.1e} parameters, more than any model has."
         )
     return shape
 
 
-def refuse_absurd_sizes(config: Json, *, inside: str = "") -> None:
-    """Sizes beyond any model: a slip, which would exhaust the machine before anything is read."""
+def _refuse_absurd_sizes(config: Json, *, inside: str = "") -> None:
+    """Refuse sizes beyond any model: a typo, which would exhaust the machine's memory."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            refuse_absurd_sizes(value, inside=f"{inside}{name}.")
+            _refuse_absurd_sizes(value, inside=f"{inside}{name}.")
         elif _SIZE_KEY.search(str(name)) and isinstance(value, int):
             limit = MAX_LAYERS if "layer" in str(name) else MAX_SIZE
             if value > limit:
-                # A number past the largest float cannot be shown as one.
+                # A number above the largest float cannot be formatted as one.
                 shown = f"{value:.3g}" if value < 1e300 else f"a number of {len(str(value))} digits"
-                raise ModelError(
-                    f"config.json: {inside}{name} is {shown}, more than any model has ({limit})."
+                raise BadConfigError(
+                    f"{inside}{name} is {shown}, more than any model has ({limit})."
                 )
 
 
@@ -137,7 +150,7 @@ def _llama(config: Json) -> DecoderConfig:
 
 
 def _mistral(config: Json) -> DecoderConfig:
-    # Without a word about it transformers takes a window of 4096.
+    # If the config does not mention it, transformers uses a window of 4096.
     if config.get("sliding_window", 4096) is not None:
         raise _windowed()
     return _common(config)
@@ -176,11 +189,12 @@ def _common(
     num_kv_heads = fields.whole("num_key_value_heads", num_heads)
     head_dim = fields.whole("head_dim", head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads:
-        raise ModelError(
-            f"config.json: {num_heads} attention heads cannot share {num_kv_heads} key-value heads."
+        raise BadConfigError(
+            f"num_attention_heads is {num_heads} and num_key_value_heads {num_kv_heads}: the first "
+            "must be a multiple of the second."
         )
     if head_dim % 2:
-        raise ModelError(f"config.json: head_dim is {head_dim}; rotary embeddings need it even.")
+        raise BadConfigError(f"head_dim is {head_dim}; rotary embeddings need it even.")
     return DecoderConfig(
         vocab_size=fields.whole("vocab_size"),
         hidden_size=hidden_size,
@@ -202,19 +216,18 @@ def _common(
 
 def _refuse_unknown_maths(config: Json) -> None:
     if config.get("quantization_config"):
-        raise ModelError(
-            "config.json: the weights are quantised (quantization_config), and the native decoder "
+        raise BadConfigError(
+            "the weights are quantised (quantization_config), and the native decoder "
             "trains plain ones. Name an unquantised checkpoint in model.path."
         )
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelError(
-            f"config.json: hidden_act is {config['hidden_act']!r}, and the native decoder has "
-            f"silu. {WAY_OUT}"
+        raise UnsupportedConfigError(
+            f"hidden_act is {config['hidden_act']!r}, and the native decoder has silu."
         )
     if config.get("attention_dropout"):
-        raise ModelError(
-            f"config.json: attention_dropout is {config['attention_dropout']!r}, and the native "
-            f"decoder has none. Set it to 0 there, or: {WAY_OUT}"
+        raise UnsupportedConfigError(
+            f"attention_dropout is {config['attention_dropout']!r}, and the native decoder has "
+            "none. Set it to 0 there, or:"
         )
 
 
@@ -231,32 +244,30 @@ def _refuse_sliding_window(config: Json) -> None:
         raise _windowed()
 
 
-def _windowed() -> ModelError:
-    return ModelError(
-        "config.json: some layers attend over a sliding window only, and the native decoder "
-        f"attends over the whole document. {WAY_OUT}"
+def _windowed() -> UnsupportedConfigError:
+    return UnsupportedConfigError(
+        "some layers attend over a sliding window only, and the native decoder attends over the "
+        "whole document."
     )
 
 
 def _rope(config: Json) -> RopeConfig:
-    # transformers lets the old key win where both are there.
+    # If both are present, the old key wins in transformers.
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping):
-        raise ModelError(f"config.json: rope_parameters is {scaling!r}, and must be an object.")
+        raise BadConfigError(f"rope_parameters is {scaling!r}, and must be an object.")
     merged = {**{key: config.get(key) for key in _ROPE_OUTSIDE if config.get(key)}, **scaling}
     fields = _Fields(merged)
     if merged.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
-        raise ModelError(
-            "config.json: partial_rotary_factor is "
-            f"{merged['partial_rotary_factor']!r}, and the native decoder rotates whole heads. "
-            f"{WAY_OUT}"
+        raise UnsupportedConfigError(
+            f"partial_rotary_factor is {merged['partial_rotary_factor']!r}, and the native decoder "
+            "rotates whole heads."
         )
     kind = merged.get("rope_type") or merged.get("type") or "default"
     theta = fields.number("rope_theta", 10_000.0)
     if not isinstance(kind, str) or kind not in _ROPES:
-        raise ModelError(
-            f"config.json: rope_type is {kind!r}; the native decoder knows {', '.join(_ROPES)}. "
-            f"{WAY_OUT}"
+        raise UnsupportedConfigError(
+            f"rope_type is {kind!r}; the native decoder knows {', '.join(_ROPES)}."
         )
     original = config.get("original_max_position_embeddings")
     if original is not None:
@@ -280,9 +291,7 @@ def _original_length(fields: _Fields, config: Json) -> int:
 def _llama3_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
     if not low < high:
-        raise ModelError(
-            f"config.json: low_freq_factor {low} must be below high_freq_factor {high}."
-        )
+        raise BadConfigError(f"low_freq_factor {low} must be below high_freq_factor {high}.")
     return RopeConfig(
         theta,
         "llama3",
@@ -295,10 +304,8 @@ def _llama3_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
 
 def _yarn_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
     if theta <= 1:
-        # The ramp is laid out by the logarithm of the base.
-        raise ModelError(
-            f"config.json: rope_theta is {theta}, and must be above 1 with rope_type yarn."
-        )
+        # The ramp uses the logarithm of the base.
+        raise BadConfigError(f"rope_theta is {theta}, and must be above 1 with rope_type yarn.")
     original = _original_length(fields, config)
     longest = config.get("max_position_embeddings")
     factor = fields.number("factor", longest / original if isinstance(longest, int) else None)

@@ -1,8 +1,8 @@
-"""A decoder in float64, written for reading: what log-probs should have been.
+"""A readable decoder in float64: the reference for log-probs.
 
-Nothing of `ops` but the rotary frequencies is used, which are part of a checkpoint's meaning: no
-packing, no tiles, no kernels, one row at a time, every intermediate in float64. Weights are taken
-as they are and widened layer by layer, so that memory holds one layer twice, not the model.
+It uses nothing of `ops` except the rotary frequencies, which are part of a checkpoint's meaning: no
+packing, no tiles, no kernels, one row at a time, every intermediate in float64. Weights are
+converted layer by layer, so memory holds one layer twice, not the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def reference_logprobs(
     *,
     temperature: float = 1.0,
 ) -> FloatArray64:
-    """The log-prob of every token but the first, given those before it."""
+    """Return the log-prob of every token except the first, given those before it."""
     tokens = torch.from_numpy(np.ascontiguousarray(tokens_T))
     head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
     hidden_TD = _hidden(config, weights, tokens)[:-1]

@@ -1,10 +1,10 @@
-"""GGUF files (llama.cpp's format): config and tensors under Hugging Face names.
+"""Read GGUF files (llama.cpp's format): config and tensors under Hugging Face names.
 
     file.gguf -> metadata -> config.json as a dict (so that an export is an HF folder)
               -> tensors, de-quantised to fp32, renamed, q and k of Llama un-permuted
 
-llama.cpp rotates neighbouring pairs of a Llama head and stores q and k with their rows permuted
-to match; HF rotates halves. Qwen files are stored as HF has them.
+llama.cpp rotates neighbouring pairs of a Llama head and stores q and k with their rows permuted to
+match; HF rotates halves. Qwen files are stored as in HF.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from homeostat.errors import MissingDependencyError, ModelError
+from homeostat.models.origin import ConfigOrigin
 from homeostat.ops.gguf_frame import require_whole
 
 _ARCHITECTURES = {
@@ -44,6 +45,21 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Keys of config.json -> the metadata they are read from, without the architecture's prefix.
+_METADATA = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "rope_type": "rope.scaling.type",
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+}
 _TOKEN_IDS = {
     "bos_token_id": "tokenizer.ggml.bos_token_id",
     "eos_token_id": "tokenizer.ggml.eos_token_id",
@@ -59,6 +75,7 @@ class GgufFile:
         self.path = path
         if not path.is_file():
             raise ModelError(f"model.path: {path} does not exist.")
+        # The gguf library trusts the lengths in the file, so check them first.
         require_whole(path, setting="model.path")
         try:
             self._reader = reader_class(path)
@@ -73,26 +90,40 @@ class GgufFile:
                 f"GGUF is read for {', '.join(_ARCHITECTURES)}."
             )
 
+    @property
+    def origin(self) -> ConfigOrigin:
+        """Say how errors about `config` name this file and its metadata."""
+        keys = {key: self._field(key) for key in _METADATA}
+        if self._value(keys["head_dim"]) is None:
+            keys["head_dim"] = f"{keys['hidden_size']} / {keys['num_attention_heads']}"
+        return ConfigOrigin(
+            file=f"model.path: {self.path}",
+            keys={**keys, "vocab_size": "the number of rows of token_embd.weight"},
+            way_out="Name the HF checkpoint of this model and set "
+            "model.implementation=transformers: a .gguf file is read by the native decoder only.",
+        )
+
     def config(self) -> dict[str, Any]:
-        """What config.json would say."""
+        """Return what config.json would contain."""
         tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:
             raise ModelError(f"model.path: {self.path} lacks the matrix token_embd.weight.")
-        num_heads = self._whole("attention.head_count")
-        hidden_size = self._whole("embedding_length")
+        num_heads = self._whole("num_attention_heads")
+        hidden_size = self._whole("hidden_size")
         config = {
             "architectures": [_ARCHITECTURES[self.architecture]],
             "model_type": self.architecture,
             "vocab_size": int(tensors["token_embd.weight"].shape[1]),
             "hidden_size": hidden_size,
-            "intermediate_size": self._whole("feed_forward_length"),
-            "num_hidden_layers": self._whole("block_count"),
+            "intermediate_size": self._whole("intermediate_size"),
+            "num_hidden_layers": self._whole("num_hidden_layers"),
             "num_attention_heads": num_heads,
-            "num_key_value_heads": self._whole("attention.head_count_kv", num_heads),
-            "head_dim": self._whole("attention.key_length", hidden_size // num_heads),
-            "max_position_embeddings": self._whole("context_length"),
-            "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon", 1e-6),
+            "num_key_value_heads": self._whole("num_key_value_heads", num_heads),
+            "head_dim": self._whole("head_dim", hidden_size // num_heads),
+            "max_position_embeddings": self._whole("max_position_embeddings"),
+            "rms_norm_eps": self._number("rms_norm_eps", 1e-6),
             "hidden_act": "silu",
+            # GGUF has no flag for it: a tied model simply has no output matrix.
             "tie_word_embeddings": "output.weight" not in tensors,
             "rope_parameters": self._rope(tensors.keys()),
         }
@@ -107,7 +138,7 @@ class GgufFile:
         return config
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under its HF name, fp32, one at a time."""
+        """Yield every weight under its HF name, in fp32, one at a time."""
         from gguf.quants import dequantize
 
         for tensor in self._reader.tensors:
@@ -118,30 +149,32 @@ class GgufFile:
                     f"model.path: {self.path}: cannot de-quantise {tensor.name} "
                     f"({tensor.tensor_type.name}: {error})."
                 ) from None
-            # A copy: unquantised values are a read-only view of the file.
+            # Copy, because unquantised values are a read-only view of the file.
             values = torch.from_numpy(np.array(values, dtype=np.float32))
+            # GGUF lists dimensions from the fastest to the slowest, torch the other way round.
             values = values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
             yield self._hf_name(tensor.name), self._unpermute(tensor.name, values)
 
     def shapes(self) -> Iterator[tuple[str, Tensor]]:
-        """As `tensors`, but tensors of the meta device: their shapes alone."""
+        """Yield tensors of the meta device, with only their shapes; otherwise like `tensors`."""
         for tensor in self._reader.tensors:
             size = tuple(int(size) for size in reversed(tensor.shape))
             yield self._hf_name(tensor.name), torch.empty(size, device="meta")
 
     def _rope(self, names: Any) -> dict[str, Any]:
+        # The frequencies could be used, but an HF export needs the settings behind them.
         if "rope_freqs.weight" in names:
             raise ModelError(
                 f"model.path: {self.path} stores scaled rotary frequencies (Llama 3.1 and later) "
                 "without the settings they came from. Use the HF checkpoint of this model."
             )
-        rope: dict[str, Any] = {"rope_theta": self._number("rope.freq_base", 10_000.0)}
-        kind = self._setting("rope.scaling.type", "none")
+        rope: dict[str, Any] = {"rope_theta": self._number("rope_theta", 10_000.0)}
+        kind = self._setting("rope_type", "none")
         if kind == "none":
             return {**rope, "rope_type": "default"}
-        rope |= {"rope_type": kind, "factor": self._number("rope.scaling.factor", 1.0)}
+        rope |= {"rope_type": kind, "factor": self._number("factor", 1.0)}
         if kind == "yarn":
-            length = self._whole("rope.scaling.original_context_length")
+            length = self._whole("original_max_position_embeddings")
             rope["original_max_position_embeddings"] = length
         return rope
 
@@ -158,14 +191,15 @@ class GgufFile:
         inner = name.rpartition(".")[0].rpartition(".")[2]
         if self.architecture != "llama" or inner not in ("attn_q", "attn_k"):
             return values
-        num_heads = self._whole("attention.head_count")
+        num_heads = self._whole("num_attention_heads")
         if inner == "attn_k":
-            num_heads = self._whole("attention.head_count_kv", num_heads)
+            num_heads = self._whole("num_key_value_heads", num_heads)
         if values.shape[0] % (2 * num_heads):
             raise ModelError(
                 f"model.path: {self.path}: {name} has {values.shape[0]} rows, which cannot be the "
                 f"pairs of {num_heads} heads."
             )
+        # Neighbouring pairs become halves: undo the permutation that llama.cpp applied.
         pairs = values.unflatten(0, (num_heads, -1, 2))
         return pairs.transpose(1, 2).reshape(values.shape)
 
@@ -178,27 +212,31 @@ class GgufFile:
                 f"model.path: {self.path}: {field} cannot be read; the file is corrupt ({error})."
             ) from None
 
-    def _setting(self, name: str, default: Any = None) -> Any:
-        value = self._value(f"{self.architecture}.{name}")
+    def _field(self, key: str) -> str:
+        """The metadata field that holds a key of config.json."""
+        return f"{self.architecture}.{_METADATA[key]}"
+
+    def _setting(self, key: str, default: Any = None) -> Any:
+        value = self._value(self._field(key))
         value = default if value is None else value
         if value is None:
-            raise ModelError(f"model.path: {self.path} lacks {self.architecture}.{name}.")
+            raise ModelError(f"model.path: {self.path} lacks {self._field(key)}.")
         return value
 
-    def _whole(self, name: str, default: int | None = None) -> int:
-        value = self._setting(name, default)
+    def _whole(self, key: str, default: int | None = None) -> int:
+        value = self._setting(key, default)
         if type(value) is not int or value < 1:
             raise ModelError(
-                f"model.path: {self.path}: {self.architecture}.{name} is {value!r:.80}; one whole "
+                f"model.path: {self.path}: {self.origin.keys[key]} is {value!r:.80}; one whole "
                 "number for all layers, 1 or more, is needed."
             )
         return value
 
-    def _number(self, name: str, default: float) -> float:
-        value = self._setting(name, default)
+    def _number(self, key: str, default: float) -> float:
+        value = self._setting(key, default)
         if type(value) not in (int, float):
             raise ModelError(
-                f"model.path: {self.path}: {self.architecture}.{name} is {value!r:.80}, no number."
+                f"model.path: {self.path}: {self._field(key)} is {value!r:.80}, no number."
             )
         return float(value)
 

@@ -1,8 +1,8 @@
-"""Hugging Face checkpoint folders: read as a stream of tensors, written in shards.
+"""Read Hugging Face checkpoint folders as a stream of tensors, and write them in shards.
 
-Invariants: reading only ever reads (no lock, no cache, no temporary file), so that any number of
-processes may read one folder at once; pickled weights are never opened; one tensor is in memory
-at a time when reading, one shard when writing.
+Invariants: reading never writes (no lock, no cache, no temporary file), so any number of processes
+may read one folder at once; pickled weights are never opened; one tensor is in memory at a time
+when reading, one shard when writing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from homeostat.config.base import is_file_name
 from homeostat.errors import ModelError
+from homeostat.models.origin import ConfigOrigin
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -29,7 +31,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def read_json(path: Path, *, setting: str = "model.path") -> dict[str, Any]:
-    """A JSON object from the folder that `setting` names."""
+    """Read a JSON object from the folder that `setting` names."""
     require_plain(path, setting=setting)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -47,22 +49,28 @@ def read_json(path: Path, *, setting: str = "model.path") -> dict[str, Any]:
 
 
 def require_plain(path: Path, *, setting: str) -> None:
-    """A pipe or a device may never end, and a folder is no file."""
+    """Refuse a folder, and a pipe or device, which may never end."""
     if path.exists() and not path.is_file():
         raise ModelError(f"{setting}: {path} is not a plain file.")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.json."""
     return read_json(folder / "config.json")
 
 
+def config_origin(folder: Path) -> ConfigOrigin:
+    return ConfigOrigin(file=f"model.path: {folder / 'config.json'}")
+
+
 def read_generation_config(folder: Path) -> dict[str, Any] | None:
+    """Read generation_config.json, if there is one."""
     path = folder / "generation_config.json"
     return read_json(path) if path.is_file() else None
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: those of its index, or the single one."""
+    """Return the safetensors files of a folder: those of its index, or the single one."""
     if (folder / INDEX).is_file():
         return _indexed_files(folder)
     if (folder / SINGLE).is_file():
@@ -77,7 +85,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the folder by name, one at a time, on the CPU."""
+    """Yield every tensor of the folder by name, one at a time, on the CPU."""
     for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
@@ -99,14 +107,14 @@ def save_hf(
     generation_config: Mapping[str, Any] | None = None,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> None:
-    """Writes config.json and the weights, as one file or as shards with an index."""
+    """Write config.json and the weights, as one file or as shards with an index."""
     folder.mkdir(parents=True, exist_ok=True)
     parts: list[Path] = []
     names: list[list[str]] = []
     num_bytes = 0
     dtype = torch.float32
     for shard in _shards(state, max_shard_bytes):
-        # How many shards there will be is known only at the end of the stream.
+        # The number of shards is known only at the end of the stream.
         part = folder / f"part-{len(parts):05d}.safetensors"
         save_file(shard, part, metadata={"format": "pt"})
         parts.append(part)
@@ -125,7 +133,7 @@ def _indexed_files(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"model.path: {folder / INDEX} has no weight_map.")
     for name in weight_map.values():
-        if not isinstance(name, str) or Path(name).name != name or Path(name).suffix != _SUFFIX:
+        if not is_file_name(name) or Path(name).suffix != _SUFFIX:
             raise ModelError(
                 f"model.path: {folder / INDEX} names {name!r}, which is no safetensors file "
                 "of its folder."
@@ -145,6 +153,7 @@ def _shards(
         if shard and num_bytes + tensor.nbytes > max_shard_bytes:
             yield shard
             shard, num_bytes = {}, 0
+        # safetensors needs contiguous tensors; one shard at a time bounds the host memory.
         shard[name] = tensor.detach().to("cpu").contiguous()
         num_bytes += tensor.nbytes
     if shard:
@@ -153,6 +162,7 @@ def _shards(
 
 def _name_shards(folder: Path, parts: list[Path], names: list[list[str]], num_bytes: int) -> None:
     if len(parts) == 1:
+        # A single shard gets the conventional name, which other libraries look for first.
         os.replace(parts[0], folder / SINGLE)
         return
     weight_map = {}
@@ -165,7 +175,8 @@ def _name_shards(folder: Path, parts: list[Path], names: list[list[str]], num_by
 
 
 def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The config with the dtype of the saved weights, under the key that it used."""
+    """Return the config with the dtype of the saved weights, under the key that it used."""
+    # transformers renamed the key; keep the one that the checkpoint used.
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     return {**config, key: str(dtype).removeprefix("torch.")}
 

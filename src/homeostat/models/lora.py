@@ -3,8 +3,8 @@
     y = x W^T + b + (alpha / rank) * dropout(x) A^T B^T
 
 Invariants: the base is frozen and keeps its parameter names; the adapter stays unmerged; A and B
-have the base's dtype (fp32 masters belong to the optimizer). B starts at zero, so that an adapter
-that has not been trained changes nothing.
+have the base's dtype (fp32 masters belong to the optimizer). B starts at zero, so an untrained
+adapter changes nothing.
 
 Files: adapter_config.json, and adapter_model.safetensors with keys
 `base_model.model.<name>.lora_A.weight`.
@@ -37,7 +37,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
 
 _PREFIX = "base_model.model."
-# Settings of other adapter kinds that would change the maths.
+# Settings of other kinds of adapters that would change the computation.
 _UNSUPPORTED = (
     "use_dora",
     "use_rslora",
@@ -53,22 +53,23 @@ _UNSUPPORTED = (
     "trainable_token_indices",
     "alora_invocation_tokens",
 )
-# Starts that leave the base as it is. Others (pissa, olora ...) move a part of it into the adapter,
-# which then belongs to what is left.
+# Initialisations that leave the base unchanged. Others (pissa, olora ...) move a part of it into
+# the adapter, which is then only valid with the remaining base.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
-# A parameter of which only a part may be here -> the whole of it.
+# Turns a parameter, of which only a shard may be on this rank, into the whole tensor.
 Whole = Callable[[Tensor], Tensor]
 
 
 class LoraLinear(Linear):
-    """A frozen linear map with an adapter beside it. It takes over the parameters of `base`."""
+    """A frozen linear map with an adapter. It takes over the parameters of `base`."""
 
     def __init__(
         self, base: nn.Linear, config: LoraConfig, *, number: int, keys: DropoutKeys
     ) -> None:
         sizes = base.in_features, base.out_features
         flags = {"bias": False, "numerics": base.numerics if isinstance(base, Linear) else "fast"}
+        # On the meta device, because the parameters of `base` replace these right away.
         super().__init__(*sizes, **flags, device="meta")
         self.weight, self.bias = base.weight, base.bias
         flags |= {"dtype": base.weight.dtype, "device": base.weight.device}
@@ -80,6 +81,7 @@ class LoraLinear(Linear):
         self.keys = keys
 
     def forward(self, x: Tensor) -> Tensor:
+        # The adapter stays unmerged, so that trainer and native engine compute the same.
         update = self.lora_B(self.lora_A(self._drop(x)))
         return super().forward(x) + update * self.scaling
 
@@ -98,14 +100,15 @@ class LoraLinear(Linear):
 
     @torch.no_grad()
     def merged_weight(self, whole: Whole = Tensor.detach) -> Tensor:
-        """The weight with the adapter added, summed in fp32 and rounded once."""
+        """Return the weight with the adapter added, summed in fp32 and rounded once."""
         weight = whole(self.weight)
+        # In fp32: a bf16 product and sum would round the small update away.
         update = whole(self.lora_B.weight).float() @ whole(self.lora_A.weight).float()
         return (weight.float() + update * self.scaling).to(weight.dtype)
 
 
 def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
-    """Freezes the model and puts adapters on its targets. Returns the targets' names."""
+    """Freeze the model and add adapters to its targets. Return the targets' names."""
     base = model.causal_lm
     names = _target_names(base, model.output_weight(), config.targets)
     base.requires_grad_(False)
@@ -123,7 +126,10 @@ def apply_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> list[str]:
 
 
 def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> None:
-    """A: Kaiming-uniform with a = sqrt(5), drawn on the CPU so that devices agree; B: zero."""
+    """Initialise B to 0 and A Kaiming-uniform with a = sqrt(5), on the CPU so that devices
+    agree.
+    """
+    # Drawn in the order of the modules from one generator, so the result depends only on the seed.
     generator = torch.Generator("cpu").manual_seed(seed)
     for _, adapted in lora_modules(model):
         fresh = torch.empty(adapted.lora_A.weight.shape)
@@ -133,6 +139,7 @@ def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> Non
 
 
 def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    """Yield the modules that have an adapter, by name."""
     for name, module in model.causal_lm.named_modules():
         if isinstance(module, LoraLinear):
             yield name, module
@@ -140,11 +147,12 @@ def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before it had adapters."""
+    """Disable the adapters inside the block."""
     adapted = [module for _, module in lora_modules(model)]
     assert adapted, "the model has no adapter"
     scalings = [module.scaling for module in adapted]
     for module in adapted:
+        # A scale of 0 gives exactly the base, without moving any tensor.
         module.scaling = 0.0
     try:
         yield
@@ -154,18 +162,22 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def adapter_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of the adapter alone."""
+    """Yield (name, tensor) of the adapter alone."""
     for name, module in lora_modules(model):
         yield f"{name}.lora_A.weight", module.lora_A.weight
         yield f"{name}.lora_B.weight", module.lora_B.weight
 
 
 def merged_state(model: nn.Module, whole: Whole = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
-    """(HF name, tensor) of the whole model, adapters merged in. Tied tensors come once."""
+    """Yield (HF name, tensor) of the whole model with adapters merged in.
+
+    Tied tensors come once.
+    """
     adapted = {f"{name}.weight": module for name, module in lora_modules(model)}
     adapters = {name for name, _ in adapter_state(model)}
     seen: set[int] = set()
     for name, tensor in model.causal_lm.state_dict(keep_vars=True).items():
+        # Tied tensors appear under two names in state_dict, but checkpoints store them once.
         if name in adapters or id(tensor) in seen:
             continue
         seen.add(id(tensor))
@@ -180,7 +192,7 @@ def save_adapter(
     base_path: str | None = None,
     whole: Whole = Tensor.detach,
 ) -> None:
-    """Writes the adapter so that peft reads it."""
+    """Write the adapter in peft's format."""
     state = {
         _PREFIX + name: whole(tensor).cpu().contiguous() for name, tensor in adapter_state(model)
     }
@@ -205,7 +217,7 @@ def save_adapter(
 def load_adapter(
     model: nn.Module, folder: Path, config: LoraConfig, *, part: Part = all_of_it
 ) -> None:
-    """Fills the adapters that `apply_lora` made from a peft folder of the same shape."""
+    """Fill the adapters that `apply_lora` made from a peft folder of the same shape."""
     settings = read_json(folder / ADAPTER_CONFIG, setting="lora.path")
     _check_settings(settings, folder, config)
     path = folder / ADAPTER_WEIGHTS
@@ -239,6 +251,7 @@ def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]
     linears = {
         name: module
         for name, module in base.named_modules()
+        # Compare tensors, not names: the head may be tied to the embedding or have another name.
         if isinstance(module, nn.Linear) and module.weight is not head_weight
     }
     if targets == (ALL_LINEAR,):

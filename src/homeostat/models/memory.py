@@ -1,7 +1,7 @@
-"""Weights that cannot fit are refused before anything is allocated.
+"""Refuse weights that cannot fit, before anything is allocated.
 
-Only what is certain: weights larger than all the memory there is. Whether training fits beside
-them is another question.
+Only the certain case is refused: weights larger than the total memory. Whether training fits is
+another question.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ import torch
 from homeostat.errors import ModelError
 from homeostat.observe.devices import host_memory
 
-SIZES = "model.path: the sizes in config.json make"
 
-
-def require_memory(
-    num_params: int, *, dtype: torch.dtype, device: torch.device, what: str = SIZES
-) -> None:
+def require_memory(num_params: int, *, dtype: torch.dtype, device: torch.device, what: str) -> None:
+    """Raise ModelError where the weights alone need more; `what` begins the sentence: "x makes"."""
     need, have = num_params * dtype.itemsize, memory_bytes(device)
     if need > have:
         raise ModelError(
@@ -29,7 +26,7 @@ def require_memory(
 
 
 def memory_bytes(device: torch.device) -> int:
-    """All the memory a process could have there, whoever uses it now."""
+    """Return the total memory that a process could have there, whoever uses it now."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     _, total = host_memory()

@@ -1,7 +1,7 @@
-"""A model's shape, checked against its files without loading a weight.
+"""Check a model's shape against its files without loading a weight.
 
-The module is built on the meta device and "filled" with tensors that have only a shape, so that
-the same code refuses missing, unknown and misshapen weights here as when they are loaded.
+The module is built on the meta device and "filled" with tensors that have only a shape, so the same
+code refuses missing, unknown and misshapen weights here as when they are loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models import hf, weights
-from homeostat.models.build import num_params, open_source, read_configs
+from homeostat.models.build import config_origin, num_params, open_source, read_configs
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
@@ -29,7 +29,7 @@ from homeostat.models.transformers_model import TransformersModel, meta_transfor
 
 @dataclass(frozen=True, slots=True)
 class ModelPreview:
-    """What a model will be."""
+    """Facts about a model before it is built."""
 
     family: str
     vocab_size: int
@@ -37,9 +37,9 @@ class ModelPreview:
     num_params: int
     num_trainable: int
     bytes_per_param: int
-    # None where no native engine can sample.
+    # None if no native engine can sample from the model.
     decoder: DecoderConfig | None
-    # Keys and values of one token in all layers.
+    # Bytes of the keys and values of one token in all layers.
     cache_bytes_per_token: int | None
 
     @property
@@ -50,19 +50,20 @@ class ModelPreview:
 def preview_model(
     model: ModelConfig, lora: LoraConfig | None, *, dtype: torch.dtype, device: torch.device
 ) -> ModelPreview:
-    """Raises ModelError as loading the model would, in a moment and without its memory."""
+    """Raise ModelError as loading the model would, but fast and without its memory."""
     source = open_source(model)
     config, _ = read_configs(source)
+    origin = config_origin(source)
     module: nn.Module
     if model.implementation == "transformers":
         assert isinstance(source, Path)
         module = TransformersModel(meta_transformers(source))
     else:
         with torch.device("meta"):
-            module = Decoder(decoder_config(config), kernel="sdpa")
+            module = Decoder(decoder_config(config, origin=origin), kernel="sdpa")
         if model.init == "pretrained":
             weights.fill(module, _shapes(source), source=f"model.path: {model.path}")
-    require_memory(num_params(module), dtype=dtype, device=device)
+    require_memory(num_params(module), dtype=dtype, device=device, what=origin.sizes)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return _preview(module, config, dtype)

@@ -1,8 +1,8 @@
-"""A model that computes shapes and nothing else, for finding out what a run would hold.
+"""A model that computes only shapes, to find out how much memory a run would need.
 
-It is the decoder itself on the meta device, but for attention: kernels differ in what they keep
-between forward and backward, and few of them know tensors without data. What they keep is written
-down here.
+It is the decoder itself on the meta device, except for attention: kernels differ in what they keep
+between forward and backward, and few of them support meta tensors. What they keep is written down
+here.
 
 Suffixes: `_N` packed tokens, `_H` heads, `_d` head dim.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.trainer import Checkpointing
-from homeostat.models.build import open_source, read_configs
+from homeostat.models.build import config_origin, open_source, read_configs
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora
@@ -25,7 +25,10 @@ from homeostat.ops.attention import AttentionContext, PackedLayout, needs_all_he
 
 
 class ShapeDecoder(Decoder):
-    """`kernel` says whose memory attention takes: that of sdpa, or of varlen, as rows does."""
+    """A decoder on the meta device. `kernel` decides how much memory attention takes.
+
+    It is that of sdpa, or of varlen, as with rows.
+    """
 
     def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
         return ShapeAttention(self.kernel)
@@ -33,7 +36,7 @@ class ShapeDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class ShapeAttention:
-    """Attention as flash kernels do it: nothing quadratic is ever held."""
+    """Attention with the memory of flash kernels, which hold nothing quadratic."""
 
     kernel: str
 
@@ -44,12 +47,12 @@ class ShapeAttention:
             repeats = q_NHd.shape[1] // k_NHd.shape[1]
             k_NHd, v_NHd = (x.repeat_interleave(repeats, dim=1) for x in (k_NHd, v_NHd))
         out_NHd = _Flash.apply(q_NHd, k_NHd, v_NHd, self.kernel)
-        # sdpa goes document by document, and what comes out is joined.
+        # sdpa computes document by document, and the results are concatenated.
         return torch.cat([out_NHd]) if self.kernel == "sdpa" else out_NHd
 
 
 class _Flash(torch.autograd.Function):
-    """Keeps queries, keys, values, the result and one number per token and head."""
+    """Keep queries, keys, values, the result and one number per token and head."""
 
     @staticmethod
     def forward(ctx: Any, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, kernel: str) -> Tensor:
@@ -64,7 +67,8 @@ class _Flash(torch.autograd.Function):
         q_NHd, k_NHd, v_NHd, *_ = ctx.saved_tensors
         found = tuple(torch.empty_like(x) for x in (q_NHd, k_NHd, v_NHd))
         if ctx.kernel in ("varlen", "rows"):
-            # The kernel sums the queries' gradient in fp32, and keys' and values' for all heads.
+            # The kernel sums the gradient of queries in fp32, and that of keys and values for all
+            # heads.
             _ = [torch.empty_like(q_NHd, dtype=torch.float32)]
             if q_NHd.shape[1] != k_NHd.shape[1]:
                 _ += [torch.empty_like(q_NHd) for _ in range(2)]
@@ -79,11 +83,11 @@ def shape_decoder(
     kernel: str,
     gradient_checkpointing: Checkpointing,
 ) -> ShapeDecoder:
-    config, _ = read_configs(open_source(model))
+    source = open_source(model)
+    config, _ = read_configs(source)
+    shape = decoder_config(config, origin=config_origin(source))
     with torch.device("meta"):
-        module = ShapeDecoder(
-            decoder_config(config), kernel=kernel, gradient_checkpointing=gradient_checkpointing
-        )
+        module = ShapeDecoder(shape, kernel=kernel, gradient_checkpointing=gradient_checkpointing)
     module = module.to(dtype)
     if lora is not None:
         apply_lora(module, lora, seed=0)

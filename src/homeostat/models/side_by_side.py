@@ -1,8 +1,8 @@
-"""Weights that are multiplied by the same inputs lie one behind the other in memory.
+"""Place weights that are multiplied by the same inputs next to each other in memory.
 
-The parameters stay what they are: separate, under their own names, at fixed addresses. But one
-matrix product can go over all of them (`joined`), which for few rows costs hardly more than the
-largest of them alone.
+The parameters stay as they are: separate, under their own names, at fixed addresses. But one matrix
+product can cover all of them (`joined`), which for few rows costs hardly more than the largest of
+them alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from homeostat.models.decoder import Decoder
 
 @torch.no_grad()
 def lay_side_by_side(decoder: Decoder) -> None:
-    """Before anything keeps an address of a parameter."""
+    """Move the parameters next to each other; call it before anything keeps their addresses."""
     for layer in decoder.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         heads = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -28,7 +28,7 @@ def lay_side_by_side(decoder: Decoder) -> None:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """One view over all of them, along the first dimension; None where they lie apart."""
+    """Return one view over all of them along the first dimension; None if they are apart."""
     first = tensors[0]
     end = first.data_ptr()
     for tensor in tensors:

@@ -2,12 +2,12 @@
 
     tokens_N -> [1, N] with positions that restart -> transformers' base model -> hidden_ND
 
-Invariant: what is trained is exactly the model. This is probed at load, on random tokens:
-logits are a plain product of hidden state and output weight (refused otherwise: the log-prob
-function would train another model), and packed documents do not see each other (otherwise rows
-are run one at a time, which is right and slower). A model with dropout of its own is refused: it
-draws from the global generator, so that a step would depend on how it is split. No code from the
-checkpoint is ever run.
+Invariant: exactly the model is trained. This is probed at load time on random tokens. Logits must
+be a plain product of hidden state and output weight; otherwise the model is refused, because the
+log-prob function would train another model. Packed documents must not attend to each other;
+otherwise rows are run one at a time, which is right but slower. A model with its own dropout is
+refused: it draws from the global generator, so a step would depend on how it is split. No code from
+the checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from homeostat.errors import ModelError
-from homeostat.models.families import refuse_absurd_sizes
-from homeostat.models.hf import read_config, weight_files
+from homeostat.models.families import require_usual_sizes
+from homeostat.models.hf import config_origin, read_config, weight_files
+from homeostat.models.hidden_states import HiddenStates
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import DropoutKeys
 
-# What transformers has been seen to raise over the content of a config.json.
+# Exceptions that transformers has been seen to raise over the content of a config.json.
 _VENDOR_ERRORS = (
     OSError,
     ValueError,
@@ -41,14 +42,14 @@ _VENDOR_ERRORS = (
     StrictDataclassError,
 )
 _PROBE_LENGTHS = (5, 3, 4)
-# Far above what any soft cap lets through.
+# Far above the range of any soft cap.
 _PROBE_LOGIT = 1000.0
 
 
 class TransformersModel(nn.Module):
-    """`causal_lm` holds transformers' model; its parameter names are the HF names."""
+    """A model of transformers; the parameter names of `causal_lm` are the HF names."""
 
-    # config.combinations refuses any other.
+    # config.combinations has already refused all others.
     numerics = "fast"
 
     def __init__(self, causal_lm: nn.Module, *, gradient_checkpointing: bool = False) -> None:
@@ -63,6 +64,7 @@ class TransformersModel(nn.Module):
             self._enable_checkpointing()
 
     def output_weight(self) -> Tensor:
+        """Return [V, D]: logits would be hidden @ output_weight.T."""
         return self.causal_lm.get_output_embeddings().weight
 
     def hidden(
@@ -72,21 +74,28 @@ class TransformersModel(nn.Module):
         layout: PackedLayout,
         *,
         dropout_keys_N: Tensor | None = None,
+        states: HiddenStates | None = None,
     ) -> Tensor:
-        """[N, D] after the final norm. Without dropout keys nothing is dropped."""
+        """Return [N, D] after the final norm. Without dropout keys there is no dropout.
+
+        `states` collects the hidden states of layers.
+        """
+        # A model that cannot pack runs one document at a time: slower, but right.
         sizes = [tokens_N.shape[0]] if self.packs else list(layout.lengths)
         keys = [None] * len(sizes) if dropout_keys_N is None else dropout_keys_N.split(sizes)
         parts = zip(tokens_N.split(sizes), positions_N.split(sizes), keys, strict=True)
-        return torch.cat([self._run(*part) for part in parts])
+        return torch.cat([self._run(*part, states) for part in parts])
 
     def probe(self) -> None:
-        """Refuses a model that cannot be trained exactly; finds out whether it packs."""
+        """Refuse a model that cannot be trained exactly; find out whether it supports packing."""
         was_training = self.training
         try:
             with torch.no_grad():
+                # Dropout only shows in training mode; the other probes need evaluation mode.
                 _refuse_dropout(self.train().causal_lm)
                 _probe_logits(self.eval().causal_lm)
                 self.packs = self.takes_positions and self._packs()
+        # A RuntimeError like those of vendors, but one that the user can act on.
         except torch.OutOfMemoryError:
             raise
         except _VENDOR_ERRORS as error:
@@ -98,10 +107,21 @@ class TransformersModel(nn.Module):
             ) from error
         self.train(was_training)
 
-    def _run(self, tokens_T: Tensor, positions_T: Tensor, keys_T: Tensor | None) -> Tensor:
-        positions = {"position_ids": positions_T[None]} if self.takes_positions else {}
+    def _run(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        keys_T: Tensor | None,
+        states: HiddenStates | None = None,
+    ) -> Tensor:
+        how = {"position_ids": positions_T[None]} if self.takes_positions else {}
+        if states is not None:
+            how["output_hidden_states"] = True
         with self.dropout_keys.use(keys_T):
-            outputs = _trunk(self.causal_lm)(input_ids=tokens_T[None], use_cache=False, **positions)
+            outputs = _trunk(self.causal_lm)(input_ids=tokens_T[None], use_cache=False, **how)
+        if states is not None:
+            for layer, state in enumerate(outputs.hidden_states):
+                states.add(layer, state[0])
         return outputs.last_hidden_state[0]
 
     def _packs(self) -> bool:
@@ -109,6 +129,7 @@ class TransformersModel(nn.Module):
         layout = PackedLayout.of(_PROBE_LENGTHS, device)
         tokens_N = _probe_tokens(self.causal_lm, layout.num_tokens)
         positions_N = torch.cat([torch.arange(length) for length in _PROBE_LENGTHS]).to(device)
+        # `packs` is still False here, so this runs the documents one by one.
         separate = self.hidden(tokens_N, positions_N, layout)
         together = self._run(tokens_N, positions_N, None)
         return _close(together, separate)
@@ -128,7 +149,7 @@ class TransformersModel(nn.Module):
 def load_transformers(
     folder: Path, *, attention: str, dtype: torch.dtype, init: str, seed: int
 ) -> nn.Module:
-    """The causal LM on the CPU, from its safetensors or drawn from the seed."""
+    """Load the causal LM on the CPU, from its safetensors or drawn from the seed."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     assert attention != "varlen", "refused by config.combinations"
@@ -138,9 +159,11 @@ def load_transformers(
     try:
         if init == "random":
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            # Drawing weights must not advance the global generator of the run.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 return AutoModelForCausalLM.from_config(config, **wanted)
+        # Raises our own message if there are only pickled weights, before transformers looks.
         weight_files(folder)
         causal_lm, report = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, local_files_only=True, output_loading_info=True, **wanted
@@ -154,10 +177,10 @@ def load_transformers(
 
 
 def meta_transformers(folder: Path) -> nn.Module:
-    """The causal LM without memory: its modules and shapes."""
+    """Build the causal LM on the meta device: its modules and shapes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    refuse_absurd_sizes(read_config(folder))
+    require_usual_sizes(read_config(folder), origin=config_origin(folder))
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
@@ -167,7 +190,7 @@ def meta_transformers(folder: Path) -> nn.Module:
 
 
 def _refuse_gaps(folder: Path, report: dict[str, Any]) -> None:
-    """transformers draws what a checkpoint lacks at random and drops what it does not know."""
+    """Refuse missing and unknown weights, which transformers would draw at random or drop."""
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(name) for name in report.get(key) or ())
         if names:
@@ -178,7 +201,7 @@ def _refuse_gaps(folder: Path, report: dict[str, Any]) -> None:
 
 
 def _trunk(causal_lm: nn.Module) -> nn.Module:
-    """The model without its head."""
+    """Return the model without its head."""
     trunk = causal_lm.base_model
     if trunk is causal_lm or causal_lm.get_output_embeddings() is None:
         raise ModelError(
@@ -205,15 +228,16 @@ def _refuse_dropout(causal_lm: nn.Module) -> None:
 
 
 def _probe_logits(causal_lm: nn.Module) -> None:
-    """Logits must be linear in the hidden state, through the output weight and nothing else.
+    """Check that logits are linear in the hidden state, through the output weight only.
 
-    The trunk's output is replaced by a multiple of itself: zero shows an added bias, a large one
-    shows a soft cap or a scale that small logits would hide.
+    The trunk's output is replaced by a multiple of itself: zero reveals an added bias, and a large
+    multiple reveals a soft cap or a scale that small logits would hide.
     """
     tokens = _probe_tokens(causal_lm, sum(_PROBE_LENGTHS))[None]
     weight_VD = causal_lm.get_output_embeddings().weight
     hidden = _trunk(causal_lm)(input_ids=tokens, use_cache=False).last_hidden_state
     plain = hidden @ weight_VD.t()
+    # Scale so that the largest logit is far beyond any soft cap.
     for factor in (0.0, _PROBE_LOGIT / float(plain.abs().max().clamp_min(1e-30))):
 
         def scale(module: nn.Module, args: Any, outputs: Any, factor: float = factor) -> Any:
@@ -241,6 +265,7 @@ def _probe_tokens(causal_lm: nn.Module, count: int) -> Tensor:
 
 
 def _close(actual: Tensor, expected: Tensor) -> bool:
+    # Far above rounding, far below what cross-talk or a soft cap causes.
     tolerance = 1e-4 if expected.dtype == torch.float32 else 3e-2
     limit = tolerance * float(expected.abs().max().clamp_min(1e-6))
     return bool((actual - expected).abs().max() <= limit)

@@ -1,9 +1,10 @@
-"""Parameters filled from a stream of named tensors, or drawn from a seed.
+"""Fill parameters from a stream of named tensors, or draw them from a seed.
 
-Invariant: after `fill` every parameter holds a value that came from the stream. A tensor that is
-missing, unknown or of another shape is refused by name, and so is an output matrix of its own
-where the config says that it is the embedding. Nothing else holds state: the native decoder has no
-buffers. Whoever holds only a part of each parameter says by a `Part` what of a tensor is its own.
+Invariant: after `fill` every parameter has a value that came from the stream. A tensor that is
+missing, unknown or of another shape is refused by name, and so is a separate output matrix if the
+config says that it is tied to the embedding. Nothing else has state: the native decoder has no
+buffers. A caller that holds only a part of each parameter passes a `Part` that selects its share of
+a tensor.
 """
 
 from __future__ import annotations
@@ -17,21 +18,26 @@ from torch import Tensor, nn
 from homeostat.errors import ModelError
 
 _NAMES_SHOWN = 5
-_ADVICE = "The weights do not belong to this config.json: check model.path."
+_ADVICE = (
+    "The weights do not belong to this config (config.json; of a .gguf file its metadata): check "
+    "model.path."
+)
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-# Old checkpoints store rotary frequencies, which follow from the config.
+# Old checkpoints also store rotary frequencies, which follow from the config.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
-# Of a parameter and a whole tensor: the memory to fill, and what of the tensor belongs there.
+# Maps (parameter, whole tensor) to (the memory to fill, the part of the tensor for it).
 Part = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def all_of_it(parameter: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Select the whole tensor for a parameter."""
     return parameter, tensor
 
 
 @torch.no_grad()
 def put(parameter: Tensor, tensor: Tensor, part: Part) -> None:
+    """Copy a tensor into a parameter."""
     target, value = part(parameter, tensor)
     target.copy_(value)
 
@@ -45,9 +51,9 @@ def fill(
     without: Collection[str] = (),
     part: Part = all_of_it,
 ) -> int:
-    """Copies the stream into the parameters, cast on the way. Returns the bytes read.
+    """Copy the stream into the parameters, with a cast if needed. Return the bytes read.
 
-    `without`: parameters that are no part of the checkpoint.
+    `without` names parameters that are not part of the checkpoint.
     """
     named = module.named_parameters()
     parameters = {name: parameter for name, parameter in named if name not in without}
@@ -62,12 +68,14 @@ def fill(
             filled.add(name)
             num_bytes += tensor.nbytes
         elif name == _HEAD:
+            # A tied model has no separate head, but many checkpoints store one: compare it below.
             head = tensor
         elif not _DERIVED.search(name):
             unknown.append(name)
     missing = [name for name in parameters if name not in filled]
     if missing or unknown:
         raise ModelError(f"{source}: {_mismatch(missing, unknown)}. {_ADVICE}")
+    # Without data (a preview on the meta device) there is nothing to compare.
     if head is not None and not head.is_meta:
         _require_tied(parameters[_EMBEDDING], head, part, source=source)
     return num_bytes
@@ -75,7 +83,7 @@ def fill(
 
 @torch.no_grad()
 def draw(module: nn.Module, *, std: float, seed: int, part: Part = all_of_it) -> None:
-    """Weights ~ N(0, std), norms 1, biases 0: the same on every device and in every dtype."""
+    """Draw weights ~ N(0, std), norms 1, biases 0: the same on every device and in every dtype."""
     generator = torch.Generator("cpu").manual_seed(seed)
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
@@ -83,6 +91,7 @@ def draw(module: nn.Module, *, std: float, seed: int, part: Part = all_of_it) ->
         elif parameter.ndim == 1:
             drawn = torch.ones(parameter.shape)
         else:
+            # Always in fp32 on the CPU, so that all devices and dtypes start from the same numbers.
             drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
         put(parameter, drawn, part)
 

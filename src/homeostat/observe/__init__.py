@@ -1,1 +1,1 @@
-"""What a run shows and leaves behind: metrics, events, logs, views, the report. Torch-free."""
+"""Everything that a run shows and writes: metrics, events, logs, views, the report. Torch-free."""

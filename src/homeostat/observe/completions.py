@@ -1,14 +1,14 @@
-"""Sampled completions for people to read: one Parquet file per step.
+"""Save sampled completions for people to read, one Parquet file per step.
 
     completions/step_00000012.parquet
 
-One row per completion: where it comes from (step, prompt_id, group, sample), what was asked and
-answered as text (messages and the data's own columns as JSON text), how it ended, and what it
-earned (`reward/<name>` per function; null where a function does not apply or failed; `failed` names
-the functions that failed, as a JSON list, and is null where none did).
+There is one row per completion: its origin (step, prompt_id, group, sample), prompt and answer as
+text (messages and the data's own columns as JSON text), why it ended, and its rewards
+(`reward/<name>` per function, null if a function does not apply or failed). `failed` names the
+functions that failed, as a JSON list, and is null if none did.
 
-Nothing is computed from these files: what fails here is an OSError that costs the run nothing.
-pyarrow is imported when it is needed, so that the doctor starts without it.
+Nothing is computed from these files, so a failure to write them is an OSError that the run
+survives. pyarrow is imported only when needed, so that the doctor starts without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from homeostat.types import RolloutGroup, Sample
 Row = dict[str, Any]
 
 _NAME = re.compile(r"step_(\d{8})\.parquet")
-# Column -> its Arrow type.
+# Column -> Arrow type.
 COLUMNS = {
     "step": "int64",
     "prompt_id": "int64",
@@ -42,10 +42,10 @@ COLUMNS = {
     "advantage": "float64",
     "columns": "string",
 }
-# Files of earlier versions have no such column.
+# Files of earlier versions do not have this column.
 LATER_COLUMNS = {"failed": "string"}
 REWARD_PREFIX = "reward/"
-# What a reward function gave to log_extra, as JSON text.
+# Values that a reward function passed to log_extra, as JSON text.
 EXTRA_PREFIX = "extra/"
 
 
@@ -106,7 +106,7 @@ def _own(sample: Sample) -> Row:
         "completion": _clean(sample.text),
         "num_tokens": completion.num_policy_tokens,
         "stop_reason": str(completion.stop_reason),
-        # The oldest: it says how far behind the policy a completion is.
+        # The oldest version: it shows how far a completion is behind the policy.
         "policy_version": min(versions, default=None),
         "reward": sample.reward,
         "failed": _json(sorted(sample.failed)) if sample.failed else None,
@@ -116,21 +116,22 @@ def _own(sample: Sample) -> Row:
 
 
 def _json(value: Any) -> str:
-    # Parquet holds values that JSON does not know, such as dates.
+    # Parquet has types that JSON lacks, such as dates.
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _clean(text: str) -> str:
-    """Half a surrogate pair is no Unicode text, and Arrow refuses it."""
+    """Replace lone surrogates, which are not valid Unicode text and which Arrow refuses."""
     return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def completions_file(folder: Path, step: int) -> Path:
+    """Return the path of the file of a step."""
     return folder / f"step_{step:08d}.parquet"
 
 
 def completion_steps(folder: Path) -> list[int]:
-    """The steps that have a file."""
+    """Return the steps that have a file."""
     if not folder.is_dir():
         return []
     found = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
@@ -138,7 +139,7 @@ def completion_steps(folder: Path) -> list[int]:
 
 
 def read_completions(folder: Path, step: int | None = None) -> list[Row]:
-    """The rows of a step, or of the newest one that has a file. Raises RunDirError."""
+    """Return the rows of a step, or of the newest step with a file. Raises RunDirError."""
     steps = completion_steps(folder)
     if not steps or (step is not None and step not in steps):
         there = f"Steps there: {_spans(steps)}." if steps else "None were written yet."
@@ -150,7 +151,7 @@ def read_completions(folder: Path, step: int | None = None) -> list[Row]:
 
     try:
         table = pq.ParquetFile(path, page_checksum_verification=True).read()
-        # Invalid text or offsets must be found before a cell is touched.
+        # Invalid text or offsets must be detected before any cell is read.
         table.validate(full=True)
         rows = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
@@ -162,7 +163,7 @@ def read_completions(folder: Path, step: int | None = None) -> list[Row]:
 
 
 def failed_rewards(row: Row) -> frozenset[str]:
-    """The functions that failed on a completion."""
+    """Return the functions that failed on a completion."""
     try:
         return frozenset(map(str, json.loads(row.get("failed") or "[]")))
     except (ValueError, TypeError):
@@ -176,9 +177,9 @@ def _spans(steps: list[int]) -> str:
 
 
 def best_and_worst(rows: Sequence[Row], n: int) -> tuple[list[Row], list[Row]]:
-    """Up to `n` rows of highest reward and `n` others of lowest, each in that order.
+    """Return up to `n` rows of highest reward and `n` others of lowest, each in that order.
 
-    Rows without a reward are in neither.
+    Rows without a reward are in neither list.
     """
     scored = [row for row in rows if row["reward"] is not None and not math.isnan(row["reward"])]
     scored.sort(key=lambda row: -row["reward"])

@@ -1,8 +1,8 @@
-"""What a person sees while a run goes on: a live panel, plain lines, or nothing.
+"""The views of a running run: a live panel, plain lines, or nothing.
 
-All views get the same calls (see `recorder.View`). What they show is computed in
-`progress`; here it is only laid out. Lines also go to the progress logger, which console.log
-keeps whichever view is chosen.
+All views receive the same calls (see `recorder.View`). `progress` computes the values; the views
+only lay them out. Lines also go to the progress logger, which writes them to console.log whichever
+view is chosen.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ def make_view(
     findings: Iterable[Mapping[str, Any]] = (),
     events: Iterable[Mapping[str, Any]] = (),
 ) -> View:
-    """The view that `observe.console` asks for. `history`, `findings` and `events`: the lines of
-    metrics.jsonl, findings.jsonl and events.jsonl from before a resume."""
+    """Return the view that `observe.console` asks for.
+
+    `history`, `findings` and `events` are the lines of metrics.jsonl, findings.jsonl and
+    events.jsonl from before a resume.
+    """
     if choice == "auto":
         choice = "live" if _can_show_live(console) else "plain"
     progress = Progress(label.run_name, label.total_steps, label.start_step, step=label.start_step)
@@ -61,7 +64,7 @@ def _can_show_live(console: Console) -> bool:
 
 
 class QuietView:
-    """Shows nothing; console.log is still written."""
+    """A view that shows nothing; console.log is still written."""
 
     def __init__(self, progress: Progress) -> None:
         self._transcript = Transcript(progress)
@@ -79,17 +82,17 @@ class QuietView:
         self._transcript.status(text, done, total)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Completions are too long for a log; completions/ holds them all."""
+        """Ignore completions: they are too long for a log, and completions/ holds them all."""
 
     def finding(self, step: int, finding: Mapping[str, Any]) -> None:
         self._transcript.finding(step, finding)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 class PlainView(QuietView):
-    """One aligned line per record, for pipes, batch jobs and dumb terminals."""
+    """A view with one aligned line per record, for pipes, batch jobs and dumb terminals."""
 
     def __init__(self, console: Console, label: RunLabel, progress: Progress) -> None:
         super().__init__(progress)

@@ -1,10 +1,10 @@
-"""Values over a whole run, kept small, and drawn with characters.
+"""Keep the values of a whole run in little memory, and draw them with characters.
 
     Curve.add(step, value)          as the steps come
     Curve.columns(width, last_step) one mean per column of a picture that spans steps 1..last_step
     area(columns, ...)              the picture, as lines of text
 
-A value that is not finite makes the mean it enters not finite: it shows as a cross.
+A value that is not finite makes the mean that contains it not finite, which is drawn as a cross.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MAX_BUCKETS = 512
-_EIGHTHS = " ▁▂▃▄▅▆▇█"  # from nothing to a whole block
+_EIGHTHS = " ▁▂▃▄▅▆▇█"  # from an empty cell to a full block
 _ASCII_EIGHTHS = "  ..:::##"
 _ROUND_TOPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Neighbouring values as one: where they begin, their mean, how many they are."""
+    """Neighbouring values as one: their first step, their mean and their number."""
 
     step: int
     mean: float
@@ -48,7 +48,7 @@ class Curve:
         self._buckets.append(_Bucket(step, value))
         if len(self._buckets) > MAX_BUCKETS:
             self._per_bucket *= 2
-            # A new list: another thread may be drawing the old one.
+            # Make a new list, because another thread may be drawing the old one.
             self._buckets = list(_in_pairs(self._buckets))
 
     @property
@@ -60,7 +60,10 @@ class Curve:
         return [(bucket.step, bucket.mean) for bucket in list(self._buckets)]
 
     def columns(self, width: int, *, last_step: int) -> list[float | None]:
-        """None where nothing is known yet; a step wider than a column fills all of its own."""
+        """Return one mean per column; None where no value is known yet.
+
+        A step that is wider than a column fills all of its columns.
+        """
         found: list[list[float]] = [[] for _ in range(width)]
         for step, mean in self.points:
             found[column_of(step, width=width, last_step=last_step)].append(mean)
@@ -82,16 +85,17 @@ def _in_pairs(buckets: Sequence[_Bucket]) -> Iterable[_Bucket]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    # Divided before they are added: the largest floats must not overflow.
+    # Divide before adding, so that the largest floats do not overflow.
     return sum(value / len(values) for value in values)
 
 
 def column_of(step: int, *, width: int, last_step: int) -> int:
+    """Return the column in which a step lies."""
     return min(width - 1, max(0, step - 1) * width // max(1, last_step))
 
 
 def span_of(step: int, *, width: int, total_steps: int) -> int:
-    """The last step of a picture that seldom changes its scale: doubled when it is full."""
+    """Return the last step of a picture; it doubles when full, so the scale seldom changes."""
     span = width
     while span < step:
         span *= 2
@@ -99,7 +103,7 @@ def span_of(step: int, *, width: int, total_steps: int) -> int:
 
 
 def bounds(values: Iterable[float]) -> tuple[float, float]:
-    """A round range that holds all finite values; from 0 where none is below it."""
+    """Return a round range that contains all finite values; it starts at 0 if none is negative."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     if low >= 0:
@@ -108,7 +112,10 @@ def bounds(values: Iterable[float]) -> tuple[float, float]:
 
 
 def _round_up(size: float) -> float:
-    """The round number next above a size; 1 for 0, and the size itself at the ends of floats."""
+    """Return the next round number above a size.
+
+    It is 1 for 0, and the size itself at the limits of floats.
+    """
     if size < 1e-300 or size > 1e300:
         return max(size, 1e-300) if size else 1.0
     power = 10.0 ** math.floor(math.log10(size))
@@ -118,7 +125,7 @@ def _round_up(size: float) -> float:
 def area(
     columns: Sequence[float | None], height: int, *, low: float, high: float, blocks: bool
 ) -> list[str]:
-    """The picture from top to bottom. A value at the lower bound still shows as a thin line."""
+    """Return the picture from top to bottom. A value at the lower bound still shows a thin line."""
     glyphs = _EIGHTHS if blocks else _ASCII_EIGHTHS
     levels = [_level(value, 8 * height, low=low, high=high) for value in columns]
     rows: list[str] = []
@@ -132,7 +139,7 @@ def area(
 
 
 def _level(value: float | None, top: int, *, low: float, high: float) -> int | None:
-    """Eighths of a line; None for a value that is not finite."""
+    """Return a value in eighths of a line; None if it is not finite."""
     if value is None:
         return 0
     if not math.isfinite(value):
@@ -141,5 +148,6 @@ def _level(value: float | None, top: int, *, low: float, high: float) -> int | N
 
 
 def share_of(value: float, *, low: float, high: float) -> float:
-    # Halved, so that the largest floats do not overflow.
+    """Return the position of a value in a range, from 0 to 1."""
+    # Halve both, so that the largest floats do not overflow.
     return min(1.0, max(0.0, (value / 2 - low / 2) / (high / 2 - low / 2)))

@@ -1,7 +1,7 @@
-"""Memory and load of the GPUs (NVML) and of this process. All in bytes, shares and Celsius.
+"""Measure memory and load of the GPUs (NVML) and of this process, in bytes, shares and Celsius.
 
-Device i here is device i of CUDA_VISIBLE_DEVICES, as torch counts them. Without the package or
-without a driver there are no values, and that is said once at debug level.
+Device i is device i of CUDA_VISIBLE_DEVICES, as torch counts them. Without the package or a driver
+there are no values; this is logged once at debug level.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What NVML says of one device, without torch."""
+    """Facts about one device from NVML, without torch."""
 
     name: str
     memory_bytes: int
@@ -36,7 +36,7 @@ class GpuFacts:
 
 
 class GpuSampler:
-    """Asks NVML for the values of each visible device. Close it when the run ends."""
+    """Query NVML for the values of each visible device. Close it when the run ends."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -55,7 +55,7 @@ class GpuSampler:
         self._handles = self._find_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def sample(self) -> dict[str, float]:
-        """`gpu/<i>/...` metrics; one that a device does not support is left out."""
+        """Return `gpu/<i>/...` metrics; a value that a device does not support is left out."""
         metrics: dict[str, float] = {}
         for index, handle in enumerate(self._handles):
             for name, read in self._readings().items():
@@ -71,7 +71,7 @@ class GpuSampler:
         return self._ask(lambda: _text(self._nvml.nvmlSystemGetDriverVersion()))
 
     def driver_cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA version that the driver can run."""
+        """Return the newest CUDA version that the driver supports."""
         version = self._ask(lambda: self._nvml.nvmlSystemGetCudaDriverVersion_v2())
         return None if version is None else (version // 1000, version % 1000 // 10)
 
@@ -106,7 +106,7 @@ class GpuSampler:
             asked = [part.strip() for part in visible.split(",") if part.strip()]
         handles: list[Any] = []
         for part in asked:
-            # As CUDA does: the first name that is not a device hides all that follow it.
+            # As in CUDA, the first name that is not a device hides all that follow it.
             handle = self._ask(lambda part=part: _handle(nvml, part))
             if handle is None:
                 break
@@ -114,7 +114,7 @@ class GpuSampler:
         return handles
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """The answer, or None when the device or driver does not give one."""
+        """Return the answer of NVML, or None if the device or driver gives none."""
         if self._nvml is None:
             return None
         try:
@@ -135,7 +135,7 @@ def _text(value: str | bytes) -> str:
 
 
 def host_rss() -> float:
-    """Bytes of host memory that this process holds now; its peak where /proc is missing."""
+    """Return the host memory that this process holds now; its peak if /proc is missing."""
     statm = Path("/proc/self/statm")
     if statm.is_file():
         return float(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -144,7 +144,7 @@ def host_rss() -> float:
 
 
 def host_memory() -> tuple[int, int]:
-    """Bytes of memory that the machine has, and how many of them its container may use."""
+    """Return the memory of the machine in bytes, and how much of it the container may use."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     value = limit.read_text().strip() if limit.is_file() else ""

@@ -1,4 +1,4 @@
-"""Files that are whole whatever happens, and the system calls that make them so."""
+"""Write files atomically and durably."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def write_atomically(
     path: Path, content: str | bytes, *, sync: bool = True, mode: int = 0o666
 ) -> None:
-    """The file holds what it held or `content`, never a part, also after a power cut (`sync`).
+    """Write a file so that it holds either its old content or `content`, never a part.
 
-    `mode`: its permissions, before the umask.
+    With `sync` this also holds after a power cut. `mode` is the file's permissions, before the
+    umask.
     """
     partial = path.with_name(f".{path.name}.partial")
     if isinstance(content, str):
@@ -35,12 +36,13 @@ def write_atomically(
 
 
 def sync_file(file: Path) -> None:
+    """Flush a file to disk."""
     with open(file, "rb") as stream:
         os.fsync(stream.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Names are part of a folder: a rename is safe from a power cut only after this."""
+    """Flush a folder to disk: a rename survives a power cut only after this."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -49,5 +51,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256_of(file: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

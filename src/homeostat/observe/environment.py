@@ -1,7 +1,7 @@
-"""What a run stands on: versions, machine, GPUs, and whether these can work together.
+"""Describe the machine: versions, hardware, GPUs, and whether they can work together.
 
-Nothing here imports torch: facts about torch are handed in (`TorchFacts`), so that judging them
-is a pure function and `env` works where torch is broken or missing.
+Nothing here imports torch: facts about torch are passed in (`TorchFacts`), so that judging them is
+a pure function and `env` works even if torch is broken or missing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import platform
 import shutil
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ PACKAGES = (
     "tensorboard", "wandb", "trackio", "nvidia-ml-py", "trl", "datasets", "accelerate",
 )  # fmt: skip
 
-# Extra -> module it brings and what for. Must agree with pyproject.toml (a test compares them).
+# Extra -> module that it installs, and its purpose. A test compares this with pyproject.toml.
 EXTRAS: dict[str, tuple[str, str]] = {
     "gguf": ("gguf", "GGUF checkpoints"),
     "tasks": ("reasoning_gym", "reasoning-gym prompts, math-verify rewards"),
@@ -41,7 +42,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TorchFacts:
-    """What torch says of itself. `error` holds the reason when it cannot be imported."""
+    """Facts about torch. `error` holds the reason if it cannot be imported."""
 
     version: str | None = None
     error: str | None = None
@@ -53,7 +54,7 @@ class TorchFacts:
 
 @dataclass(frozen=True, slots=True)
 class CudaFacts:
-    """What must fit together: driver, the CUDA that torch was built for, GPU architectures."""
+    """Versions that must be compatible: driver, torch's CUDA version, GPU architectures."""
 
     torch: TorchFacts
     gpus: tuple[GpuFacts, ...] = ()
@@ -65,7 +66,7 @@ class CudaFacts:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Everything `homeostat env` shows."""
+    """Everything that `homeostat env` shows."""
 
     versions: dict[str, str]
     machine: dict[str, str]
@@ -78,7 +79,7 @@ class Environment:
 
 
 def gather_environment(torch_facts: TorchFacts, *, folder: Path | None = None) -> Environment:
-    """Look at this machine. `folder` is where disk space is measured."""
+    """Inspect this machine. `folder` is where disk space is measured."""
     sampler = GpuSampler()
     cuda = CudaFacts(
         torch=torch_facts,
@@ -99,7 +100,7 @@ def gather_environment(torch_facts: TorchFacts, *, folder: Path | None = None) -
 
 
 def summarise_environment(folder: Path) -> dict[str, str]:
-    """A few lines for the event of a run's start; the report and the sheet show them."""
+    """Return a few lines for the start event of a run; the reports show them."""
     versions, machine = _versions(), _machine(folder)
     sampler = GpuSampler()
     names = ("homeostat", "python", "torch", "transformers")
@@ -112,7 +113,7 @@ def summarise_environment(folder: Path) -> dict[str, str]:
 
 
 def judge_cuda(facts: CudaFacts) -> list[str]:
-    """Sentences about what cannot work, with the way out; none when all fits."""
+    """Return sentences about what cannot work, with the remedy; none if everything fits."""
     torch = facts.torch
     if torch.version is None:
         return [f"torch cannot be used: {torch.error or 'it is not installed'}."]
@@ -138,7 +139,7 @@ def judge_cuda(facts: CudaFacts) -> list[str]:
 
 
 def _judge_driver(facts: CudaFacts) -> str | None:
-    """A driver runs CUDA of its own major version and below: minor versions are compatible."""
+    """Check the driver: it runs CUDA of its own major version and below."""
     wanted = _version(facts.torch.built_for_cuda or "")
     if facts.driver_cuda is None or wanted is None or facts.driver_cuda[0] >= wanted[0]:
         return None
@@ -167,9 +168,10 @@ def _judge_kernels(facts: CudaFacts) -> list[str]:
 
 
 def has_kernels(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
-    """sm_XY runs on X.Y and later minors of X; compute_XY is compiled for anything newer.
+    """Return whether a GPU can run kernels built for an architecture.
 
-    A suffixed architecture (sm_90a) runs on exactly its own capability.
+    sm_XY runs on X.Y and later minors of X; compute_XY is compiled for anything newer. A suffixed
+    architecture (sm_90a) runs on exactly its own capability.
     """
     for arch in arch_list:
         kind, _, number = arch.partition("_")
@@ -188,7 +190,7 @@ def has_kernels(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool
 
 
 def missing_extras() -> dict[str, str]:
-    """Extra -> what it is for and the command that installs it, for those not installed."""
+    """Return the extras that are not installed: purpose and install command of each."""
     return {
         extra: f"{purpose}: pip install 'homeostat[{extra}]'"
         for extra, (module, purpose) in EXTRAS.items()
@@ -198,12 +200,17 @@ def missing_extras() -> dict[str, str]:
 
 def _versions() -> dict[str, str]:
     versions = {"homeostat": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {package: _installed(package) for package in PACKAGES}
+    return versions | {package: version for package, version in found.items() if version}
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """Return the installed version. Cached: it takes milliseconds to parse a package's metadata."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _machine(folder: Path) -> dict[str, str]:
@@ -218,6 +225,7 @@ def _machine(folder: Path) -> dict[str, str]:
 
 
 def num_usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -239,7 +247,7 @@ def _memory() -> str:
 
 
 def _driver_from_proc() -> str | None:
-    """The loaded driver's version, where NVML is not installed."""
+    """Return the version of the loaded driver, for machines without NVML."""
     path = Path("/sys/module/nvidia/version")
     return path.read_text().strip() if path.is_file() else None
 

@@ -1,7 +1,7 @@
-"""The event catalogue: every kind that events.jsonl may hold, and what it means.
+"""The event catalogue: every kind of event in events.jsonl, and its meaning.
 
-An event has `kind`, `step` and `time` (seconds since 1970), and the fields named here. Its mood
-colours it wherever it is shown. Whoever emits a kind that is not here is stopped by an assertion.
+An event has `kind`, `step`, `time` (seconds since 1970) and the fields listed here. Its mood is the
+colour in which it is shown. Emitting a kind that is not in the catalogue fails an assertion.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Mood = Literal["", "good", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class EventInfo:
-    """One line of the catalogue."""
+    """One entry of the catalogue."""
 
     kind: str
     meaning: str
@@ -23,10 +23,10 @@ class EventInfo:
 
 
 _LIST: tuple[EventInfo, ...] = (
-    EventInfo("run_started", "A new run directory is in use.", ("command", "environment")),
+    EventInfo("run_started", "A run started in a new run directory.", ("command", "environment")),
     EventInfo(
         "run_resumed",
-        "The run goes on after a checkpoint.",
+        "The run was resumed from a checkpoint.",
         ("command", "checkpoint", "environment"),
     ),
     EventInfo(
@@ -37,22 +37,30 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "checkpoint_skipped_invalid",
-        "A broken checkpoint was passed over for an older one that is whole.",
+        "A broken checkpoint was skipped, and an older intact one is used.",
         ("name", "why"),
         "warn",
     ),
     EventInfo(
         "records_set_aside",
-        "Lines of a log file of the run directory were damaged from outside. They were moved to "
-        "another file, and the run goes on without them.",
+        "Lines of a log file in the run directory were damaged from outside. They were "
+        "moved to another file, and the run continues without them.",
         ("file", "lines", "kept_in"),
         "warn",
     ),
     EventInfo(
         "data_prepared",
-        "Rows were tokenised, or found in the cache: how many were kept, dropped and cut.",
-        ("which", "seen", "kept", "dropped_overlong", "truncated", "bad", "tokens",
-         "trained_tokens"),
+        "Rows were tokenised or found in the cache, with the numbers kept, dropped and truncated.",
+        (
+            "which",
+            "seen",
+            "kept",
+            "dropped_overlong",
+            "truncated",
+            "bad",
+            "tokens",
+            "trained_tokens",
+        ),
     ),
     EventInfo(
         "model_loaded",
@@ -61,89 +69,106 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "tokenizer_compared",
-        "model.tokenizer against the model's own: pieces that both know, how many of them have "
-        "another number, the size of the smaller one, and examples.",
+        "model.tokenizer was compared with the model's own tokenizer: number of shared "
+        "pieces, how many of them have another id, the size of the smaller vocabulary, and "
+        "examples.",
         ("shared", "moved", "known", "examples"),
     ),
     EventInfo(
         "compile_cache_damaged",
-        "A folder of compiled kernels held entries that were half-written, corrupt or another "
-        "user's; they were removed unless the folder is one that you chose.",
+        "A cache folder of compiled kernels contained entries that were half-written, "
+        "corrupt or owned by another user. They were removed, unless you chose the folder "
+        "yourself.",
         ("folder", "entries", "removed"),
         "warn",
     ),
     EventInfo(
         "logprobs_verified",
-        "Engine and trainer agree with a float64 reference to rounding.",
+        "Engine and trainer agree with a float64 reference up to rounding.",
         ("verdict", "rows"),
         "good",
     ),
     EventInfo(
         "logprobs_off",
-        "Engine or trainer is further from a float64 reference than rounding explains.",
+        "The log-probs of engine or trainer are further from a float64 reference than "
+        "rounding explains.",
         ("verdict", "rows"),
         "bad",
     ),
-    EventInfo("training", "Everything is set up; the first step follows.", ("total_steps",)),
+    EventInfo("training", "Everything is set up, and the first step follows.", ("total_steps",)),
     EventInfo(
         "rules_watching",
-        "How many health rules have all that they need to judge the run, from here on.",
+        "Number of health rules that have all the data they need to judge the run from here on.",
         ("rules",),
     ),
     EventInfo(
         "eval_done",
-        "The held-out rows (in RL: prompts) were scored, and were better before.",
+        "The held-out rows (in RL: prompts) were evaluated, without a new best result.",
         ("loss", "reward"),
     ),
     EventInfo(
-        "new_best", "The held-out rows or prompts never scored better.", ("loss", "reward"), "good"
+        "new_best",
+        "The held-out rows or prompts gave the best result so far.",
+        ("loss", "reward"),
+        "good",
     ),
     EventInfo(
         "eval_incomplete",
-        "Rewards failed on held-out samples, so that this evaluation cannot become the best one "
+        "Rewards failed on held-out samples, so this evaluation cannot become the best one "
         "(eval.sampling.min_coverage).",
         ("reward", "coverage", "needed"),
         "warn",
     ),
     EventInfo(
         "reward_trouble",
-        "A reward gave no usable value: which, why, and the input that caused it. A sample on "
-        "which a reward failed is not trained; one that it returned None for does without it. Of "
-        "each kind only the first are written down; the metric counts all.",
-        ("reward", "failure", "message", "num_samples", "prompt_id", "prompt", "completion",
-         "traceback", "calls_in_a_row"),
+        "A reward gave no usable value: which one, why, and the input that caused it. A "
+        "sample on which a reward failed is not trained; a sample for which it returned None "
+        "keeps its other rewards. Only the first events of each kind are written; the metrics "
+        "count all.",
+        (
+            "reward",
+            "failure",
+            "message",
+            "num_samples",
+            "prompt_id",
+            "prompt",
+            "completion",
+            "traceback",
+            "calls_in_a_row",
+        ),
         "warn",
     ),
     EventInfo(
         "early_stop",
-        "eval.patience evaluations in a row were no better; the run ends.",
+        "eval.patience consecutive evaluations brought no improvement, so the run ends.",
         ("best", "patience"),
     ),
     EventInfo(
         "step_skipped",
-        "Loss or gradient was not finite. Nothing was applied; `origin` names module and "
-        "direction, `rows_file` holds the rows.",
+        "Loss or gradient was not finite, so the update was not applied. `origin` names "
+        "the module and direction, and `rows_file` contains the rows.",
         ("loss", "grad_norm", "origin", "rows", "rows_file"),
         "warn",
     ),
     EventInfo(
         "worst_tokens",
-        "Engine and trainer differ on tokens by more than rounding: the first is the worst, "
-        "`tokens` has the worst of the step with the text around them. Not at every step.",
+        "Engine and trainer differ on some tokens by more than rounding. The fields "
+        "describe the worst token, and `tokens` lists the worst of the step with the text around "
+        "them. Not written at every step.",
         ("text", "engine_logp", "trainer_logp", "tokens"),
         "warn",
     ),
     EventInfo(
         "oom_retry",
-        "Memory ran out. The step is done again with fewer tokens per micro-batch, to the same "
-        "gradient.",
+        "Memory ran out. The step is retried with fewer tokens per micro-batch; the "
+        "gradient is unchanged.",
         ("tokens_before", "tokens_now", "error", "snapshot"),
         "warn",
     ),
     EventInfo(
         "update_unmeasured",
-        "An update was applied, but memory ran out when its invariants were measured: its "
-        "update/* and probe/* metrics are missing.",
+        "An update was applied, but memory ran out while its invariants were measured, so "
+        "its update/* and probe/* metrics are missing.",
         ("error",),
         "warn",
     ),
@@ -154,22 +179,23 @@ _LIST: tuple[EventInfo, ...] = (
     ),
     EventInfo(
         "engine_restarted",
-        "The engine's process died. Another one was started and sent the weights; the round is "
-        "sampled from its start.",
+        "The engine's process died. A new one was started and received the weights; the "
+        "round is sampled again from its start.",
         ("error", "restarts"),
         "warn",
     ),
     EventInfo(
         "helper_lost",
-        "A process that sampled beside the trainer's died. Its requests begin again in the "
-        "trainer's, which samples alone from here on.",
+        "A helper process of the engine died. Its requests are restarted in the trainer's "
+        "process, which samples alone from here on.",
         ("error",),
         "warn",
     ),
-    EventInfo("checkpoint_saved", "A checkpoint is in place.", ("path", "seconds", "best")),
+    EventInfo("checkpoint_saved", "A checkpoint was saved.", ("path", "seconds", "best")),
     EventInfo(
         "checkpoint_failed",
-        "A checkpoint could not be written (a full disk, say). Earlier ones are untouched.",
+        "A checkpoint could not be written, for example because the disk is full. Earlier "
+        "ones are untouched.",
         ("error",),
         "bad",
     ),
@@ -177,65 +203,66 @@ _LIST: tuple[EventInfo, ...] = (
     EventInfo("export_written", "Weights were written in HF format.", ("path",)),
     EventInfo(
         "remedy_applied",
-        "Something was done about an illness: `code` is the finding's (empty where a guard of the "
-        "run acted on its own), `cause` what it is about, `remedy` what was done; of an "
-        "edit `path` was `old` and is `new`. Judged after `window` steps.",
+        "A remedy was applied to a finding. `code` is the finding's code (empty if a guard "
+        "of the run acted on its own), `cause` the reason, `remedy` the action. For a config "
+        "edit, `path` changed from `old` to `new`. The remedy is judged after `window` steps.",
         ("code", "cause", "remedy", "path", "old", "new", "grade", "window"),
         "warn",
     ),
     EventInfo(
         "remedy_judged",
-        "A remedy had its time: did the illness end, or did `metric` get better?",
+        "The window of a remedy is over: `helped` says whether the finding closed or "
+        "`metric` improved.",
         ("code", "cause", "remedy", "helped", "metric", "before", "after"),
     ),
     EventInfo(
         "remedy_reverted",
-        "A remedy did not help, or is no longer wanted, and was taken back.",
+        "A remedy did not help, or is no longer wanted, and was reverted.",
         ("code", "cause", "remedy", "path", "old", "new", "why"),
         "warn",
     ),
     EventInfo(
         "rolled_back",
-        "The run went back to a healthy checkpoint; records after it were cut.",
+        "The run went back to a healthy checkpoint; later records were cut.",
         ("code", "cause", "from_step", "to_step", "path", "old", "new"),
         "warn",
     ),
     EventInfo(
         "rule_failed",
-        "A health rule has a mistake and is left out from here on: worth a report.",
+        "A health rule raised an error and is disabled from here on. Please report it.",
         ("code", "error"),
         "warn",
     ),
     EventInfo(
         "allowance_unused",
-        "health.allow names a finding that never came up: remove it.",
+        "health.allow names a finding that never occurred: remove it.",
         ("code", "reason"),
     ),
     EventInfo(
         "health_halted",
-        "A finding of level error opened, and health.on_error=halt.",
+        "A finding of level error opened, and health.on_error is halt.",
         ("code", "name", "message"),
         "bad",
     ),
     EventInfo("profiler_trace", "A step was profiled.", ("folder", "files")),
     EventInfo(
         "sink_failed",
-        "A metric sink failed and is left out from here on; metrics.jsonl goes on.",
+        "A metric sink failed and is disabled from here on; metrics.jsonl is still written.",
         ("sink", "error"),
         "warn",
     ),
     EventInfo(
-        "run_stopped", "A signal ended the run. What was saved stays.", ("signal",), "warn"
+        "run_stopped", "A signal ended the run. Everything saved is kept.", ("signal",), "warn"
     ),
     EventInfo("run_finished", "The run is complete.", mood="good"),
     EventInfo(
-        "run_failed", "The run ended by an error; see traceback.txt.", ("error", "message"), "bad"
+        "run_failed", "The run ended with an error; see traceback.txt.", ("error", "message"), "bad"
     ),
-)  # fmt: skip
+)
 
 EVENTS: dict[str, EventInfo] = {info.kind: info for info in _LIST}
 
 
 def mood_of(kind: str) -> Mood:
-    """How an event is coloured; kinds of other versions have no colour."""
+    """Return the colour of an event; unknown kinds (of other versions) have none."""
     return EVENTS[kind].mood if kind in EVENTS else ""

@@ -1,7 +1,7 @@
-"""How a process ended, in words: what its signal usually means, and whether memory ran out.
+"""Describe how a process ended: what its signal usually means, and whether memory ran out.
 
-`says_out_of_memory` is the one place that knows the texts of a failed allocation on the host;
-whoever has to recognise one (an exception, a worker's last lines) asks it.
+`says_out_of_memory` is the only place that knows the texts of a failed allocation on the host. Code
+that has to recognise one (in an exception or in a worker's last lines) calls it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-# What an allocator of the host says, in any program's log.
+# Messages of host allocators, in any program's log.
 ALLOCATOR_TEXTS = (
-    # torch's CPU allocator; which of the two it says depends on how torch was built.
+    # torch's CPU allocator; which of the two messages it uses depends on how torch was built.
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
-    # C++, where an exception cannot leave a thread; OpenMP's runtime.
+    # C++ if an exception cannot leave a thread; OpenMP's runtime.
     "std::bad_alloc",
     "libgomp: Out of memory",
 )
-# In another program's log these may be of something else (memory that cannot be pinned, a GPU's).
-# Case matters: "cannot allocate memory in static TLS block" is the loader's, and no lack of memory.
+# In other programs' logs these may mean something else (memory that cannot be pinned, a GPU's).
+# Case matters: the loader's "cannot allocate memory in static TLS block" is no lack of memory.
 _OWN_TEXTS = (*ALLOCATOR_TEXTS, "Cannot allocate memory", "MemoryError")
 
 _MEANINGS = {
@@ -42,28 +42,28 @@ _SIGNALS = {int(number): number.name for number in signal.Signals}
 
 
 def says_out_of_memory(text: str) -> bool:
-    """Whether a message, or the last lines of a process, tell of an allocation that failed."""
+    """Return whether a message, or the last lines of a process, report a failed allocation."""
     return any(words in text for words in _OWN_TEXTS)
 
 
 def describe_exit(code: int | None) -> str:
-    """How a process ended, by the code that subprocess gives it; None: nobody knows."""
+    """Describe how a process ended, from its return code in subprocess; None means unknown."""
     if code is None:
         return "was killed from outside, together with its guardian"
     return f"ended with exit code {code}" if code >= 0 else describe_signal(-code)
 
 
 def describe_signal(number: int) -> str:
-    """ "was ended by SIGILL (what that usually means and what to do)"."""
+    """Return "was ended by SIGILL (what that usually means and what to do)"."""
     name = _SIGNALS.get(number, f"signal {number}")
     return f"was ended by {name}" + (f" ({_MEANINGS[name]})" if name in _MEANINGS else "")
 
 
 def is_death_of_memory(code: int | None, last_lines: str, *, kernel_kills: int) -> bool:
-    """Whether a process that ended by itself ran out of memory.
+    """Return whether a process that ended by itself ran out of memory.
 
-    The evidence is its own last lines, or for a SIGKILL that the kernel ended somebody for want of
-    memory meanwhile: `kernel_kills` is by how much `num_kernel_kills` rose.
+    The evidence is its own last lines, or for a SIGKILL that the kernel killed a process for lack
+    of memory in the meantime: `kernel_kills` is the increase of `num_kernel_kills`.
     """
     if code == -signal.SIGKILL:
         return kernel_kills > 0
@@ -71,8 +71,11 @@ def is_death_of_memory(code: int | None, last_lines: str, *, kernel_kills: int) 
 
 
 def num_kernel_kills(root: Path = Path("/")) -> int:
-    """How many processes the kernel has ended for want of memory: of this container where its
-    control group counts them, else of the machine. 0 where nobody counts."""
+    """Return how many processes the kernel has killed for lack of memory.
+
+    It is the count of this container if its control group has one, else of the machine; 0 if there
+    is no count.
+    """
     for file in ("sys/fs/cgroup/memory.events", "proc/vmstat"):
         try:
             lines = (root / file).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Numbers as people read them. Pure functions, shared by the views, the report and `env`."""
+"""Format numbers for people. These pure functions are shared by the views, the report and `env`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BARS = "▁▂▃▄▅▆▇█"  # one block per eighth of the range
 
 
 def duration(seconds: float) -> str:
-    """'4.2 s', '3:07', '2:03:07', '3 d 04 h'."""
+    """Format seconds: '4.2 s', '3:07', '2:03:07', '3 d 04 h'."""
     if not math.isfinite(seconds):
         return "-"
     if seconds < 10:
@@ -27,17 +27,17 @@ def duration(seconds: float) -> str:
 
 
 def byte_size(count: float) -> str:
-    """'512 B', '3.4 MiB', '71 GiB'."""
+    """Format bytes: '512 B', '3.4 MiB', '71 GiB'."""
     return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def count(number: float) -> str:
-    """'950', '12.3k', '4.56M'."""
+    """Format a count: '950', '12.3k', '4.56M'."""
     return _scaled(number, 1000, ("", "k", "M", "B", "T"), space="")
 
 
 def number(value: float) -> str:
-    """About four digits, short: '2.418', '1.2e-05', '1234'."""
+    """Format a number with about four digits: '2.418', '1.2e-05', '1234'."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:
@@ -49,12 +49,12 @@ def number(value: float) -> str:
 
 
 def loss(value: float) -> str:
-    """A fixed number of decimals, so that losses line up: '2.4180', '12.31'."""
+    """Format a loss with a fixed number of decimals, so that losses line up: '2.4180', '12.31'."""
     return f"{value:.4f}" if abs(value) < 10 else number(value)
 
 
 def percent(share: float) -> str:
-    """'0 %', '0.4 %', '98 %'."""
+    """Format a share: '0 %', '0.4 %', '98 %'."""
     value = 100 * share
     if not math.isfinite(value):
         return str(value)
@@ -64,16 +64,16 @@ def percent(share: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Safe to show, in one line, with white space as single spaces."""
+    """Return a text that is safe to show, on one line, with white space as single spaces."""
     return safe_text(" ".join(text.split()))
 
 
 def sparkline(values: Sequence[float], width: int, *, bars: str = _BARS) -> str:
-    """Values as at most `width` bars, neighbours averaged; one not finite shows as a cross."""
+    """Draw values as at most `width` bars, neighbours averaged; a non-finite one is a cross."""
     per_bar = max(1, math.ceil(len(values) / width))
-    # Counted from the newest value, so that bars do not change when one is added at the end.
+    # Group from the newest value, so that adding one at the end changes no earlier bar.
     ends = range(len(values), per_bar - 1, -per_bar)
-    # Divided before they are added, and halved below: the largest floats must not overflow.
+    # Divide before adding, and halve below, so that the largest floats do not overflow.
     recent = [sum(v / per_bar for v in values[end - per_bar : end]) for end in ends][::-1]
     finite = [value for value in recent if math.isfinite(value)]
     if not finite:

@@ -1,9 +1,9 @@
-"""The health of a run in the live panel: a word where all is well, else what is wrong.
+"""Show the health of a run in the live panel: one word if it is well, else what is wrong.
 
-    findings, events -> HealthBoard -> items, drawn anew only when something changed
+    findings, events -> HealthBoard -> items, redrawn only when something changed
 
-A run that is well takes one line. Of one that is ill the worst findings are shown, each with what
-was seen, its first cause and what was done about it, as far as a third of the panel allows.
+A healthy run takes one line. For an ill run the worst findings are shown, each with what was
+observed, its first cause and the remedy, in at most a third of the panel.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from homeostat.observe import ailments
 from homeostat.observe.panel import LABEL_WIDTH, Item, Room, fit, labelled
 
 MAX_SHOWN = 3
-# So long a word is said of what is over.
+# Number of steps for which a closed finding is still mentioned.
 NOTE_STEPS = 20
-# Places of a finding's lines: the higher, the sooner they make room for others.
+# Ranks of a finding's lines: lines of a higher rank are dropped first.
 _MESSAGE, _DONE, _CAUSE, _CALM = 1, 2, 3, 4
 MAX_MESSAGE_LINES = 3
 _STYLES = {"error": "bold red", "warn": "yellow"}
@@ -28,12 +28,12 @@ _BORDERS = {"error": "red", "warn": "yellow", "": "cyan"}
 
 
 class HealthBoard:
-    """What is open, what was done last about each code, and how many rules watch."""
+    """The open findings, the last remedy for each code, and the number of active rules."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], ailments.Record] = {}
         self._done: dict[str, tuple[int, str]] = {}
-        # The newest thing worth a word while the run is well.
+        # The newest notable event while the run is healthy.
         self._note: tuple[int, str] | None = None
         self._num_rules = 0
         self._num_changes = 0
@@ -61,7 +61,7 @@ class HealthBoard:
 
     @property
     def border(self) -> str:
-        """The colour of the panel's frame."""
+        """Return the colour of the panel's frame."""
         ill = [one for one in self._open.values() if ailments.is_ill(one)]
         return _BORDERS[str(max(ill, key=ailments.rank_of)["level"]) if ill else ""]
 
@@ -86,10 +86,10 @@ class HealthBoard:
             label = "" if number else "health"
             items.append(Item(_head(finding, room, label=label, num_more=num_more)))
             notes = self._notes(finding)
-            # The worst is told whole, as far as there is room; of the others a line.
+            # The worst finding is shown in full if there is room; the others get one line.
             most = 1 if number else max(1, min(MAX_MESSAGE_LINES, spare - len(notes)))
             details = [*_message(finding, room, num_lines=most), *notes]
-            # The lines of a finding make room before those of the one above it.
+            # The lines of a finding are dropped before those of the one above it.
             items += [Item(one.line, one.rank + 3 * number) for one in details]
         return fit(items, num_lines)
 
@@ -105,7 +105,7 @@ class HealthBoard:
         return labelled("health", cells, room)
 
     def _notes(self, finding: ailments.Record) -> list[Item]:
-        """Its first cause, and what was done about it."""
+        """Return the first cause of a finding and its remedy."""
         items: list[Item] = []
         for name, why in ailments.causes_of(finding)[:1]:
             line = Text.assemble(("cause  ", "dim"), name, (f": {why}" if why else "", "dim"))
@@ -130,7 +130,7 @@ def _head(finding: ailments.Record, room: Room, *, label: str, num_more: int) ->
     since = [] if first is None else [Text(f"since step {first:,}", "dim")]
     more = [Text(f"+{num_more} more", "bold")] if num_more else []
     line = labelled(label, [what, *since, *more], room)
-    # How many there are says more than since when.
+    # The number of findings is more useful than the step at which they began.
     return line if not more or more[0].plain in line.plain else labelled(label, [what, *more], room)
 
 

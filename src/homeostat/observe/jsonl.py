@@ -1,16 +1,16 @@
 """Append-only JSON lines that survive crashes and full disks.
 
-Invariant: the file always holds whole lines, in the order they were appended; a line that a crash
-tore is dropped when the file is opened again. JSON is strict: a float that is not finite is
-written as the string "nan", "inf" or "-inf", and the reader turns exactly those strings back
-into floats.
+Invariant: the file always holds whole lines, in the order in which they were appended; a line that
+a crash left incomplete is dropped when the file is opened again. JSON is strict: a float that is
+not finite is written as the string "nan", "inf" or "-inf", and the reader turns exactly these
+strings back into floats.
 
-These files are logs: training truth is in checkpoints and the journal, which are checked strictly.
-A line that was damaged from outside is therefore passed over by readers, which say so; a writer
-moves it to <file>.damaged, so that the file itself is sound again.
+These files are only logs: the state of training is in checkpoints and the journal, which are
+checked strictly. Readers therefore skip a line that was damaged from outside, and say so; a writer
+moves it to <file>.damaged, so that the file itself is valid again.
 
-A write that fails (full disk, quota) does not raise: what was torn off is cut away, the line
-waits in memory and is tried again before the next one.
+A write that fails (full disk, quota) does not raise: the incomplete part is removed, the line waits
+in memory and is retried before the next one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHOWN = 5
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """One line of strict JSON, with its newline."""
+    """Return one line of strict JSON, with its newline."""
     text = json.dumps(_plain(record), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
@@ -63,7 +63,7 @@ def _restored(value: Any) -> Any:
 
 
 def is_record(record: Mapping[str, Any]) -> bool:
-    """Every line has a step; a time, where it has one, and all numbers can be floats."""
+    """Return whether a line is valid: it has a step, and all its numbers can be floats."""
     numbers = [value for value in record.values() if isinstance(value, int)]
     time = record.get("time", 0.0)
     return (
@@ -74,21 +74,23 @@ def is_record(record: Mapping[str, Any]) -> bool:
 
 
 def is_metrics(record: Mapping[str, Any]) -> bool:
+    """Return whether a line is a metric record."""
     return is_record(record) and all(isinstance(value, (int, float)) for value in record.values())
 
 
 def is_event(record: Mapping[str, Any]) -> bool:
+    """Return whether a line is an event."""
     return is_record(record) and "time" in record and isinstance(record.get("kind"), str)
 
 
 def is_finding(record: Mapping[str, Any]) -> bool:
-    """An illness that began or is over, by code, name and level."""
+    """Return whether a line is a finding that opened or closed: code, name and level."""
     texts = ("code", "name", "level", "state")
     return is_record(record) and all(isinstance(record.get(name), str) for name in texts)
 
 
 def is_row_losses(record: Mapping[str, Any]) -> bool:
-    """Row ids and losses are two lists of numbers of one length."""
+    """Return whether a line has row ids and losses as two lists of equal length."""
     ids, losses = record.get("row_ids"), record.get("losses")
     if not (is_record(record) and isinstance(ids, list) and isinstance(losses, list)):
         return False
@@ -99,10 +101,10 @@ def is_row_losses(record: Mapping[str, Any]) -> bool:
 def iter_jsonl(
     path: Path, *, is_sound: IsSound = lambda record: True, damaged: list[int] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The records of a file, one at a time. No file: none. A torn last line is passed over.
+    """Yield the records of a file one at a time. A missing file has none.
 
-    Other lines that are no record are passed over too: their numbers go to `damaged` where that is
-    given, else to the log.
+    An incomplete last line is skipped. Other invalid lines are skipped, too: their numbers are
+    added to `damaged` if it is given, else they are logged.
     """
     try:
         file = path.open("rb")
@@ -121,18 +123,18 @@ def iter_jsonl(
 
 
 def shown_numbers(numbers: Sequence[int]) -> str:
-    """The first few of them, and how many there are."""
+    """Return the first few line numbers as text, and how many there are."""
     more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
     return ", ".join(str(number) for number in numbers[:_SHOWN]) + more
 
 
 def read_metrics(path: Path, *, damaged: list[int] | None = None) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, with `step`, `time` and the metrics as floats."""
+    """Return the records of a metrics.jsonl, with `step`, `time` and the metrics as floats."""
     return list(iter_jsonl(path, is_sound=is_metrics, damaged=damaged))
 
 
 def set_aside_damaged(path: Path, *, is_sound: IsSound) -> int:
-    """Move lines that are no record to <file>.damaged, and return how many there were."""
+    """Move invalid lines to <file>.damaged, and return how many there were."""
     damaged: list[int] = []
     for _ in iter_jsonl(path, is_sound=is_sound, damaged=damaged):
         pass
@@ -162,7 +164,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 
 def drop_torn_lines(path: Path) -> int:
-    """Cut whatever follows the last whole record. Returns the number of bytes cut."""
+    """Cut everything after the last whole record. Return the number of bytes cut."""
     with path.open("r+b") as file:
         size = good = file.seek(0, os.SEEK_END)
         while good > 0:
@@ -176,7 +178,7 @@ def drop_torn_lines(path: Path) -> int:
 
 
 def _line_start(file: Any, end: int, block: int = 65536) -> int:
-    """Where the line that ends just before offset `end` begins."""
+    """Return the offset at which the line that ends just before `end` begins."""
     position = end - 1
     while position > 0:
         start = max(0, position - block)
@@ -189,7 +191,7 @@ def _line_start(file: Any, end: int, block: int = 65536) -> int:
 
 
 class JsonlWriter:
-    """Appends records to one file. `sync` asks the disk to keep each before going on."""
+    """Append records to one file. `sync` flushes each record to disk before continuing."""
 
     def __init__(self, path: Path, *, sync: bool = False, is_sound: IsSound = is_record) -> None:
         self.path = path
@@ -207,6 +209,7 @@ class JsonlWriter:
         self._good_size = os.fstat(self._fd).st_size
 
     def append(self, record: Mapping[str, Any]) -> None:
+        """Append a record; if the write fails it is retried before the next one."""
         self._waiting.append(encode(record))
         self.flush()
         if len(self._waiting) > MAX_WAITING_LINES:
@@ -214,7 +217,7 @@ class JsonlWriter:
             self.num_dropped += 1
 
     def flush(self) -> None:
-        """Write what waits, oldest first, until a write fails."""
+        """Write the waiting records, oldest first, until a write fails."""
         try:
             while self._waiting:
                 self._write(self._waiting[0])
@@ -236,16 +239,18 @@ class JsonlWriter:
             if self.sync:
                 os.fsync(self._fd)
         except OSError:
-            # Shrinking needs no space, so the torn part goes even when the disk is full.
+            # Truncating needs no space, so the incomplete part can be removed even if the disk is
+            # full.
             if os.fstat(self._fd).st_size > self._good_size:
                 os.ftruncate(self._fd, self._good_size)
             raise
         self._good_size += len(line)
 
     def cut_after(self, step: int) -> int:
-        """Cut the records of later steps, which stand together at the end, and count them.
+        """Remove the records of later steps, which are all at the end, and return their number.
 
-        One ftruncate: it needs no space, and a crash leaves the file as before or as after.
+        This is one ftruncate: it needs no disk space, and a crash leaves the file either as before
+        or as after.
         """
         self.flush()
         offset, cut_at, num_cut = 0, None, 0

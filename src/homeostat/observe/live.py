@@ -1,4 +1,4 @@
-"""The live panel: Rich redraws it in place, log lines scroll above it."""
+"""The live panel: Rich redraws it in place, and log lines scroll above it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from homeostat.observe.transcript import QUIET_EVENTS, RunLabel, Transcript
 
 _MOOD_STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red"}
 NUM_EVENTS_KEPT, NUM_EVENTS_SHOWN = 12, 4
-# Of RL fewer are shown: its picture needs the lines, and these say what it shows already.
+# RL shows fewer of these: its curve needs the lines and already shows the same.
 NUM_EVENTS_SHOWN_IN_RL = 2
 _SAID_BY_THE_PICTURE = ("eval_done", "new_best", "checkpoint_pruned")
 _SAID_BY_HEALTH = QUIET_EVENTS | REMEDY_EVENTS
 MAX_WIDTH, MAX_HEIGHT = 120, 32
-# Of RL's numbers and samples, before the curve gives way to a line of bars.
+# Lines of RL's numbers and samples that are kept before the curve shrinks to a line of bars.
 _FEWEST_LINES = 6
-# Frame, progress row, and a line of the terminal that stays free.
+# Frame, progress row, and one free line of the terminal.
 _LINES_TAKEN = 4
 
 
 class LiveView:
-    """A panel that fits from 60 columns and 8 lines up, and loses its lesser lines below that."""
+    """A panel that fits from 60 columns and 8 lines up; smaller terminals lose its lesser lines."""
 
     def __init__(
         self, console: Console, label: RunLabel, progress: Progress, health: HealthBoard
@@ -84,7 +84,7 @@ class LiveView:
 
     @property
     def room(self) -> Room:
-        """What the terminal offers at this moment."""
+        """Return the space that the terminal offers at this moment."""
         size = self._console.size
         width = max(1, min(size.width, MAX_WIDTH) - 4)
         height = max(1, min(size.height, MAX_HEIGHT) - _LINES_TAKEN)
@@ -113,7 +113,7 @@ class LiveView:
 
     def _rl_items(self, room: Room) -> list[Item]:
         progress = self._progress
-        # A third of the panel is the picture's, and whatever the other lines leave.
+        # The curve gets a third of the panel, and whatever the other lines leave.
         can_draw = room.height >= _FEWEST_LINES + panel.MIN_CURVE_LINES
         head = panel.reward_headline(progress, room, spark=not can_draw)
         above = [*self._status_items(room), panel.blank(), Item(head)]
@@ -132,7 +132,7 @@ class LiveView:
         return [*above, *(Item(line) for line in curve), *below]
 
     def _status_items(self, room: Room) -> list[Item]:
-        """Once there is a status its line stays, so that the panel does not jump."""
+        """Return the status line, which stays once it was shown, so the panel does not jump."""
         return [] if self._status is None else [Item(panel.status_line(self._status, room), rank=1)]
 
     def _event_items(self, room: Room, count: int) -> list[Item]:
@@ -181,7 +181,7 @@ Event = tuple[str, int, dict[str, Any]]
 
 
 def _to_show(events: Sequence[Event], count: int) -> list[Event]:
-    """The newest; before others that are older, troubles."""
+    """Return the newest events; problems come before other events that are older."""
     newest = len(events) - 1
 
     def weight(place: int) -> tuple[bool, bool, int]:
@@ -196,5 +196,5 @@ def _is_trouble(kind: str) -> bool:
 
 
 def _apart(items: list[Item]) -> list[Item]:
-    """A blank line before them, where there are any."""
+    """Return the items with a blank line before them, if there are any."""
     return [panel.blank(), *items] if items else []

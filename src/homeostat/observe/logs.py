@@ -1,10 +1,10 @@
-"""Logging of a run: what a person sees, and console.log, which keeps all of it.
+"""Set up the logging of a run: what a person sees, and console.log, which keeps all of it.
 
     homeostat.*          at the chosen level -> console and console.log
     other libraries      warnings and errors, Python warnings too -> console and console.log
-    homeostat.progress   the view's lines, which the view itself shows -> console.log alone
+    homeostat.progress   the view's lines, which the view itself shows -> console.log only
 
-Nothing is set up at import; `logging_to` sets it up and takes it down again.
+Importing this module sets up nothing; `logging_to` sets logging up and takes it down again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROGRESS_LOGGER = "homeostat.progress"
 
 
 def resolve_level(flag: str | None, *, config: str, environ: Mapping[str, str] = os.environ) -> str:
-    """`--log-level` wins, then HOMEOSTAT_DEBUG=1, then observe.log_level."""
+    """Return the log level: `--log-level` wins, then HOMEOSTAT_DEBUG=1, then observe.log_level."""
     if flag is not None:
         if flag.lower() not in LEVELS:
             choices = ", ".join(LEVELS)
@@ -47,7 +47,7 @@ def logging_to(
 ) -> Iterator[None]:
     """Log to the console (the live view's own, so that lines go above it) and to a file.
 
-    `scrubber` takes secrets out of every line.
+    `scrubber` removes secrets from every line.
     """
     root, ours = logging.getLogger(), logging.getLogger("homeostat")
     progress = logging.getLogger(PROGRESS_LOGGER)
@@ -79,7 +79,7 @@ def logging_to(
 
 
 def tail(path: Path, num_lines: int, *, max_bytes: int = 65536) -> list[str]:
-    """The last lines of a log file; none when it is missing."""
+    """Return the last lines of a log file; none if it is missing."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
@@ -110,8 +110,10 @@ def _file_handler(path: Path, scrubber: Scrubber) -> logging.Handler:
 
 
 class _SafeFormatter(logging.Formatter):
-    """Format a record, its traceback included, without secrets and as text that cannot steer a
-    terminal, whoever wrote it. console.log gets the same: people read it with cat."""
+    """Format a record and its traceback without secrets and without terminal control codes.
+
+    console.log gets the same text, because people read it with cat.
+    """
 
     def __init__(self, form: str, datefmt: str | None = None, *, scrubber: Scrubber) -> None:
         super().__init__(form, datefmt)
@@ -122,12 +124,12 @@ class _SafeFormatter(logging.Formatter):
 
 
 class _ConsoleLog(logging.FileHandler):
-    """A file whose disk may fill up: it says so once and stays quiet about it."""
+    """A log file on a disk that may fill up: it reports this once and then stays quiet."""
 
     _told = False
 
     def close(self) -> None:
-        with suppress(OSError):  # what could not be written cannot be written now either
+        with suppress(OSError):  # the last buffered lines cannot be written either
             super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:

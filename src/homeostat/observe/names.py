@@ -1,17 +1,17 @@
-"""The metric catalogue: every name a run may log, its unit, meaning and how it is reduced.
+"""The metric catalogue: every metric name with its unit, its meaning and how it is reduced.
 
-A record of `metrics.jsonl` stands for all steps since the record before it. `reduce` says how the
-steps' values become the record's value:
+A record of `metrics.jsonl` covers all steps since the record before it. `reduce` says how the
+values of these steps are combined into the value of the record:
 
     mean   plain mean over the steps
     rate   mean over the steps weighted by time/step: all tokens over all seconds
     last   the newest value (counters, schedules, gauges)
     sum    total over the steps
-    max    the largest
-    min    the smallest
+    max    the largest value
+    min    the smallest value
 
-A NaN makes what it enters a NaN, and an infinity is never averaged away: nothing is hidden.
-A metric with `own_step` belongs to exactly one step, so logging it closes the record there.
+If one value is NaN the result is NaN, and an infinity is never averaged away, so no bad value is
+hidden. A metric with `own_step` belongs to exactly one step, so logging it closes the record there.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from enum import StrEnum
 
 
 class Reduce(StrEnum):
+    """The reduction that combines the values of several steps into one record."""
+
     MEAN = "mean"
     RATE = "rate"
     LAST = "last"
@@ -32,10 +34,11 @@ class Reduce(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """One line of the catalogue.
+    """One entry of the catalogue.
 
-    `<i>` in a name stands for a number, `<name>` for a label of ours, `<text>` for a name that a
-    user's function chose: printable characters, slashes and spaces among them.
+    In a name `<i>` stands for a number, `<name>` for a label from the recipe or from homeostat, and
+    `<text>` for a name that a user's function chose: printable characters, including slashes and
+    spaces.
     """
 
     name: str
@@ -48,134 +51,349 @@ class MetricInfo:
 _MEAN, _RATE, _LAST, _SUM, _MAX, _MIN = Reduce
 
 CATALOGUE: tuple[MetricInfo, ...] = (
-    MetricInfo("train/loss", "nats/token", _MEAN, "Training loss of the update, as normalised."),
-    MetricInfo("reward", "", _MEAN, "Mean reward of the sampled completions, as trained on."),
-    MetricInfo("reward_std", "", _MEAN, "Deviation of the rewards within a group, mean of groups."),
+    MetricInfo(
+        "train/loss",
+        "nats/token",
+        _MEAN,
+        "Training loss of the update, normalised as the algorithm says.",
+    ),
+    MetricInfo("reward", "", _MEAN, "Mean reward of the sampled completions, as used in training."),
+    MetricInfo(
+        "reward_std",
+        "",
+        _MEAN,
+        "Standard deviation of the rewards within a group, averaged over groups.",
+    ),
     MetricInfo(
         "frac_reward_zero_std",
         "share",
         _MEAN,
-        "Share of groups whose rewards are all the same, of those with two rewards or more.",
+        "Share of groups in which all rewards are equal, among groups with two or more rewards.",
     ),
     MetricInfo("rewards/<name>/mean", "", _MEAN, "Mean value of one reward function."),
-    MetricInfo("rewards/<name>/std", "", _MEAN, "Deviation of one reward function's values."),
-    MetricInfo("rewards/<name>/logged/<text>", "", _MEAN, "What a function gave to log_metric."),
-    MetricInfo("rewards/<name>/failed", "samples", _SUM, "Values that a reward failed to give."),
     MetricInfo(
-        "rewards/<name>/failed_share", "share", _MEAN, "Share of the samples it failed to give."
+        "rewards/<name>/std", "", _MEAN, "Standard deviation of one reward function's values."
     ),
-    MetricInfo("rewards/<name>/none", "samples", _SUM, "Samples that a reward gave None for."),
+    MetricInfo(
+        "rewards/<name>/logged/<text>",
+        "",
+        _MEAN,
+        "Mean of the values that a function passed to log_metric.",
+    ),
+    MetricInfo(
+        "rewards/<name>/failed", "samples", _SUM, "Number of samples on which the reward failed."
+    ),
+    MetricInfo(
+        "rewards/<name>/failed_share",
+        "share",
+        _MEAN,
+        "Share of samples on which the reward failed.",
+    ),
+    MetricInfo(
+        "rewards/<name>/none",
+        "samples",
+        _SUM,
+        "Number of samples for which the reward returned None (it does not apply).",
+    ),
     MetricInfo("advantages/mean", "", _MEAN, "Mean advantage of the samples."),
-    MetricInfo("advantages/std", "", _MEAN, "Deviation of the samples' advantages."),
+    MetricInfo("advantages/std", "", _MEAN, "Standard deviation of the samples' advantages."),
     MetricInfo("advantages/zero_share", "share", _MEAN, "Share of samples with advantage 0."),
     MetricInfo(
         "entropy",
         "nats/token",
         _MEAN,
-        "Entropy of the policy at its completions' tokens; of rows without advantage, which are "
-        "not trained, up to 8 of an update stand for all.",
+        "Entropy of the policy at the tokens of its completions. Rows that are not trained "
+        "because their advantage is 0 are represented by up to 8 of them per update.",
     ),
-    MetricInfo("kl", "nats/token", _MEAN, "Estimated KL from the reference model."),
+    MetricInfo(
+        "kl", "nats/token", _MEAN, "Estimated KL divergence of the policy from the reference model."
+    ),
     MetricInfo("kl_coefficient", "", _LAST, "Weight of the KL penalty."),
-    MetricInfo("clip_ratio/low_mean", "share", _MEAN, "Tokens whose ratio the lower bound holds."),
-    MetricInfo("clip_ratio/high_mean", "share", _MEAN, "Tokens whose ratio the upper bound holds."),
-    MetricInfo("clip_ratio/region_mean", "share", _MEAN, "Tokens that either bound holds."),
-    MetricInfo("clip_ratio/dual_mean", "share", _MEAN, "Tokens that the dual clip holds."),
+    MetricInfo(
+        "clip_ratio/low_mean",
+        "share",
+        _MEAN,
+        "Share of tokens whose ratio is clipped at the lower bound.",
+    ),
+    MetricInfo(
+        "clip_ratio/high_mean",
+        "share",
+        _MEAN,
+        "Share of tokens whose ratio is clipped at the upper bound.",
+    ),
+    MetricInfo(
+        "clip_ratio/region_mean",
+        "share",
+        _MEAN,
+        "Share of tokens whose ratio is clipped at either bound.",
+    ),
+    MetricInfo(
+        "clip_ratio/dual_mean",
+        "share",
+        _MEAN,
+        "Share of tokens whose ratio is clipped by dual_clip.",
+    ),
     MetricInfo("policy/ratio_mean", "", _MEAN, "Mean ratio of new to old policy."),
     MetricInfo("policy/ratio_max", "", _MAX, "Largest ratio of new to old policy."),
     MetricInfo("policy/ratio_min", "", _MIN, "Smallest ratio of new to old policy."),
-    MetricInfo("policy/update_kl", "nats/token", _MEAN, "KL from the policy that sampled."),
+    MetricInfo(
+        "policy/update_kl",
+        "nats/token",
+        _MEAN,
+        "KL divergence of the updated policy from the policy at the start of the step.",
+    ),
     MetricInfo(
         "sampling/sampling_logp_difference/mean",
         "nats",
         _MEAN,
-        "Mean distance of the engine's log-probs, as sampled, from the trainer's.",
+        "Mean absolute difference between the engine's log-probs, as sampled, and the trainer's.",
     ),
     MetricInfo(
-        "sampling/sampling_logp_difference/max", "nats", _MAX, "Largest such distance of a token."
+        "sampling/sampling_logp_difference/max",
+        "nats",
+        _MAX,
+        "Largest absolute difference of a single token's log-probs.",
     ),
     MetricInfo(
-        "sampling/importance_sampling_ratio/mean", "", _MEAN, "Mean of trainer over engine."
+        "sampling/importance_sampling_ratio/mean",
+        "",
+        _MEAN,
+        "Mean ratio of the trainer's to the engine's probability of a token.",
     ),
     MetricInfo(
-        "sampling/importance_sampling_ratio/max", "", _MAX, "Largest of trainer over engine."
+        "sampling/importance_sampling_ratio/max",
+        "",
+        _MAX,
+        "Largest ratio of the trainer's to the engine's probability.",
     ),
     MetricInfo(
-        "sampling/importance_sampling_ratio/min", "", _MIN, "Smallest of trainer over engine."
+        "sampling/importance_sampling_ratio/min",
+        "",
+        _MIN,
+        "Smallest ratio of the trainer's to the engine's probability.",
     ),
-    MetricInfo("sampling/k3", "nats/token", _MEAN, "KL of trainer from engine, estimator k3."),
+    MetricInfo(
+        "sampling/k3",
+        "nats/token",
+        _MEAN,
+        "KL divergence between engine and trainer, by the k3 estimator.",
+    ),
     MetricInfo(
         "sampling/ess",
         "share",
         _MEAN,
-        "Effective sample size of the tokens' ratios: share of the sample they leave.",
+        "Effective sample size under the tokens' importance ratios, as a share of the sample.",
     ),
-    MetricInfo("sampling/ess_sequence", "share", _MEAN, "The same of whole completions' ratios."),
-    MetricInfo("sampling/by_age/<i>/share", "share", _MEAN, "Tokens of a policy i versions old."),
-    MetricInfo("sampling/by_age/<i>/logp_difference", "nats", _MEAN, "Mean distance of those."),
-    MetricInfo("sampling/by_age/<i>/k3", "nats/token", _MEAN, "KL of those, estimator k3."),
-    MetricInfo("sampling/by_age/<i>/ess", "share", _MEAN, "Effective sample size of those."),
+    MetricInfo(
+        "sampling/ess_sequence",
+        "share",
+        _MEAN,
+        "Effective sample size under the ratios of whole completions, as a share of the sample.",
+    ),
+    MetricInfo(
+        "sampling/by_age/<i>/share",
+        "share",
+        _MEAN,
+        "Share of tokens that were sampled by a policy i versions old.",
+    ),
+    MetricInfo(
+        "sampling/by_age/<i>/logp_difference",
+        "nats",
+        _MEAN,
+        "Mean absolute log-prob difference of those tokens.",
+    ),
+    MetricInfo(
+        "sampling/by_age/<i>/k3",
+        "nats/token",
+        _MEAN,
+        "KL divergence between engine and trainer on those tokens, by the k3 estimator.",
+    ),
+    MetricInfo(
+        "sampling/by_age/<i>/ess",
+        "share",
+        _MEAN,
+        "Effective sample size of those tokens, as a share.",
+    ),
     MetricInfo(
         "verify/<name>/error_mean",
         "nats",
         _MEAN,
-        "Mean distance from a float64 reference: of the trainer, of the engine as it sampled, "
-        "and as it scores.",
+        "Mean absolute difference from a float64 reference: of the trainer, of the engine "
+        "as it sampled, or of the engine as it scores.",
     ),
-    MetricInfo("verify/<name>/error_max", "nats", _MAX, "Largest such distance."),
     MetricInfo(
-        "verify/<name>/share_off", "share", _MAX, "Tokens further off than rounding explains."
+        "verify/<name>/error_max",
+        "nats",
+        _MAX,
+        "Largest absolute difference from the float64 reference.",
     ),
-    MetricInfo("stale/steps/mean", "steps", _MEAN, "Mean age of the tokens' policy, in steps."),
-    MetricInfo("stale/steps/max", "steps", _MAX, "Largest such age."),
+    MetricInfo(
+        "verify/<name>/share_off",
+        "share",
+        _MAX,
+        "Share of tokens that differ by more than rounding explains.",
+    ),
+    MetricInfo(
+        "stale/steps/mean",
+        "steps",
+        _MEAN,
+        "Mean age, in steps, of the policy that sampled the trained tokens.",
+    ),
+    MetricInfo(
+        "stale/steps/max",
+        "steps",
+        _MAX,
+        "Largest age, in steps, of the policy that sampled the trained tokens.",
+    ),
     MetricInfo(
         "stale/updates/mean",
         "updates",
         _MEAN,
-        "Updates due between the weights that sampled a token and those it is trained on.",
+        "Mean number of updates that were due between the weights that sampled a token and "
+        "those on which it is trained.",
     ),
-    MetricInfo("stale/updates/max", "updates", _MAX, "Most such updates."),
-    MetricInfo("correction/factor_mean", "", _MEAN, "Mean of what multiplies the surrogate."),
-    MetricInfo("correction/tokens/truncated", "share", _MEAN, "Tokens whose weight is a bound."),
-    MetricInfo("correction/tokens/masked", "share", _MEAN, "Tokens whose weight is 0."),
-    MetricInfo("correction/tokens/rejected", "share", _MEAN, "Tokens that reject leaves out."),
-    MetricInfo("correction/tokens/vetoed", "share", _MEAN, "Tokens that the veto leaves out."),
+    MetricInfo("stale/updates/max", "updates", _MAX, "Largest number of such updates."),
     MetricInfo(
-        "correction/tokens/off_policy", "share", _MEAN, "Tokens off_policy_mask leaves out."
+        "correction/factor_mean",
+        "",
+        _MEAN,
+        "Mean factor by which the correction multiplies the surrogate.",
     ),
-    MetricInfo("correction/sequences/<name>", "share", _MEAN, "Completions with such a token."),
+    MetricInfo(
+        "correction/tokens/truncated",
+        "share",
+        _MEAN,
+        "Share of tokens whose weight is set to a bound.",
+    ),
+    MetricInfo(
+        "correction/tokens/masked", "share", _MEAN, "Share of tokens whose weight is set to 0."
+    ),
+    MetricInfo(
+        "correction/tokens/rejected", "share", _MEAN, "Share of tokens that `reject` leaves out."
+    ),
+    MetricInfo(
+        "correction/tokens/vetoed", "share", _MEAN, "Share of tokens that `veto` leaves out."
+    ),
+    MetricInfo(
+        "correction/tokens/off_policy",
+        "share",
+        _MEAN,
+        "Share of tokens that `off_policy_mask` leaves out.",
+    ),
+    MetricInfo(
+        "correction/sequences/<name>",
+        "share",
+        _MEAN,
+        "Share of completions that contain such a token.",
+    ),
     MetricInfo("completions/mean_length", "tokens", _MEAN, "Mean length of the completions."),
-    MetricInfo("completions/min_length", "tokens", _MIN, "Shortest completion."),
-    MetricInfo("completions/max_length", "tokens", _MAX, "Longest completion."),
-    MetricInfo("completions/clipped_ratio", "share", _MEAN, "Share of completions that were cut."),
+    MetricInfo("completions/min_length", "tokens", _MIN, "Length of the shortest completion."),
+    MetricInfo("completions/max_length", "tokens", _MAX, "Length of the longest completion."),
     MetricInfo(
-        "completions/mean_terminated_length", "tokens", _MEAN, "Mean length of those not cut."
+        "completions/clipped_ratio", "share", _MEAN, "Share of completions that were truncated."
     ),
-    MetricInfo("completions/min_terminated_length", "tokens", _MIN, "Shortest of those not cut."),
-    MetricInfo("completions/max_terminated_length", "tokens", _MAX, "Longest of those not cut."),
-    MetricInfo("completions/distinct_share", "share", _MEAN, "Share of texts that are distinct."),
-    MetricInfo("rollout/rounds", "rounds", _SUM, "Rounds of sampling."),
-    MetricInfo("rollout/replayed_rounds", "rounds", _SUM, "Rounds taken from the journal."),
-    MetricInfo("rollout/groups_passed_over", "groups", _SUM, "Groups that had nothing to teach."),
-    MetricInfo("rollout/untrained_share", "share", _MEAN, "Share of samples that is not trained."),
     MetricInfo(
-        "rollout/failed_share", "share", _MEAN, "Share not trained because a reward failed on it."
+        "completions/mean_terminated_length",
+        "tokens",
+        _MEAN,
+        "Mean length of the completions that were not truncated.",
     ),
-    MetricInfo("rollout/overlong_penalty", "", _MEAN, "Mean penalty for length."),
-    MetricInfo("train/updates_without_signal", "updates", _SUM, "Updates left out: no advantage."),
-    MetricInfo("replay/logp_difference/mean", "nats", _MEAN, "Engine now from engine then."),
-    MetricInfo("replay/logp_difference/max", "nats", _MAX, "Largest such distance of a token."),
+    MetricInfo(
+        "completions/min_terminated_length",
+        "tokens",
+        _MIN,
+        "Length of the shortest completion that was not truncated.",
+    ),
+    MetricInfo(
+        "completions/max_terminated_length",
+        "tokens",
+        _MAX,
+        "Length of the longest completion that was not truncated.",
+    ),
+    MetricInfo(
+        "completions/distinct_share",
+        "share",
+        _MEAN,
+        "Number of distinct completion texts, as a share of all completions.",
+    ),
+    MetricInfo("rollout/rounds", "rounds", _SUM, "Number of sampling rounds."),
+    MetricInfo(
+        "rollout/replayed_rounds",
+        "rounds",
+        _SUM,
+        "Number of sampling rounds taken from the journal.",
+    ),
+    MetricInfo(
+        "rollout/groups_passed_over",
+        "groups",
+        _SUM,
+        "Number of groups that dynamic sampling discarded.",
+    ),
+    MetricInfo("rollout/untrained_share", "share", _MEAN, "Share of samples that are not trained."),
+    MetricInfo(
+        "rollout/failed_share",
+        "share",
+        _MEAN,
+        "Share of samples that are not trained because a reward failed on them.",
+    ),
+    MetricInfo("rollout/overlong_penalty", "", _MEAN, "Mean penalty for length (overlong: shape)."),
+    MetricInfo(
+        "train/updates_without_signal",
+        "updates",
+        _SUM,
+        "Number of updates that were left out because no row has an advantage.",
+    ),
+    MetricInfo(
+        "replay/logp_difference/mean",
+        "nats",
+        _MEAN,
+        "Mean absolute difference between the log-probs of the current engine and those "
+        "recorded when the tokens were sampled.",
+    ),
+    MetricInfo(
+        "replay/logp_difference/max", "nats", _MAX, "Largest such difference of a single token."
+    ),
     MetricInfo("eval/reward", "", _LAST, "Mean reward on the held-out prompts.", own_step=True),
     MetricInfo(
-        "eval/reward_coverage", "share", _LAST, "Share of the samples that no reward failed on."
+        "eval/reward_coverage",
+        "share",
+        _LAST,
+        "Share of the held-out samples on which no reward failed.",
     ),
-    MetricInfo("eval/rewards/<name>/mean", "", _LAST, "The same for one reward function."),
-    MetricInfo("eval/rewards/<name>/failed", "samples", _LAST, "Samples that it failed on."),
-    MetricInfo("eval/pass@<i>", "share", _LAST, "Prompts of which one of i samples is solved."),
-    MetricInfo("eval/pass@<i>/<name>", "share", _LAST, "The same, where this reward decides."),
-    MetricInfo("eval/policy_version", "", _LAST, "The step whose weights were evaluated (RL)."),
-    MetricInfo("eval/completions/mean_length", "tokens", _LAST, "Mean length on held-out prompts."),
-    MetricInfo("eval/completions/clipped_ratio", "share", _LAST, "Share of those that were cut."),
+    MetricInfo(
+        "eval/rewards/<name>/mean",
+        "",
+        _LAST,
+        "Mean value of one reward function on the held-out prompts.",
+    ),
+    MetricInfo(
+        "eval/rewards/<name>/failed",
+        "samples",
+        _LAST,
+        "Number of held-out samples on which the reward failed.",
+    ),
+    MetricInfo(
+        "eval/pass@<i>",
+        "share",
+        _LAST,
+        "Share of prompts for which at least one of i samples is solved.",
+    ),
+    MetricInfo(
+        "eval/pass@<i>/<name>", "share", _LAST, "The same, if this reward decides what is solved."
+    ),
+    MetricInfo("eval/policy_version", "", _LAST, "Step whose weights were evaluated (RL)."),
+    MetricInfo(
+        "eval/completions/mean_length",
+        "tokens",
+        _LAST,
+        "Mean length of the completions of held-out prompts.",
+    ),
+    MetricInfo(
+        "eval/completions/clipped_ratio",
+        "share",
+        _LAST,
+        "Share of the completions of held-out prompts that were truncated.",
+    ),
     MetricInfo("time/generate", "s", _MEAN, "Time until the last completion of a step."),
     MetricInfo(
         "time/reward",
@@ -183,74 +401,132 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         _MEAN,
         "Time that a step waited for rewards after its last completion; they start before it.",
     ),
-    MetricInfo("time/score", "s", _MEAN, "Time for advantages, old and reference log-probs."),
+    MetricInfo(
+        "time/score",
+        "s",
+        _MEAN,
+        "Time spent on advantages and on old and reference log-probs in a step.",
+    ),
     MetricInfo("time/train", "s", _MEAN, "Time spent on the updates of a step."),
-    MetricInfo("sync/seconds", "s", _MEAN, "Time of a publication of the weights to the engine."),
-    MetricInfo("sync/bytes", "bytes", _LAST, "Bytes of the weights that were published."),
-    MetricInfo("sync/version", "", _LAST, "The step whose weights were published."),
-    MetricInfo("engine/tokens_per_s", "tokens/s", _MEAN, "New tokens sampled per second."),
-    MetricInfo("engine/policy_version", "", _LAST, "Version of the weights that sample next."),
-    MetricInfo("engine/max_running", "requests", _MAX, "Most requests sampled at one time."),
-    MetricInfo("engine/preemptions", "requests", _LAST, "Requests put back for lack of cache."),
-    MetricInfo("engine/cache_bytes", "bytes", _LAST, "Memory of cached keys and values."),
-    MetricInfo("engine/warmup_s", "seconds", _LAST, "Time spent on CUDA graphs, in all."),
-    MetricInfo("train/row_loss_max", "nats/token", _MAX, "Largest mean loss of one row."),
-    MetricInfo("train/skipped_steps", "steps", _LAST, "Updates not applied so far (not finite)."),
+    MetricInfo(
+        "sync/seconds", "s", _MEAN, "Duration of a publication of the weights to the engine."
+    ),
+    MetricInfo("sync/bytes", "bytes", _LAST, "Size of the published weights."),
+    MetricInfo("sync/version", "", _LAST, "Step whose weights were published last."),
+    MetricInfo(
+        "engine/tokens_per_s", "tokens/s", _MEAN, "Number of new tokens sampled per second."
+    ),
+    MetricInfo(
+        "engine/policy_version",
+        "",
+        _LAST,
+        "Version of the weights with which the engine samples next.",
+    ),
+    MetricInfo(
+        "engine/max_running",
+        "requests",
+        _MAX,
+        "Largest number of requests sampled at the same time.",
+    ),
+    MetricInfo(
+        "engine/preemptions",
+        "requests",
+        _LAST,
+        "Number of requests preempted because the cache was full.",
+    ),
+    MetricInfo("engine/cache_bytes", "bytes", _LAST, "Memory used by the KV cache."),
+    MetricInfo("engine/warmup_s", "seconds", _LAST, "Total time spent capturing CUDA graphs."),
+    MetricInfo("train/row_loss_max", "nats/token", _MAX, "Largest mean loss of a single row."),
+    MetricInfo(
+        "train/skipped_steps",
+        "steps",
+        _LAST,
+        "Number of updates not applied so far because a value was not finite.",
+    ),
     MetricInfo("eval/loss", "nats/token", _LAST, "Loss on the held-out rows.", own_step=True),
     MetricInfo("grad_norm", "", _MEAN, "Norm of the whole gradient before clipping."),
     MetricInfo(
         "update/weight_ratio/<name>",
         "",
         _MAX,
-        "Norm of an update over the norm of the weights, of a group of layers.",
+        "Norm of an update divided by the norm of the weights, for a group of layers.",
     ),
     MetricInfo(
         "probe/first_ratio_off",
         "",
         _MAX,
-        "Largest distance from 1 of new over old probability before anything was updated.",
+        "Largest distance from 1 of the ratio of new to old policy before anything was updated.",
     ),
     MetricInfo(
         "probe/round_trip_bad",
         "rows",
         _MAX,
-        "Rows whose tokens are not the ones that were sampled.",
+        "Number of rows whose tokens are not the ones that were sampled.",
     ),
     MetricInfo(
-        "probe/mask_difference", "tokens", _MAX, "Tokens with a loss, less those of the update."
+        "probe/mask_difference",
+        "tokens",
+        _MAX,
+        "Number of tokens by which the trained tokens differ from those that the update asked for.",
     ),
-    MetricInfo("probe/trained_unchanged", "tensors", _MAX, "Trained tensors that did not move."),
-    MetricInfo("probe/frozen_changed", "tensors", _MAX, "Frozen tensors that moved."),
-    MetricInfo("probe/dtype_odd", "tensors", _MAX, "Tensors of another dtype than the model's."),
     MetricInfo(
-        "data/rows_without_training", "share", _MEAN, "Share of the rows that has no loss at all."
+        "probe/trained_unchanged", "tensors", _MAX, "Number of trained tensors that did not change."
     ),
-    MetricInfo("learning_rate", "", _LAST, "Learning rate that the update used."),
-    MetricInfo("epoch", "epochs", _LAST, "Passes over the data so far, with the part of this one."),
-    MetricInfo("num_tokens", "tokens", _LAST, "Tokens processed so far, trained and context."),
-    MetricInfo("time/step", "s", _MEAN, "Time of one update, waiting for data included."),
-    MetricInfo("time/data_wait", "s", _MEAN, "Time an update waited for its rows."),
+    MetricInfo("probe/frozen_changed", "tensors", _MAX, "Number of frozen tensors that changed."),
+    MetricInfo(
+        "probe/dtype_odd",
+        "tensors",
+        _MAX,
+        "Number of tensors whose dtype differs from the model's.",
+    ),
+    MetricInfo(
+        "data/rows_without_training", "share", _MEAN, "Share of rows in which no token has a loss."
+    ),
+    MetricInfo("learning_rate", "", _LAST, "Learning rate of the update."),
+    MetricInfo(
+        "epoch",
+        "epochs",
+        _LAST,
+        "Number of passes over the data so far, including the fraction of the current one.",
+    ),
+    MetricInfo(
+        "num_tokens", "tokens", _LAST, "Number of tokens processed so far, trained and context."
+    ),
+    MetricInfo("time/step", "s", _MEAN, "Duration of one step, including waiting for data."),
+    MetricInfo("time/data_wait", "s", _MEAN, "Time that an update waited for its rows."),
     MetricInfo("time/eval", "s", _SUM, "Time spent evaluating."),
     MetricInfo("time/checkpoint", "s", _SUM, "Time spent saving checkpoints."),
-    MetricInfo("time/health", "s", _MEAN, "Time spent looking for illnesses, a step."),
-    MetricInfo("throughput/tokens_per_s", "tokens/s", _RATE, "Tokens processed per second."),
+    MetricInfo("time/health", "s", _MEAN, "Time spent on health rules, per step."),
     MetricInfo(
-        "throughput/trained_tokens_per_s", "tokens/s", _RATE, "Tokens with a loss per second."
+        "throughput/tokens_per_s", "tokens/s", _RATE, "Number of tokens processed per second."
     ),
-    MetricInfo("data/packing_fill", "share", _MEAN, "Share of the micro-batches that is filled."),
-    MetricInfo("data/trained_share", "share", _MEAN, "Share of the tokens that has a loss."),
-    MetricInfo("data/rows", "rows", _SUM, "Rows that were processed."),
-    MetricInfo("data/trained_rows", "rows", _SUM, "Rows that the updates were computed on (RL)."),
-    MetricInfo("data/micro_batches", "batches", _MEAN, "Micro-batches of one update."),
+    MetricInfo(
+        "throughput/trained_tokens_per_s",
+        "tokens/s",
+        _RATE,
+        "Number of tokens with a loss processed per second.",
+    ),
+    MetricInfo(
+        "data/packing_fill",
+        "share",
+        _MEAN,
+        "Share of the micro-batches' token budget that is filled.",
+    ),
+    MetricInfo("data/trained_share", "share", _MEAN, "Share of tokens that have a loss."),
+    MetricInfo("data/rows", "rows", _SUM, "Number of rows processed."),
+    MetricInfo("data/trained_rows", "rows", _SUM, "Number of rows in the updates (RL)."),
+    MetricInfo("data/micro_batches", "batches", _MEAN, "Number of micro-batches in one update."),
     MetricInfo(
         "memory/max_alloc",
         "bytes",
         _MAX,
-        "Peak of device memory held by tensors; on a CPU, of the process.",
+        "Peak device memory held by tensors; on a CPU, peak memory of the process.",
     ),
-    MetricInfo("memory/max_reserved", "bytes", _MAX, "Peak of device memory held by torch."),
+    MetricInfo("memory/max_reserved", "bytes", _MAX, "Peak device memory reserved by torch."),
     MetricInfo("memory/host_rss", "bytes", _LAST, "Host memory held by this process."),
-    MetricInfo("gpu/<i>/memory_used", "bytes", _LAST, "Memory in use on device i, all processes."),
+    MetricInfo(
+        "gpu/<i>/memory_used", "bytes", _LAST, "Memory in use on device i by all processes."
+    ),
     MetricInfo("gpu/<i>/utilization", "share", _MEAN, "Share of time that device i was busy."),
     MetricInfo("gpu/<i>/temperature", "C", _MAX, "Temperature of device i."),
 )
@@ -258,7 +534,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
 _HOLES = {
     "<i>": r"(?:0|[1-9]\d*)",
     "<name>": r"[A-Za-z0-9_.-]+",
-    # No control characters, no line or bidi controls, no halves of surrogate pairs.
+    # No control characters, no line or bidi controls, no lone surrogates.
     "<text>": r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]{1,100}",
 }
 _EXACT = {info.name: info for info in CATALOGUE if "<" not in info.name}
@@ -270,7 +546,7 @@ _PATTERNS = {
 
 
 def describe(name: str) -> MetricInfo | None:
-    """The catalogue's line for a metric name, or None when it has none."""
+    """Return the catalogue entry of a metric name, or None if there is none."""
     if name in _EXACT:
         return _EXACT[name]
     return next((info for pattern, info in _PATTERNS.items() if pattern.fullmatch(name)), None)

@@ -1,7 +1,7 @@
-"""Standard output of a run that goes on when its reader does not.
+"""Standard output that keeps a run alive if its reader goes away.
 
-A pipe closes (`| head`), a terminal goes away, the disk under `> log.txt` fills up, an encoding
-lacks a character: none of them is a reason to lose a run. All it would have said is in console.log.
+A pipe closes (`| head`), a terminal disappears, the disk under `> log.txt` fills up, an encoding
+lacks a character: none of these may end a run. All output is in console.log anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import IO, Any
 
 
 class Outlet:
-    """A text stream for a rich Console. After the first write that fails it says nothing more."""
+    """A text stream for a rich Console. After the first failed write it writes nothing more."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -30,12 +30,12 @@ class Outlet:
             self._give_up()
 
     def _encodable(self, text: str) -> str:
-        """Question marks for what the stream cannot encode: they take as much room."""
+        """Replace characters that the stream cannot encode by question marks of the same width."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         return text.encode(encoding, errors="replace").decode(encoding)
 
     def _give_up(self) -> None:
-        """What is still in the stream's buffer must go somewhere, or it fails again at exit."""
+        """Redirect the stream's buffer, because flushing it at exit would fail again."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

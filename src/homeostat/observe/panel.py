@@ -1,10 +1,10 @@
-"""What stands in the live panel: one line each, and which of them a small terminal still shows.
+"""The lines of the live panel, and which of them a small terminal still shows.
 
     Progress, events, samples, status -> [Item(line, rank)] -> the items that fit -> LiveView
 
-Every item is one line that never wraps, so the height is known before anything is drawn: the
-curve takes what the others leave, and where even that is too much the items of highest rank go
-first.
+Every item is one line that never wraps, so the height is known before anything is drawn: the curve
+takes the space that the others leave, and if there is still too little space, the items of highest
+rank are dropped first.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from homeostat.observe.samples import Row, best_and_worst_prompts
 from homeostat.observe.transcript import off_policy_signs, passes, status_text
 
 MIN_CURVE_LINES, MAX_CURVE_LINES = 4, 8
-NUM_SAMPLES = 2  # of the best, and as many of the worst
+NUM_SAMPLES = 2  # number of best samples, and of worst ones
 LABEL_WIDTH = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A line of the panel. Items of higher rank leave first."""
+    """A line of the panel. Items of higher rank are dropped first."""
 
     line: Text
     rank: int = 0
@@ -38,7 +38,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the terminal offers inside the panel's frame."""
+    """The space that the terminal offers inside the panel's frame."""
 
     width: int
     height: int
@@ -46,12 +46,12 @@ class Room:
 
     @property
     def bars(self) -> Mapping[str, str]:
-        """Arguments for a sparkline that this terminal can show."""
+        """Return arguments for a sparkline that this terminal can show."""
         return {} if self.blocks else {"bars": fmt.ASCII_BARS}
 
 
 def fit(items: Sequence[Item], height: int) -> list[Item]:
-    """The items that fit, in their order."""
+    """Return the items that fit, in their order."""
     surplus = max(0, len(items) - height)
     leaving = sorted(range(len(items)), key=lambda i: (items[i].rank, i), reverse=True)[:surplus]
     return [item for i, item in enumerate(items) if i not in leaving]
@@ -62,7 +62,7 @@ def blank() -> Item:
 
 
 def status_line(status: tuple[str, int, int], room: Room) -> Text:
-    """What the step under way does, with a bar where that is counted."""
+    """Describe what the current step is doing, with a progress bar if that is counted."""
     text, done, total = status
     line = Text(status_text(text, done, total), style="dim")
     if total > 0 and room.width >= 50:
@@ -98,7 +98,7 @@ def rl_items(progress: Progress, room: Room) -> list[Item]:
 
 
 def _engine_items(progress: Progress, room: Room) -> list[Item]:
-    """Signs of an engine that is behind come before what is sent, where there is little room."""
+    """Return the engine's lines; if there is little room, staleness comes before traffic."""
     cells = _cells(_ENGINE, progress, room)
     cells += [_pair(*sign, style="yellow") for sign in off_policy_signs(progress.latest)]
     cells += _cells(_SENT, progress, room)
@@ -106,9 +106,9 @@ def _engine_items(progress: Progress, room: Room) -> list[Item]:
 
 
 def reward_headline(progress: Progress, room: Room, *, spark: bool) -> Text:
-    """The newest reward, and the newest and best of the held-out prompts.
+    """Return the newest reward, and the newest and best of the held-out prompts.
 
-    `spark`: its course too, for where there is no room for the curve.
+    `spark` adds a sparkline, for panels without room for the curve.
     """
     latest, cells = progress.latest, []
     if "reward" in latest:
@@ -127,7 +127,7 @@ def reward_headline(progress: Progress, room: Room, *, spark: bool) -> Text:
 
 
 def reward_curve(progress: Progress, room: Room, num_lines: int) -> list[Text]:
-    """Reward over the run as an area, held-out rewards as dots on it; the last line is its axis."""
+    """Draw the reward over the run as an area, with held-out rewards as dots and an axis below."""
     reward, held_out = progress.curves["reward"], progress.curves["eval/reward"]
     low, high = curves.bounds([*reward.means, *held_out.means])
     labels = {0: f"{high:.3g}", num_lines - 2: f"{low:.3g}"}
@@ -162,7 +162,7 @@ def _put_dot(rows: list[Text], column: int, up: int, room: Room) -> None:
 
 
 class SampleBoard:
-    """The completions shown last, and the range of rewards seen, by which they are coloured."""
+    """The completions shown last, and the range of rewards seen, which sets their colours."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, str, float, str]] = []
@@ -198,12 +198,15 @@ class SampleBoard:
                 (" → " if room.blocks else " > ", "dim"),
                 (_elided(answer, answer_width - len(cut)), self._style(reward)), (cut, "dim"),
             )  # fmt: skip
-            # The very best and the very worst stay longest.
+            # The very best and the very worst are dropped last.
             items.append(Item(line, rank=2 if number in (0, len(rows) - 1) else 6))
         return items
 
     def _style(self, reward: float) -> str:
-        """Green in the upper half of what was seen, red in the lower; none when all are equal."""
+        """Return green for the upper half of the rewards seen, red for the lower.
+
+        There is no colour if all are equal.
+        """
         if not self._low < self._high:
             return ""
         middle = self._low / 2 + self._high / 2
@@ -211,13 +214,13 @@ class SampleBoard:
 
 
 def _clean(text: Any) -> str:
-    # Long texts are cut before they are searched: only their ends are ever shown.
+    # Cut long texts before searching them: only their ends are ever shown.
     text = str(text)
     return fmt.one_line(text if len(text) <= 2000 else f"{text[:1000]} ... {text[-1000:]}")
 
 
 def _elided(text: str, width: int) -> str:
-    """Beginning and end of a text, which tell more than the beginning alone."""
+    """Return the beginning and end of a text, which tell more than the beginning alone."""
     if cell_len(text) <= width:
         return text
     head = max(1, (width - 3) // 2)
@@ -231,7 +234,7 @@ Show = Callable[[float], str]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A metric in a line of the panel. `spark` draws its course where there is room."""
+    """A metric in a line of the panel. `spark` adds a sparkline if there is room."""
 
     metric: str
     label: str
@@ -307,12 +310,12 @@ def _cells(cells: Sequence[Cell], progress: Progress, room: Room) -> list[Text]:
 
 
 def labelled(label: str, cells: Sequence[Text], room: Room) -> Text:
-    """A line of the panel: its label, and as many cells as fit."""
+    """Return a line of the panel: its label, and as many cells as fit."""
     return _in_width(Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim")), cells, room.width)
 
 
 def _in_width(line: Text, cells: Sequence[Text], width: int) -> Text:
-    """The line with as many whole cells as fit behind it, at least one."""
+    """Return the line with as many whole cells after it as fit, at least one."""
     for number, cell in enumerate(cells):
         gap = "   " if number else ""
         if number and line.cell_len + len(gap) + cell.cell_len > width:

@@ -1,7 +1,7 @@
-"""The processor that this runs on: its architecture, its name, and what it can compute with.
+"""Identify the processor: its architecture, its name and its instruction set extensions.
 
-x86-64 names itself in /proc/cpuinfo ("model name", "flags"); aarch64 gives numbers of a maker and a
-part ("CPU implementer", "CPU part", "Features").
+x86-64 names itself in /proc/cpuinfo ("model name", "flags"); aarch64 gives the numbers of an
+implementer and a part ("CPU implementer", "CPU part", "Features").
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-# AMX and AVX512-BF16 on x86-64, FEAT_BF16 on aarch64.
+# Flags of AMX and AVX512-BF16 on x86-64, and of FEAT_BF16 on aarch64.
 BF16_FEATURES = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 _MAKERS = {0x41: "Arm", 0x46: "Fujitsu", 0x48: "HiSilicon", 0x4E: "NVIDIA", 0x51: "Qualcomm",
            0x61: "Apple", 0x6D: "Microsoft", 0xC0: "Ampere"}  # fmt: skip
@@ -25,8 +25,10 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """`features`: instructions beyond the architecture's first, as the kernel names them; empty
-    where it does not say."""
+    """A processor. `features` are its instruction set extensions as the kernel names them.
+
+    It is empty if the kernel does not list them.
+    """
 
     architecture: str
     name: str
@@ -34,7 +36,7 @@ class Processor:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether it multiplies bf16 numbers by instructions of its own."""
+        """Return whether the processor has bf16 multiply instructions."""
         return bool(self.features & BF16_FEATURES)
 
     def describe(self) -> str:
@@ -42,7 +44,7 @@ class Processor:
 
 
 def this_processor(cpuinfo: Path = _CPUINFO, *, architecture: str | None = None) -> Processor:
-    """The processor that /proc/cpuinfo tells of; elsewhere what Python knows of it."""
+    """Return the processor that /proc/cpuinfo describes; elsewhere what Python knows of it."""
     architecture = architecture or platform.machine()
     try:
         text = cpuinfo.read_text(encoding="utf-8")
@@ -58,7 +60,7 @@ def this_processor(cpuinfo: Path = _CPUINFO, *, architecture: str | None = None)
 
 
 def _arm_name(fields: dict[str, str]) -> str:
-    """ "Arm Neoverse-N1"; the numbers where the names are not known here."""
+    """Return "Arm Neoverse-N1"; the numbers if their names are not known here."""
     try:
         maker, part = (int(fields[key], 0) for key in ("cpu implementer", "cpu part"))
     except (KeyError, ValueError):

@@ -1,7 +1,7 @@
-"""How far a run is, how fast it goes and when it will end. No output, no clock of its own.
+"""Compute how far a run is, how fast it goes and when it will end, without output or clock.
 
-The rate is the mean time of the recent steps, in which no step counts as more than twenty usual
-(median) ones: evaluations and checkpoints are part of what is to come, one long stall is not.
+The rate is the mean time of the recent steps, in which no step counts as more than twenty times the
+median: evaluations and checkpoints will come again, but one long stall will not.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from homeostat.observe import format as fmt
 from homeostat.observe.curves import Curve
 
 RECENT_STEPS = 60
-# What is remembered of every step, to be drawn.
+# Metrics of every step that are kept for drawing.
 DRAWN = ("train/loss", "reward", "entropy", "completions/mean_length", "eval/reward", "eval/pass@1")
 
 
 @dataclass(slots=True)
 class Progress:
-    """What is known of a run while it goes on. Times are of any steadily growing clock."""
+    """The known state of a running run. Times come from any monotonic clock."""
 
     run_name: str
     total_steps: int
@@ -39,6 +39,7 @@ class Progress:
     _step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     def on_step(self, step: int, metrics: Mapping[str, float], *, now: float) -> None:
+        """Take in the values of one step."""
         done = step - max(self.step, self.start_step)
         if done > 0 and self.now is not None:
             self._step_seconds.append((now - self.now) / done)
@@ -47,7 +48,7 @@ class Progress:
         self._keep(step, metrics)
 
     def remember(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """An earlier part of the run, so that a resumed one shows its curve and its best so far."""
+        """Add an earlier part of the run, so that a resumed run shows its whole curve."""
         for record in records:
             self._keep(record["step"], record)
             self.latest.update({name: record[name] for name in record if name.startswith("eval/")})
@@ -64,7 +65,7 @@ class Progress:
 
     @property
     def is_rl(self) -> bool:
-        """Whether the run is one of rewards, as far as it has told."""
+        """Return whether the run is RL, as far as its metrics show."""
         return is_rl(self.latest)
 
     @property
@@ -75,7 +76,7 @@ class Progress:
         return now - self.started_at
 
     def remaining_s(self, now: float) -> float | None:
-        """Seconds to the last step; None before a step was timed."""
+        """Return the seconds to the last step; None before a step was timed."""
         if not self._step_seconds or self.now is None:
             return None
         limit = 20 * median(self._step_seconds)
@@ -85,12 +86,12 @@ class Progress:
 
 
 def is_rl(metrics: Mapping[str, Any]) -> bool:
-    """Rewards come first where there are any; a loss says little about such a run."""
+    """Return whether metrics belong to an RL run, where rewards matter more than the loss."""
     return "reward" in metrics or "eval/reward" in metrics
 
 
 def event_line(kind: str, fields: Mapping[str, Any], *, max_length: int = 100) -> str:
-    """An event in one short line: its kind as words, then its plain fields."""
+    """Describe an event in one short line: its kind as words, then its plain fields."""
     if kind in ailments.REMEDY_EVENTS:
         text = ailments.remedy_line(kind, fields)
     else:

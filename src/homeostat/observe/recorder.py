@@ -1,4 +1,4 @@
-"""From values of single steps to metric records, events and the view.
+"""Turn the values of single steps into metric records, events and calls of the view.
 
     log(step, metrics) -> every step to the view; reduced since the last record (see names.py)
                           to a record at each multiple of `log_interval`, at steps with a metric
@@ -6,11 +6,11 @@
     record             -> metrics.jsonl and the other sinks, then the view
     event(kind, step)  -> events.jsonl, then the view
     finding(step)      -> findings.jsonl, then the view
-    status, samples    -> the view alone
-    records, events and samples -> the listener, which looks for illnesses in them
+    status, samples    -> the view only
+    records, events and samples -> the listener, which evaluates the health rules
 
-Call `flush()` before a checkpoint is written: a record never spans one, so that a resumed run
-writes the records an uninterrupted run writes.
+Call `flush()` before a checkpoint is written: a record never spans one, so a resumed run writes the
+same records as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from homeostat.observe.sinks import Sink, VendorGuard
 
 
 class View(Protocol):
-    """What shows the run to a person while it goes on."""
+    """A display of the running run."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The values of one step, as they come."""
+        """Show the values of one step."""
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A record, reduced over the steps since the one before."""
+        """Show a record, reduced over the steps since the one before."""
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None: ...
 
     def status(self, text: str, done: int, total: int) -> None:
-        """What the step under way is doing, and how far it is with that; total 0: not counted."""
+        """Show what the current step is doing and how far it is; `total` 0 means not counted."""
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The completions of a step: prompt, completion, reward, advantage, stop_reason."""
+        """Show completions of a step: prompt, completion, reward, advantage, stop_reason."""
 
     def finding(self, step: int, finding: Mapping[str, Any]) -> None:
-        """An illness began or is over: a line of findings.jsonl."""
+        """Show that a finding opened or closed: a line of findings.jsonl."""
 
     def close(self) -> None: ...
 
 
 class Listener(Protocol):
-    """What looks for illnesses in what is recorded."""
+    """Evaluates the health rules on everything that is recorded."""
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -59,7 +59,7 @@ class Listener(Protocol):
 
 
 class Recorder:
-    """The one way by which a run says what it did."""
+    """The single entry point through which a run reports what it did."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Recorder:
                 sink.on_failure = self._sink_failed
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """All values of one step, its evaluation included: one call per step, steps grow."""
+        """Log all values of one step, including its evaluation: one call per step, in order."""
         assert step > self._step, f"step {step} was logged after step {self._step}"
         self._step = step
         own_step = self._window.add(metrics)
@@ -93,7 +93,7 @@ class Recorder:
 
     @property
     def last_step(self) -> int:
-        """The newest step that was logged; 0 before the first."""
+        """Return the newest step that was logged; 0 before the first."""
         return max(0, self._step)
 
     def flush(self) -> None:
@@ -110,6 +110,7 @@ class Recorder:
             self.listener.record(self._step, metrics)
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
+        """Write an event of a kind in the catalogue, and show it."""
         assert kind in EVENTS, f"{kind!r} is not in the event catalogue (observe/events.py)"
         fields = self._run_dir.scrubber.tree(fields)
         self._run_dir.append_event(kind, step, **fields)
@@ -119,12 +120,13 @@ class Recorder:
             self.listener.event(kind, step, fields)
 
     def finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        """Write a finding that opened or closed, and show it."""
         self._run_dir.append_finding(step, finding)
         if self._view is not None:
             self._view.finding(step, finding)
 
     def status(self, text: str, done: int = 0, total: int = 0) -> None:
-        """Tell whoever watches what is being done: often, at no cost."""
+        """Tell the view what is being done. Cheap, so call it often."""
         if self._view is not None:
             self._view.status(text, done, total)
 
@@ -155,7 +157,7 @@ class _Window:
         self._values: dict[str, list[tuple[float, float]]] = {}
 
     def add(self, metrics: Mapping[str, float]) -> bool:
-        """Take in one step's values. True when one of them closes the record."""
+        """Take in one step's values. Return True if one of them closes the record."""
         seconds = float(metrics.get("time/step", 1.0))
         own_step = False
         for name, value in metrics.items():

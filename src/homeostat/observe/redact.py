@@ -1,13 +1,13 @@
-"""Takes secrets out of free text: logs, tracebacks, commands, lines quoted from a log.
+"""Remove secrets from free text: logs, tracebacks, commands, lines quoted from a log.
 
-Config values are shared by an allow-list (config/shareable.py). Free text has no keys, so here a
-secret is known in three ways, and rather one word too many is removed than one too few:
+Config values are shared by an allow-list (config/shareable.py). Free text has no keys, so a secret
+is recognised in three ways, which rather remove a word too many than one too few:
 
-    its value    it stands in the run's config where nothing is shared, or in an environment
-                 variable whose name says that it is secret (`Scrubber`)
-    its name     what follows `password=`, `"judge_key":`, `--token`, `Bearer`
-    its looks    the shapes of known tokens and keys, links with a login, a query or a random part,
-                 and long words that mix cases and digits as no name does
+    its value    it is a private value of the run's config, or of an environment variable whose
+                 name says that it is secret (`Scrubber`)
+    its name     it follows `password=`, `"judge_key":`, `--token`, `Bearer`
+    its looks    it has the shape of known tokens and keys, of a link with a login, a query or a
+                 random part, or is a long word that mixes cases and digits as no name does
 
 Every pattern is linear in the length of the text: repeats are bounded, or cannot overlap.
 """
@@ -49,15 +49,15 @@ _WORDS = (
     r"|[\w-]{0,40}(?:access|api|auth|bearer|hf|hub|id|refresh|session|bot|judge|user|my)[_-]?token"
     r"|(?:HF_|--)?token"
 )
-# `token=abc`, `"password": "a b, c"`, `--api-key abc`: the name stays, the value goes. Names such
-# as pad_token and tokenizer are no secrets.
+# `token=abc`, `"password": "a b, c"`, `--api-key abc`: keep the name, remove the value. Names such
+# as pad_token and tokenizer are not secrets.
 _NAMED_VALUE = re.compile(
     rf"(?i)(?<![\w-])(\\?[\"']?(?:--)?(?:{_WORDS})\\?[\"']?(?:\s?[=:]\s?|(?<=--)\s)|--(?:{_WORDS})\s)"
     r"(\\?\"[^\"\n]{0,4000}\"?|\\?'[^'\n]{0,4000}'?|[^\s\"';&}\])]{3,})"
 )
 _RANDOM = re.compile(r"[A-Za-z0-9+/_=\-]{20,}")
 _AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=_.\-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+_.\-])")
-# Keys and UUIDs; a commit's name is meant to be read.
+# Keys and UUIDs; the hash of a commit is meant to be read.
 _HEX = re.compile(
     r"(?i)(?<![0-9a-z])(?=[0-9a-f-]{0,35}[0-9])[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){2,}[0-9a-f]{8,}"
 )
@@ -74,12 +74,12 @@ _SETTINGS = re.compile(
     r"|CUDA_VISIBLE_DEVICES"
 )
 _WORD_LIST = re.compile(r"[\w.,:;+\[\]=-]{1,120}")
-# Shorter ones would take half of a text with them.
+# Removing shorter values would remove half of a text.
 _MIN_PRIVATE = 4
 
 
 class Scrubber:
-    """Removes the secrets of one run from any text: the values that it knows, then by looks."""
+    """Remove the secrets of one run from any text: first the known values, then by looks."""
 
     def __init__(self, secrets: Iterable[str] = (), *, paths: Iterable[str] = ()) -> None:
         known = {form: MASK for secret in secrets for form in _forms(secret)}
@@ -90,10 +90,13 @@ class Scrubber:
 
     @classmethod
     def of(cls, config: Any, *, environ: Mapping[str, str], shows_paths: bool = False) -> Scrubber:
-        """For a run with this config (JSON values) in this environment.
+        """Build a scrubber for a run with this config (JSON values) in this environment.
 
-        `shows_paths`: files and folders that exist are shown whole, for a user's own terminal."""
-        # The config classes take half a second to import, and the doctor needs none of them.
+        With `shows_paths`, files and folders that exist are shown in full, for a user's own
+        terminal.
+        """
+        # Imported here, because the config classes take half a second and the doctor needs none of
+        # them.
         from homeostat.config.shareable import private_values
 
         texts = [text for text in private_values(config) if len(text) >= _MIN_PRIVATE]
@@ -110,12 +113,13 @@ class Scrubber:
         return cls([*secrets, *(text for text in texts if text not in paths)], paths=paths)
 
     def text(self, text: str) -> str:
+        """Return a text without secrets."""
         if self._values is not None:
             text = self._values.sub(lambda match: self._known[match.group(0)], text)
         return mask_text(text)
 
     def tree(self, value: Any) -> Any:
-        """The same for every text of a JSON value."""
+        """Return a JSON value with all its texts scrubbed."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -130,7 +134,7 @@ def _is_path(text: str) -> bool:
 
 
 def _forms(secret: str) -> set[str]:
-    """How a secret may stand in a text: as it is, escaped, by lines, and each text inside JSON."""
+    """Yield the forms of a secret in a text: as it is, escaped, by lines, and inside JSON."""
     forms = {secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]}
     forms |= {line.strip() for line in secret.splitlines()}
     try:
@@ -154,13 +158,13 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def relevant_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that matter for training, by name; values where they cannot be secrets."""
+    """Return the variables that matter for training; values only if they cannot be secrets."""
     chosen = sorted(name for name in environ if _RELEVANT.fullmatch(name))
     return {name: shared_variable(name, environ[name]) for name in chosen}
 
 
 def shared_variable(name: str, value: str) -> str:
-    """A variable's value if it is a number, a truth value or a setting of a numerical library."""
+    """Return a variable's value if it is a number, a boolean or a numerical library's setting."""
     if _is_harmless(value) or not value:
         return value
     if _SETTINGS.fullmatch(name) and not _SECRET_NAME.search(name) and _WORD_LIST.fullmatch(value):
@@ -169,7 +173,7 @@ def shared_variable(name: str, value: str) -> str:
 
 
 def mask_text(text: str) -> str:
-    """Free text with what looks like a secret removed."""
+    """Return free text with everything removed that looks like a secret."""
     text = _PEM.sub(MASK, text)
     text = _URL.sub(_mask_url, text)
     text = _KNOWN_TOKEN.sub(MASK, text)
@@ -181,7 +185,7 @@ def mask_text(text: str) -> str:
 
 
 def _mask_url(match: re.Match[str]) -> str:
-    """A plain link stays. One with a login, a query or a random part keeps scheme and host."""
+    """Keep a plain link. One with a login, a query or a random part keeps scheme and host."""
     scheme, rest = match.groups()
     authority, slash, path = rest.partition("/")
     login, _, host = authority.rpartition("@")
@@ -202,7 +206,7 @@ def _mask_bearer(match: re.Match[str]) -> str:
     return match.group(0) if is_word else f"{match.group(1)}{match.group(2)}{MASK}"
 
 
-# Names that end as a secret's does, and are none.
+# Names that end like those of secrets but are harmless.
 _NO_SECRET = re.compile(r"(?:(?:by|sort|primary|foreign|cache|group)_)?key|pass|pin|id_token")
 
 
@@ -215,7 +219,7 @@ def _mask_named(match: re.Match[str]) -> str:
 
 
 def _is_harmless(value: str) -> bool:
-    """TOKENIZERS_PARALLELISM=false, max_tokens: 8192, pad_token: null are no secrets."""
+    """Return whether a value is no secret: TOKENIZERS_PARALLELISM=false, max_tokens: 8192."""
     return bool(re.fullmatch(r"(?i)true|false|null|none|on|off|-?[\d.,]{1,15}(?:e-?\d+)?", value))
 
 
@@ -235,7 +239,7 @@ def _mask_if_random(match: re.Match[str]) -> str:
 
 
 def _is_random(word: str) -> bool:
-    """Long words that change between cases and digits often look like keys; names do not.
+    """Return whether a long word alternates between cases and digits as keys do and names do not.
 
     In a random word about 62 % of neighbours differ in kind; in names in CamelCase with a number,
     and in mangled symbols, fewer than 45 % do.
@@ -255,7 +259,7 @@ def _mixes(word: str) -> bool:
 
 
 def _changes(word: str) -> int:
-    """How often the kind of character changes: capitals, small letters, digits."""
+    """Count how often the kind of character changes: capitals, small letters, digits."""
     kinds = [_kind(char) for char in word]
     return sum(a != b and "-" not in (a, b) for a, b in itertools.pairwise(kinds))
 

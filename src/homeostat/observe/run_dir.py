@@ -1,18 +1,19 @@
-"""The folder a run leaves behind: where each file is, and who may write there.
+"""The run directory: where each file is, and who may write there.
 
     config.json, config.yaml   the resolved config, and the recipe as given
     metrics.jsonl              one record per log interval (names: observe/names.py)
-    findings.jsonl             illnesses: a line where one begins, one where it is over
+    findings.jsonl             findings: a line when one opens, and one when it closes
     events.jsonl               what happened: resumes, checkpoints, skipped steps ...
     row_losses.jsonl           row ids and losses of each step
     journal/                   scored rollouts before they are trained on (rollout/journal.py)
-    completions/               sampled completions to be read (observe/completions.py)
+    completions/               sampled completions for people to read (observe/completions.py)
     checkpoints/ trace/ offending_rows/ sinks/
     console.log traceback.txt report.html
 
-Invariant: one process writes at a time. The lock is the kernel's (flock), so it goes with the
-process that holds it, however that ends. Records of steps that will be computed again are cut on
-resume (`truncate_after`), so that a step never has two records; events are history and stay.
+Invariant: one process writes at a time. The lock is the kernel's (flock), so it is released when
+the process that holds it ends, however that happens. Records of steps that will be computed again
+are removed on resume (`truncate_after`), so that a step never has two records; events are history
+and stay.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from homeostat.types import FloatArray, IntArray
 
 
 class RunPaths:
-    """Where the files of a run are. Reading needs no more than this: no lock, no side effects."""
+    """The paths of a run's files. Reading needs no more than this: no lock, no side effects."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,7 +62,7 @@ class RunPaths:
         self.report = path / "report.html"
 
     def inside(self, folder: str) -> Path:
-        """A folder inside the run directory that a setting names, such as the profiler's."""
+        """Return a folder inside the run directory that a setting names, such as the profiler's."""
         found = (self.path / folder).resolve()
         if not found.is_relative_to(self.path.resolve()):
             raise RunDirError(
@@ -72,18 +73,18 @@ class RunPaths:
 
 
 class RunDir(RunPaths):
-    """The run directory, locked and open for writing. Use as a context manager, or close it."""
+    """The run directory, locked and open for writing. Use it as a context manager, or close it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        # Removes secrets from what is written for others to read; `protect` tells it of more.
+        # Removes secrets from everything written for others to read; `protect` adds more of them.
         self.scrubber = Scrubber.of({}, environ=os.environ)
         self._is_gone = False
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._require_plain_files()
             self._lock_fd: int | None = _lock(path / ".lock")
-            # A run directory is used once anything happened in it.
+            # A run directory counts as used once it contains an event.
             self.was_used = self.events.is_file() and self.events.stat().st_size > 0
             self._metrics = JsonlWriter(self.metrics, is_sound=is_metrics)
             self._events = JsonlWriter(self.events, sync=True, is_sound=is_event)
@@ -99,7 +100,7 @@ class RunDir(RunPaths):
         _forget_lock_in_children(self)
 
     def _require_plain_files(self) -> None:
-        """What stands where we write must be a file: a pipe would wait for a reader for ever."""
+        """Refuse anything but regular files where we write: a pipe would block forever."""
         texts = (self.config_json, self.config_yaml, self.console_log, self.traceback, self.report)
         records = (self.metrics, self.events, self.findings, self.row_losses)
         for path in (*texts, *records, self.path / ".lock"):
@@ -111,18 +112,18 @@ class RunDir(RunPaths):
 
     @property
     def set_aside(self) -> dict[str, int]:
-        """How many damaged lines were moved to <file>.damaged on opening, by the file's name."""
+        """Return how many damaged lines were moved to <file>.damaged on opening, by file name."""
         writers = (self._metrics, self._events, self._row_losses, self._findings)
         return {w.path.name: w.num_set_aside for w in writers if w.num_set_aside}
 
     def protect(self, config: Mapping[str, Any]) -> None:
-        """Keep what this config holds and does not share out of events, findings and logs."""
+        """Keep the private values of this config out of events, findings and logs."""
         self.scrubber = Scrubber.of(config, environ=os.environ)
 
     def _require_there(self) -> None:
-        """Raise once if the folder was deleted, moved or replaced while the run goes on.
+        """Raise once if the folder was deleted, moved or replaced during the run.
 
-        Open files would take every record, and nobody could ever read them.
+        The open files would still accept every record, but nobody could ever read them.
         """
         if self._lock_fd is None or self._is_gone:
             return
@@ -158,21 +159,21 @@ class RunDir(RunPaths):
         row_ids: IntArray | Sequence[int],
         losses: FloatArray | Sequence[float],
     ) -> None:
-        """Row ids and mean losses of one step, in one order."""
+        """Append the row ids and mean losses of one step, in the same order."""
         assert len(row_ids) == len(losses), (len(row_ids), len(losses))
-        # Four decimals keep a row's loss readable and the file small.
+        # Four decimals keep the losses readable and the file small.
         rounded = [round(float(loss), 4) for loss in losses]
         self._row_losses.append({"step": step, "row_ids": list(row_ids), "losses": rounded})
 
     def truncate_after(self, step: int) -> int:
-        """Cut metrics, row losses and findings of later steps. Returns how many there were."""
+        """Remove metrics, row losses and findings of later steps. Return their number."""
         writers = (self._metrics, self._row_losses, self._findings)
         return sum(writer.cut_after(step) for writer in writers)
 
     def write_config(self, config: RunConfig, *, recipe: str) -> None:
-        """The resolved config, and the recipe's text as the user gave it.
+        """Write the resolved config, and the recipe's text as the user gave it.
 
-        Both are whole, as a resumed run needs them, so they are for the user's eyes alone.
+        Both are complete, because a resumed run needs them, so only the user may read them.
         """
         try:
             text = config.model_dump_json(indent=2) + "\n"
@@ -185,7 +186,7 @@ class RunDir(RunPaths):
             ) from None
 
     def write_offending_rows(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
-        """Keep the rows of a step that went wrong, one JSON object per line."""
+        """Save the rows of a step that went wrong, one JSON object per line."""
         self.offending_rows.mkdir(exist_ok=True)
         path = self.offending_rows / f"step_{step}.jsonl"
         write_atomically(path, b"".join(encode(row) for row in rows).decode("utf-8"))
@@ -195,7 +196,7 @@ class RunDir(RunPaths):
         write_atomically(self.traceback, self.scrubber.text(text))
 
     def close(self) -> None:
-        """Write what waits and let the next process in. Closing twice is fine."""
+        """Write what is waiting and release the lock. Idempotent."""
         for writer in (self._metrics, self._events, self._row_losses, self._findings):
             writer.close()
         if self._lock_fd is not None:
@@ -210,7 +211,7 @@ class RunDir(RunPaths):
 
 
 def _lock(path: Path) -> int:
-    """Take the lock or say who has it. The file holds the number of the process that took it."""
+    """Take the lock, or name the process that holds it. The file contains its process id."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -230,7 +231,7 @@ def _lock(path: Path) -> int:
 
 
 def _forget_lock_in_children(run_dir: RunDir) -> None:
-    """A forked worker that outlives us must not keep our lock: it closes its copy at once."""
+    """Make forked workers close their copy of the lock, so that they cannot keep it."""
     reference = weakref.ref(run_dir)
 
     def forget() -> None:

@@ -1,7 +1,7 @@
-"""Which of a step's completions a person is shown: the best and the worst, one per prompt.
+"""Choose which completions of a step to show: the best and the worst, one per prompt.
 
-Among equal rewards those with the largest advantage come first: a success that is still rare, a
-failure that no longer is expected.
+Among equal rewards those with the largest advantage come first: a success that is still rare, or a
+failure that is no longer expected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def best_and_worst_prompts(rows: Sequence[Row], n: int) -> tuple[list[Row], list[Row]]:
-    """Up to `n` rows of highest reward and `n` others of lowest, each of another prompt.
+    """Return up to `n` rows of highest reward and `n` others of lowest, each of another prompt.
 
     Rows need `prompt` and `reward`; those without a reward are in neither list.
     """

@@ -1,6 +1,7 @@
-"""The bug-report sheet: all that a maintainer asks for, as Markdown.
+"""Write the bug report: everything that a maintainer asks for, as Markdown.
 
-The config is shown by an allow-list (config/shareable.py), texts go through a scrubber (redact.py).
+The config is shown by an allow-list (config/shareable.py), and texts go through a scrubber
+(redact.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from homeostat.observe.redact import Scrubber, mask_text, relevant_environment
 from homeostat.observe.report.facts import RunFacts, read_facts
 from homeostat.observe.run_dir import RunPaths
 
-# What a run did about trouble by itself.
+# Kinds of events by which a run reacts to a problem on its own.
 _REMEDIES = (
     "step_skipped",
     "oom_retry",
@@ -37,7 +38,7 @@ NUM_REMEDIES = 60
 
 
 def require_run_dir(path: Path) -> None:
-    """Refuse a folder that no run has written to."""
+    """Refuse a folder to which no run has written."""
     paths = RunPaths(path)
     if not (paths.events.is_file() or paths.config_json.is_file()):
         raise RunDirError(
@@ -47,7 +48,7 @@ def require_run_dir(path: Path) -> None:
 
 
 def bug_sheet(run_dir: Path, environment: Environment, *, environ: Mapping[str, str]) -> str:
-    """Everything about a run and this machine that a bug report needs."""
+    """Return everything about a run and this machine that a bug report needs."""
     facts = read_facts(run_dir)
     parts = [
         f"# Run `{mask_text(facts.name)}`: {facts.status[0]}",
@@ -65,7 +66,7 @@ def bug_sheet(run_dir: Path, environment: Environment, *, environ: Mapping[str, 
 
 
 def machine_markdown(environment: Environment) -> str:
-    """Hardware, versions and the verdict on CUDA."""
+    """Describe hardware, versions and the verdict on CUDA."""
     gpus = {f"GPU {index}": gpu.describe() for index, gpu in enumerate(environment.cuda.gpus)}
     cuda = cuda_lines(environment)
     verdicts = "\n".join(f"- {text}" for text in environment.verdicts)
@@ -79,7 +80,7 @@ def machine_markdown(environment: Environment) -> str:
 
 
 def cuda_lines(environment: Environment) -> dict[str, str]:
-    """Driver, torch's CUDA and its architectures, where there are any."""
+    """Describe the driver, torch's CUDA version and its architectures, if there are any."""
     cuda = environment.cuda
     newest = f", CUDA up to {cuda.driver_cuda[0]}.{cuda.driver_cuda[1]}" if cuda.driver_cuda else ""
     lines = {
@@ -134,7 +135,7 @@ def _cell(value: str) -> str:
 
 
 def _code(text: Any, scrubber: Scrubber, language: str = "") -> str:
-    """A fenced block whose fence is longer than any run of backticks inside."""
+    """Return a fenced block whose fence is longer than any run of backticks inside."""
     if not text:
         return ""
     body = scrubber.text(str(text))

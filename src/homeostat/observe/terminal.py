@@ -1,4 +1,4 @@
-"""The console that everything for people is printed on."""
+"""The console on which everything for people is printed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from homeostat.observe.safe_text import safe_text
 
 
 class SafeConsole(Console):
-    """A Rich console on which no text can steer the terminal (see safe_text).
+    """A Rich console on which no text can control the terminal (see safe_text).
 
-    Rich's own colours and cursor movements are no text of a segment, so they are left alone.
+    Rich's own colours and cursor movements are not part of a segment's text, so they are
+    unaffected.
     """
 
     def render(

@@ -14,19 +14,19 @@ from homeostat.observe import format as fmt
 from homeostat.observe.logs import PROGRESS_LOGGER
 from homeostat.observe.progress import Progress, event_line, is_rl
 
-# Lines come at most this often, but for the first, the last and evaluations.
+# Shortest time between lines, except for the first, the last and evaluations.
 MIN_SECONDS_BETWEEN_LINES = 2.0
-# Told by metrics all the same, and in some runs at every step: events.jsonl alone keeps these.
+# Metrics also report these, in some runs at every step, so only events.jsonl keeps them.
 QUIET_EVENTS = frozenset({"weights_published", "rules_watching"})
-# What was done to the run is told whole.
+# Changes made to the run are shown in full.
 MAX_REMEDY_LENGTH = 240
-# A step that takes longer than this tells how far it is.
+# A step that takes longer than this shows its progress.
 SECONDS_UNTIL_STATUS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunLabel:
-    """What does not change during a run: its name, a line about the model, its last step."""
+    """The constants of a run: its name, a line about the model, its last step."""
 
     run_name: str
     model_line: str
@@ -35,7 +35,7 @@ class RunLabel:
 
 
 class Transcript:
-    """Writes record lines to the progress logger, not more often than a person would read."""
+    """Write record lines to the progress logger, not more often than a person would read."""
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = progress
@@ -46,7 +46,7 @@ class Transcript:
         progress.started_at = clock()
 
     def record(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """The record as a line, or None when it is too soon for one."""
+        """Return the record as a line, or None if it is too soon for one."""
         now = self.clock()
         due = now - self._last_line_at >= MIN_SECONDS_BETWEEN_LINES
         is_eval = "eval/loss" in metrics or "eval/reward" in metrics
@@ -58,7 +58,7 @@ class Transcript:
         return line
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> str | None:
-        """The event as a line, or None when it is one of the quiet ones."""
+        """Return the event as a line, or None if it is one of the quiet kinds."""
         if kind in QUIET_EVENTS or ailments.tells_twice(kind, fields):
             return None
         most = MAX_REMEDY_LENGTH if kind in ailments.REMEDY_EVENTS else 100
@@ -67,13 +67,13 @@ class Transcript:
         return line
 
     def finding(self, step: int, finding: Mapping[str, Any]) -> str:
-        """The illness as a line."""
+        """Return the finding as a line."""
         line = f"{_step_text(step, self.progress)}  {ailments.finding_line(finding)}"
         self._log.info(line)
         return line
 
     def status(self, text: str, done: int, total: int) -> str | None:
-        """A sign of life of a long step, or None when a line was written not long ago."""
+        """Return a progress line for a long step, or None if a line was written recently."""
         now = self.clock()
         if now - self._last_sign_at < SECONDS_UNTIL_STATUS:
             return None
@@ -89,12 +89,12 @@ def status_text(text: str, done: int, total: int) -> str:
 
 
 def record_line(step: int, metrics: Mapping[str, float], progress: Progress, *, now: float) -> str:
-    """One record in columns that line up with the lines above and below."""
+    """Return one record in columns that line up with the lines above and below."""
     cells = [_step_text(step, progress)]
     for name, label, width, show in _RL_COLUMNS if is_rl(metrics) else _COLUMNS:
         if name in metrics:
             cells.append(f"{label} {show(metrics[name]):>{width}}".strip())
-    # Behind the columns, which so line up whether or not these are there.
+    # Put these after the columns, so that the columns line up with or without them.
     cells += [f"{label} {value}" for label, value in off_policy_signs(metrics)]
     remaining = progress.remaining_s(now)
     if remaining is not None and step < progress.total_steps:
@@ -110,13 +110,13 @@ def record_line(step: int, metrics: Mapping[str, float], progress: Progress, *, 
 
 
 def off_policy_signs(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """How old the step's tokens were and how many a correction acted on, where any were."""
+    """Describe how old the step's tokens were and how many a correction changed, if any."""
     signs: list[tuple[str, str]] = []
-    # Later updates of a step are behind its beginning in every run: only older weights count.
+    # In every run, later updates of a step are behind its beginning; only older weights count here.
     if metrics.get("stale/steps/max", 0) > 0 and "stale/updates/max" in metrics:
         signs.append(("stale", f"{metrics['stale/updates/max']:.0f} upd"))
     shares = [value for name, value in metrics.items() if name.startswith("correction/tokens/")]
-    # Parts may act on the same tokens: the largest is what is sure.
+    # Several parts may act on the same tokens, so the largest share is a safe lower bound.
     share = max((value for value in shares if value > 0), default=0.0)
     if share > 0:
         signs.append(("corr", fmt.percent(share)))
@@ -124,9 +124,9 @@ def off_policy_signs(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def passes(metrics: Mapping[str, float]) -> list[str]:
-    """eval/pass@1 and the pass@k of the largest k, where they are known."""
+    """Return eval/pass@1 and the pass@k of the largest k, if they are known."""
     found = (name.removeprefix("eval/pass@") for name in metrics if name.startswith("eval/pass@"))
-    # Those of single rewards (eval/pass@4/<name>) are for the report.
+    # pass@k of single rewards (eval/pass@4/<name>) is only shown in the report.
     sizes = sorted(int(size) for size in found if size.isdigit())
     return [f"eval/pass@{k}" for k in dict.fromkeys((*sizes[:1], *sizes[-1:]))]
 

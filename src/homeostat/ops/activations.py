@@ -1,17 +1,18 @@
 """SiLU gating: silu(gate) * up, with silu(x) = x / (1 + exp(-x)).
 
-torch's SiLU takes the exponential by one routine in the body of a vector loop and by another in its
-tail, so that an entry's last bit depends on where the loop ends: on the number of rows and threads.
-The `invariant` form is built of operations that have one result each: sums and quotients, one per
-call, which IEEE 754 rounds one way, and torch.exp.
+torch's SiLU computes the exponential with one routine in the body of a vector loop and with another
+in its tail, so the last bit of an entry depends on where the loop ends, that is on the number of
+rows and threads. The `invariant` form uses only operations whose result does not depend on the
+position: sums and quotients, one per call, whose rounding IEEE 754 fixes, and torch.exp.
 
-That torch.exp belongs to these is no law of IEEE 754. torch has two kinds of loops. In most of them
-a tail goes through other (scalar) code than the body. Those of exp, log, sin and cos fill the last
-vector up, so that they leave no tail: these four are the only functions beyond IEEE 754 that
-invariant numerics use. sigmoid, silu, pow and whatever fuses two operations would depend on the
-place. tests/unit/test_ops_places.py holds this, by each set of instructions and on aarch64.
+IEEE 754 does not guarantee this for torch.exp. torch has two kinds of loops. In most of them a tail
+runs through other (scalar) code than the body. The loops of exp, log, sin and cos fill up the last
+vector, so they have no tail: these four are the only functions beyond IEEE 754 that invariant
+numerics use. sigmoid, silu, pow and everything that fuses two operations would depend on the
+position. tests/unit/test_ops_places.py checks this for each instruction set and on aarch64.
 
-On CUDA one Triton kernel (ops/kernels) is both forms: all entries go through the same code.
+On CUDA one Triton kernel (ops/kernels) serves both forms, because all entries go through the same
+code.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from homeostat.ops.linear import Numerics
 
 
 def gated_silu(gate: Tensor, up: Tensor, *, numerics: Numerics = "fast") -> Tensor:
+    """Return silu(gate) * up."""
     if kernels.fused(gate):
         from homeostat.ops.kernels import activations
 
@@ -39,7 +41,7 @@ def gated_silu(gate: Tensor, up: Tensor, *, numerics: Numerics = "fast") -> Tens
 
 
 class _InvariantSilu(torch.autograd.Function):
-    """torch's own gradient: that of the formula is inf / inf for large negative inputs."""
+    """Use torch's own gradient: the formula gives inf / inf for large negative inputs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,16 +1,17 @@
-"""Causal attention over documents laid end to end, without cross-talk.
+"""Causal attention over packed documents that do not attend to each other.
 
     lengths -> PackedLayout (once per batch) -> packed_attention (per layer)
 
 Kernels, which all compute the same function:
     sdpa    torch's SDPA per document; neighbours of equal length go as one batch
     varlen  one flash-attention call over all documents (CUDA, bf16 or fp16)
-    rows    cuDNN where all documents of a training pass are equally long (one of them always is),
-            else varlen: on Hopper it takes 0.55 to 0.7 of the time (bench/attention_kernels.py)
+    rows    cuDNN if all documents of a training pass are equally long (always true of a single
+            one), else varlen: on Hopper it takes 0.55 to 0.7 of the time
+            (bench/attention_kernels.py)
     eager   one dense mask and an fp32 softmax: the reference, quadratic in all tokens
 
-`PackedLayout.by_length` gives the order of tokens in which documents of equal length are
-neighbours: a model reorders its tokens once per forward, and no layer has to copy.
+`PackedLayout.by_length` gives an order of tokens in which documents of equal length are neighbours:
+a model reorders its tokens once per forward pass, and no layer has to copy.
 
 Suffixes: `_N` packed tokens, `_B` documents, `_H` heads (fewer for keys and values: grouped
 queries), `_d` head dim.
@@ -36,23 +37,23 @@ from homeostat.ops.transfer import to_device
 
 MAX_VARLEN_HEAD_DIM = 256
 MAX_ROWS_HEAD_DIM = 128
-# Below this many tokens a document is not worth a plan of cuDNN's.
+# Below this many tokens a document is not worth a cuDNN plan.
 _MIN_ROW_LENGTH = 128
 
 
 class AttentionContext(Protocol):
-    """What the tokens of one forward pass see."""
+    """Defines which tokens the tokens of one forward pass attend to."""
 
     def attend(
         self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
     ) -> Tensor:
-        """[N, H, d]. Called once per layer, with the layer's rotated queries and keys."""
+        """Return [N, H, d]. Called once per layer with its rotated queries and keys."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where each document lies in the packed tokens."""
+    """The position of each document in the packed tokens."""
 
     lengths: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -63,6 +64,7 @@ class PackedLayout:
     def of(cls, lengths: tuple[int, ...] | list[int], device: torch.device) -> PackedLayout:
         lengths = tuple(int(length) for length in lengths)
         assert min(lengths, default=0) > 0, f"document lengths {lengths}"
+        # Computed on the host, so that nothing waits for the device.
         ends = (0, *accumulate(lengths))
         cu_seqlens = to_device(torch.tensor(ends, dtype=torch.int32, device="cpu"), device)
         return cls(lengths, ends[:-1], max(lengths), cu_seqlens)
@@ -72,11 +74,12 @@ class PackedLayout:
         return self.offsets[-1] + self.lengths[-1]
 
     def runs(self) -> list[tuple[int, int]]:
-        """(number of neighbours, their common length), in order."""
+        """Return (number of neighbours, their common length), in order."""
         return [(len(list(group)), length) for length, group in groupby(self.lengths)]
 
     def by_length(self) -> tuple[PackedLayout, Tensor]:
-        """The layout with documents sorted by length, and the token order that leads there."""
+        """Return the layout with documents sorted by length, and the token order that gives it."""
+        # sorted() is stable, so equal batches always give the same order and the same bits.
         order = sorted(range(len(self.lengths)), key=lambda document: self.lengths[document])
         device = self.cu_seqlens.device
         spans = [
@@ -89,7 +92,7 @@ class PackedLayout:
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
-    """The context of training: whole documents, nothing before them."""
+    """The attention context of training: whole documents without a cache."""
 
     layout: PackedLayout
     kernel: str
@@ -109,14 +112,15 @@ def packed_attention(
     scale: float,
     kernel: str,
 ) -> Tensor:
-    """[N, H, d]: each token attends to itself and to those before it in its document."""
+    """Return [N, H, d]: each token attends to itself and the tokens before it in its document."""
     return _KERNELS[kernel](q_NHd, k_NHd, v_NHd, layout, scale)
 
 
 def resolve_kernel(choice: str, *, device_type: str, dtype: torch.dtype, head_dim: int) -> str:
-    """The kernel that `model.attention` comes out as here. An impossible choice is refused."""
+    """Return the kernel that `model.attention` means here. Refuse an impossible choice."""
     obstacle = _varlen_obstacle(device_type, dtype, head_dim)
     if choice == "auto" and not obstacle:
+        # "rows" falls back to varlen by itself for documents of different lengths.
         return "rows" if _has_cudnn_rows(head_dim) else "varlen"
     if choice == "auto":
         return "sdpa"
@@ -131,7 +135,7 @@ def resolve_kernel(choice: str, *, device_type: str, dtype: torch.dtype, head_di
 
 
 def _has_cudnn_rows(head_dim: int) -> bool:
-    """Where it was measured to be faster."""
+    """Return whether cuDNN was measured to be faster on this device."""
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     return is_hopper and head_dim <= MAX_ROWS_HEAD_DIM and torch.backends.cudnn.is_available()
 
@@ -156,12 +160,14 @@ def _sdpa(
     runs = layout.runs()
     sizes = [count * length for count, length in runs]
     outputs = []
-    # split, not slices: the backward of a split is one concatenation, that of each slice a
+    # Use split, not slices: the backward of split is one concatenation, that of each slice a
     # zero-filled gradient as long as all documents.
     parts = zip(runs, q_NHd.split(sizes), k_NHd.split(sizes), v_NHd.split(sizes), strict=True)
     for (count, length), *qkv in parts:
         q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in qkv)
         if needs_all_heads(q, k):
+            # Repeating heads costs memory linear in the tokens; torch's fallback would be
+            # quadratic.
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         out = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -171,8 +177,11 @@ def _sdpa(
 
 
 def needs_all_heads(q: Tensor, k: Tensor) -> bool:
-    """On a GPU no kernel takes grouped queries in fp32, and what torch falls back to is quadratic
-    in memory."""
+    """Return whether key and value heads must be repeated for grouped queries.
+
+    On a GPU no kernel supports grouped queries in fp32, and torch's fallback needs quadratic
+    memory.
+    """
     is_grouped = q.shape[1] != k.shape[1]
     return is_grouped and q.dtype == torch.float32 and kernels.on_cuda(q)
 
@@ -204,12 +213,12 @@ def _rows(
 ) -> Tensor:
     count, length = len(layout.lengths), layout.max_length
     is_even = count * length == q_NHd.shape[0] and length >= _MIN_ROW_LENGTH
-    # cuDNN takes a tenth of a second to plan for a new shape: training repeats shapes.
+    # cuDNN takes a tenth of a second to plan a new shape, which only pays if shapes repeat.
     if not is_even or not torch.is_grad_enabled():
         return _varlen(q_NHd, k_NHd, v_NHd, layout, scale)
     qkv = [x.unflatten(0, (count, length)) for x in (q_NHd, k_NHd, v_NHd)]
     if added := planned_length(length) - length:
-        # Nothing before it sees what is added at the end, and it is cut off again.
+        # Attention is causal, so padding at the end affects nothing before it; it is cut off again.
         qkv = [functional.pad(x, (0, 0, 0, 0, 0, added)) for x in qkv]
     q, k, v = (x.transpose(1, 2) for x in qkv)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -220,14 +229,14 @@ def _rows(
 
 
 def planned_length(length: int) -> int:
-    """Rounded up to one of eight lengths an octave: there are few plans, and little is added."""
+    """Round a length up to one of eight per octave, so that few cuDNN plans are needed."""
     step = max(16, 1 << (length.bit_length() - 4))
     return -(-length // step) * step
 
 
 @cache
 def _varlen_wants_gqa_flag() -> bool:
-    """torch 2.13 wants grouped queries announced; 2.11 takes them without a word."""
+    """Return whether varlen needs a flag for grouped queries: torch 2.13 does, 2.11 does not."""
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -242,6 +251,7 @@ def _eager(
     lengths = torch.tensor(layout.lengths, device=q_NHd.device)
     document_N = torch.arange(len(lengths), device=q_NHd.device).repeat_interleave(lengths)
     visible_NN = (document_N[:, None] == document_N[None, :]).tril()
+    # fp32 throughout: this is the reference for the other kernels.
     scores = torch.einsum("nhd,mhd->hnm", q_NHd.float(), k_NHd.float()) * scale
     scores = scores.masked_fill(~visible_NN, float("-inf"))
     return torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v_NHd.float()).to(q_NHd.dtype)

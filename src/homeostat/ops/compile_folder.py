@@ -1,4 +1,4 @@
-"""Where compiled code is kept: a folder of the user's own, which nobody else may write to."""
+"""The cache folder for compiled code, to which only the user may write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def compile_root() -> Path:
-    """The folder of the user's cache for compiled code. Raises OSError where there is no home."""
+    """Return the user's cache folder for compiled code. Raises OSError if there is no home."""
     given = os.environ.get("XDG_CACHE_HOME")
     if given and os.path.isabs(given):
         return Path(given) / "homeostat" / "compile"
@@ -22,7 +22,7 @@ def compile_root() -> Path:
 
 
 def require_private(place: Path) -> None:
-    """Nobody else may write where we load code from."""
+    """Refuse a folder to which others may write, because code is loaded from it."""
     compiled, ours = place.parent, place.parent.parent
     ours.parent.mkdir(parents=True, exist_ok=True)
     for folder in (ours, compiled, place):

@@ -1,11 +1,12 @@
-"""`token_logprobs` where kernels can run: a tile of logits is read once after its product.
+"""`token_logprobs` with Triton kernels, which read a tile of logits once after its product.
 
-The tiles, their bounds and the sums are those of ops/logprobs.py, which is the reference. Forward
-keeps what each chunk of the vocabulary adds up to; backward turns a tile, computed again, into the
-operand of the next two products. Both kinds of tile together stay within `chunk_bytes`.
+The tiles, their bounds and the sums are those of ops/logprobs.py, which is the reference. The
+forward pass keeps the partial sums of each chunk of the vocabulary; the backward pass recomputes a
+tile and turns it into the operand of the next two products. Both kinds of tile together stay within
+`chunk_bytes`.
 
-A chunk's sums of a row are those of one program, and chunks are summed up in order. So all that
-`invariant` numerics need besides is a product whose rows do not depend on each other.
+The sums of a row over a chunk are computed by one program, and chunks are added in order. So the
+only other requirement of `invariant` numerics is a product whose rows do not depend on each other.
 
 Suffixes: as in ops/logprobs.py.
 """
@@ -23,12 +24,12 @@ from homeostat.ops.kernels.logits import Chunks, logit_gradients
 from homeostat.ops.linear import Numerics, tiled_product
 from homeostat.ops.logit_tiles import Entropy, product, tile_height, token_tiles, vocab_chunks
 
-# What a product's rows are tiled by inside: a lower remainder costs as much.
+# Matrix products tile their rows by this, so a smaller remainder costs as much.
 _ROWS = 128
 
 
 class FusedTokenLogprobs(torch.autograd.Function):
-    """Forward keeps one or two fp32 numbers per token."""
+    """Token log-probs whose forward pass keeps one or two fp32 numbers per token."""
 
     @staticmethod
     def forward(
@@ -69,7 +70,7 @@ class FusedTokenLogprobs(torch.autograd.Function):
         hidden_MD, weight_VD, targets_M, lse_M, entropy_M = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_M, entropy_grad_M = grads
-        # Without the entropy the upstream gradient factors out of a token's logits.
+        # Without the entropy the upstream gradient is a common factor of a token's logits.
         narrow_M = grad_M * ctx.scale if entropy_M is None else torch.full_like(grad_M, ctx.scale)
         upstream = None
         if entropy_M is not None:
@@ -80,6 +81,7 @@ class FusedTokenLogprobs(torch.autograd.Function):
         for first, weight_vD in vocab_chunks(weight_VD):
             width, dtype = weight_vD.shape[0], weight_vD.dtype
             dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
+            # The fp32 logits and their gradient in the weight's dtype are alive at the same time.
             row_bytes = width * (4 + dtype.itemsize)
             for rows in _tiles(targets_M.shape[0], ctx.chunk_bytes, row_bytes=row_bytes):
                 tile_mv = product(hidden_MD[rows].to(dtype), weight_vD.t())
@@ -94,12 +96,13 @@ class FusedTokenLogprobs(torch.autograd.Function):
                 dweight_VD[first : first + width] = dweight_vD
         dhidden = None
         if dhidden_MD is not None:
+            # The common factor is applied once after all chunks, in fp32.
             dhidden = dhidden_MD.mul_(narrow_M[:, None]).to(hidden_MD.dtype)
         return dhidden, dweight_VD, None, None, None, None, None
 
 
 def _tiles(num_tokens: int, chunk_bytes: int, *, row_bytes: int) -> Iterator[slice]:
-    """As few as the bytes allow, of about the same height: the last is no small remainder."""
+    """Return as few tiles as the bytes allow, of about equal height, without a small remainder."""
     most = tile_height(chunk_bytes, row_bytes)
     num_tiles = max(1, -(-num_tokens // most))
     height = -(-num_tokens // (num_tiles * _ROWS)) * _ROWS

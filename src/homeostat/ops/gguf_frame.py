@@ -1,8 +1,8 @@
-"""Checks that a GGUF file is whole before a library reads it.
+"""Check that a GGUF file is complete before a library reads it.
 
-The `gguf` library trusts every length and offset that a file states: a download that was cut short
-or a wrong number gives it short arrays, errors of any class, or a loop over 10^12 items. This
-module reads the same header once with every length checked against the size of the file:
+The `gguf` library trusts every length and offset that a file states: a truncated download or a
+wrong number gives it short arrays, errors of any class, or a loop over 10^12 items. This module
+reads the same header once and checks every length against the size of the file:
 
     magic, version, number of tensors and of metadata entries
     metadata: (key, type, value) ...
@@ -33,12 +33,12 @@ _DEFAULT_ALIGNMENT = 32
 
 
 class _FrameError(Exception):
-    """The header cannot be right; the message says why."""
+    """The header is invalid; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Where the data of a tensor should lie."""
+    """The part of the file that should hold the data of a tensor."""
 
     name: str
     offset: int
@@ -46,7 +46,7 @@ class _Extent:
 
 
 def require_whole(path: Path, *, setting: str) -> None:
-    """Raise ModelError unless every length and offset in the file lies inside it."""
+    """Raise ModelError unless every length and offset lies inside the file."""
     try:
         with path.open("rb") as file, _mapped(file.fileno()) as data:
             _Frame(data).check()
@@ -81,7 +81,7 @@ class _Frame:
             raise _FrameError("it does not begin with the letters GGUF")
         version = self._number("I", "the version")
         if version & 0xFFFF == 0:
-            # Written on a machine of the other byte order.
+            # The file was written on a machine of the other byte order.
             self.order = ">"
             version = int.from_bytes(version.to_bytes(4, "little"), "big")
         if version not in _VERSIONS:

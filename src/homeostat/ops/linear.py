@@ -1,22 +1,23 @@
-"""Linear maps, in two numerics.
+"""Linear maps in two numerics.
 
     fast       one matrix product over all rows
     invariant  tiles of constant shape, the last of them padded
 
-Invariant of `invariant`: a row's result has the same bits whatever other rows there are, how many,
-and where among them it stands. A library's matrix product chooses its kernel, its split over
-threads and its order of summation by its shape; with one shape there is one order.
+Invariant of `invariant`: the result of a row has the same bits whatever other rows there are, how
+many, and where it is among them. A library's matrix product chooses its kernel, its split over
+threads and its order of summation by the shape; with one shape there is one order.
 
-On the CPU a tile is a product of `TILE_ROWS` rows. What is left to the library is that a row's sums
-do not depend on its place in the tile. Seen so with MKL 2024.2 on AVX-512, by 1, 2 and 3 threads,
-for 8 to 4096 inputs and outputs, with one exception: a single output is a matrix-vector product,
-whose sums do depend on the place. So narrow maps are widened with zeros. Tiles start at multiples
-of 128 bytes of an allocation, so that alignment is constant, too.
+On the CPU a tile is a product of `TILE_ROWS` rows. We rely on the library for one property: the
+sums of a row must not depend on its place in the tile. This was observed with MKL 2024.2 on
+AVX-512, with 1, 2 and 3 threads, for 8 to 4096 inputs and outputs, with one exception: a single
+output is a matrix-vector product, whose sums do depend on the place. So narrow maps are widened
+with zeros. Tiles start at multiples of 128 bytes of an allocation, so that alignment is constant,
+too.
 
-On CUDA a kernel (ops/kernels/products.py) has tiles of its own, and nothing is left to a library;
-fp32 sums, the bias among them, are rounded once.
+On CUDA a kernel (ops/kernels/products.py) has its own tiles and does not depend on a library; fp32
+sums, including the bias, are rounded once.
 
-The backward pass is plain: gradients of both numerics agree to rounding.
+The backward pass is an ordinary one: gradients of both numerics agree up to rounding.
 
 Suffixes: `_M` rows, `_K` inputs, `_O` outputs.
 """
@@ -34,7 +35,9 @@ from homeostat.ops import kernels
 
 Numerics = Literal["fast", "invariant"]
 
+# Rows of a tile. Fewer waste less on padding; more make each product faster.
 TILE_ROWS = 32
+# Narrower products may become matrix-vector products, whose sums depend on the row's place.
 _MIN_OUTPUTS = 8
 
 
@@ -52,7 +55,7 @@ class Linear(nn.Linear):
 def linear(
     x: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None, *, numerics: Numerics = "fast"
 ) -> Tensor:
-    """x @ weight.T + bias over the last dimension."""
+    """Return x @ weight.T + bias over the last dimension."""
     if numerics == "fast":
         return functional.linear(x, weight_OK, bias_O)
     out_MO = _TiledLinear.apply(x.reshape(-1, x.shape[-1]), weight_OK, bias_O)
@@ -66,14 +69,17 @@ def tiled_product(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """[M, O]: x @ weight.T + bias, tile by tile, in the dtype of x if not in `out_dtype`. Not
-    differentiable."""
+    """Return [M, O]: x @ weight.T + bias, tile by tile. Not differentiable.
+
+    The result has the dtype of x unless `out_dtype` is given.
+    """
     out_dtype = out_dtype or x_MK.dtype
     if kernels.fused(x_MK):
         from homeostat.ops.kernels.products import product
 
         return product(x_MK, weight_OK, bias_O, out_dtype=out_dtype)
     out_MO = _product_of_tiles(x_MK, weight_OK)
+    # Adding the bias is one rounding per element, so its result does not depend on the tile.
     return (out_MO if bias_O is None else out_MO + bias_O).to(out_dtype)
 
 
@@ -81,6 +87,7 @@ def _product_of_tiles(x_MK: Tensor, weight_OK: Tensor) -> Tensor:
     num_outputs = weight_OK.shape[0]
     if num_outputs < _MIN_OUTPUTS:
         return _product_of_tiles(x_MK, widened(weight_OK))[:, :num_outputs]
+    # A contiguous input gives every tile the same strides and alignment.
     x_MK, weight_KO = x_MK.contiguous(), weight_OK.t()
     out_MO = x_MK.new_empty(x_MK.shape[0], num_outputs)
     num_left = x_MK.shape[0] % TILE_ROWS
@@ -90,19 +97,21 @@ def _product_of_tiles(x_MK: Tensor, weight_OK: Tensor) -> Tensor:
         for tile_mK, out_mO in tiles:
             torch.mm(tile_mK, weight_KO, out=out_mO)
     if num_left:
+        # The remainder must have the same shape as all other tiles, or the library may sum in
+        # another order.
         padded_mK = _pad_rows(x_MK[num_full:])
         out_MO[num_full:] = torch.mm(padded_mK, weight_KO)[:num_left]
     return out_MO
 
 
 def widened(weight_OK: Tensor) -> Tensor:
-    """The weight with rows of zeros up to the fewest outputs that a tile's product may have."""
+    """Pad the weight with rows of zeros to the smallest number of outputs that a tile may have."""
     missing = _MIN_OUTPUTS - weight_OK.shape[0]
     return functional.pad(weight_OK, (0, 0, 0, missing)) if missing > 0 else weight_OK
 
 
 def _pad_rows(x_M: Tensor) -> Tensor:
-    """Zeros after the last row, up to a whole number of tiles."""
+    """Append rows of zeros up to a whole number of tiles."""
     missing = -x_M.shape[0] % TILE_ROWS
     return functional.pad(x_M, (0, 0) * (x_M.ndim - 1) + (0, missing))
 

@@ -1,8 +1,8 @@
-"""How many bytes are alive at most while tensors without data go through real code.
+"""Measure the peak memory of real code on tensors without data.
 
-On the meta device every operation makes tensors that have a shape and no memory. Counting the
-storages that are alive tells what the same code would hold on a real device, whatever the
-architecture: the code that is measured is the code that runs.
+On the meta device every operation makes tensors that have a shape but no memory. Counting the
+storages that are alive gives what the same code would hold on a real device, for any architecture,
+because the code that is measured is the code that runs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# What the CUDA allocator rounds every block up to.
+# The CUDA allocator rounds every block up to this size.
 _ROUND = 512
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts what operations inside allocate on a device. `peak` is over its lifetime."""
+    """Count the allocations of operations inside the block. `peak` is over its lifetime."""
 
     def __init__(self, device_type: str = "meta") -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         made = self._storages(result)
         if made.keys() - self._alive.keys():
-            # A view is no allocation, also not one of what was there before the count began.
+            # A view is no allocation, even of a tensor from before the count began.
             given = self._storages((args, kwargs))
             for key in made.keys() - self._alive.keys() - given.keys():
                 self._note(key, made[key])

@@ -1,4 +1,4 @@
-"""The [M, V] logits of a batch, cut into tiles of which one is alive at a time.
+"""Split the [M, V] logits of a batch into tiles, of which one is alive at a time.
 
 A tile has at most `VOCAB_CHUNK` vocabulary entries and as many tokens as its bytes allow. Products
 are summed in fp32 whatever the dtype of their operands.
@@ -21,7 +21,7 @@ VOCAB_CHUNK = 8192
 
 
 class Entropy(Enum):
-    """What is wanted of the entropy: nothing, its value, or its gradient too."""
+    """The part of the entropy that is computed: nothing, its value, or also its gradient."""
 
     NONE = auto()
     VALUE = auto()
@@ -29,7 +29,7 @@ class Entropy(Enum):
 
 
 def vocab_chunks(weight_VD: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows) of the weight, in the dtype that matrix products are done in."""
+    """Yield (first row, rows) of the weight, in the dtype of the matrix products."""
     native = _multiplies_into_fp32(weight_VD)
     for first in range(0, weight_VD.shape[0], VOCAB_CHUNK):
         weight_vD = weight_VD[first : first + VOCAB_CHUNK]
@@ -37,16 +37,18 @@ def vocab_chunks(weight_VD: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def tile_height(chunk_bytes: int, row_bytes: int) -> int:
+    """Return the number of tokens in a tile of this width."""
     return max(1, chunk_bytes // row_bytes)
 
 
 def token_tiles(num_tokens: int, height: int) -> Iterator[slice]:
+    """Yield the slices of tokens that form tiles."""
     for start in range(0, num_tokens, height):
         yield slice(start, min(start + height, num_tokens))
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """fp32. The operands share a dtype."""
+    """Return the fp32 product. The operands share a dtype."""
     if left.dtype == torch.float32:
         return torch.mm(left, right)
     if left.is_meta:
@@ -55,7 +57,10 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _multiplies_into_fp32(tensor: Tensor) -> bool:
-    """fp32 needs no care; on CUDA half-precision operands can be summed into an fp32 result."""
+    """Return whether a product can be summed into an fp32 result.
+
+    This is always true of fp32 operands; on CUDA it is also possible for half-precision operands.
+    """
     return tensor.dtype == torch.float32 or (
         kernels.on_cuda(tensor) and tensor.dtype in (torch.bfloat16, torch.float16)
     )

@@ -3,20 +3,21 @@
     logp[m] = z[m, target[m]] - logsumexp_v z[m, v],      z = hidden @ weight.T / temperature
     entropy[m] = -sum_v p[m, v] log p[m, v],              p = softmax(z)
 
-Invariant: full logits never exist. The [M, V] problem is cut into tiles of at most `VOCAB_CHUNK`
-vocabulary entries and as many tokens as `chunk_bytes` holds in fp32; one tile is alive at a time
-(the entropy needs a quarter of another), and the backward pass computes the tiles again. All sums
-are fp32 whatever the input dtype.
+Invariant: the full logits never exist. The [M, V] problem is split into tiles of at most
+`VOCAB_CHUNK` vocabulary entries and as many tokens as `chunk_bytes` holds in fp32; one tile is
+alive at a time (the entropy needs a quarter of another), and the backward pass recomputes the
+tiles. All sums are fp32 whatever the input dtype.
 
-In `invariant` numerics a token's log-prob (and entropy) has the same bits whatever tokens come
-with it. On the CPU the forward's tiles are `TILE_ROWS` tokens tall whatever `chunk_bytes` is, the
-last of them padded; on CUDA their height is free, for the product and the sums take each row by
-itself. The backward pass is the same in both.
+In `invariant` numerics a token's log-prob (and entropy) has the same bits whatever other tokens are
+computed with it. On the CPU the tiles of the forward pass are `TILE_ROWS` tokens tall whatever
+`chunk_bytes` is, the last of them padded; on CUDA their height is free, because product and sums
+handle each row separately. The backward pass is the same in both.
 
 Vocabulary chunks are the outer loop, so that a chunk of the weight's gradient is summed over all
-tokens in fp32 before it is rounded, once, to the weight's dtype.
+tokens in fp32 before it is rounded once to the weight's dtype.
 
-On CUDA the passes over a tile are kernels (ops/fused_logprobs.py); what is here is their reference.
+On CUDA the passes over a tile are kernels (ops/fused_logprobs.py); the code here is their
+reference.
 
 Suffixes: `_M` predicted tokens, `_V` vocabulary, `_D` model dim, `_C` vocabulary chunks; a tile is
 named for its own rows and columns, `_mv`.
@@ -42,7 +43,7 @@ from homeostat.ops.logit_tiles import (
     vocab_chunks,
 )
 
-# exp is 0 in fp32 below -104: clamping here changes no probability, and 0 * inf does not arise.
+# exp is 0 in fp32 below -104, so clamping here changes no probability and avoids 0 * inf.
 _LOG_ZERO = -110.0
 
 
@@ -55,7 +56,7 @@ def token_logprobs(
     chunk_bytes: int,
     numerics: Numerics = "fast",
 ) -> Tensor:
-    """fp32 [M]: the log-probability of each target under the hidden state that predicts it."""
+    """Return fp32 [M]: the log-prob of each target under the hidden state that predicts it."""
     _check(hidden_MD, weight_VD, targets_M, temperature)
     problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes)
     return _compute(problem, numerics, Entropy.NONE)[0]
@@ -71,7 +72,7 @@ def token_logprobs_and_entropy(
     entropy_grad: bool,
     numerics: Numerics = "fast",
 ) -> tuple[Tensor, Tensor]:
-    """fp32 ([M], [M]): `token_logprobs`, bit for bit, and the entropy of each distribution.
+    """Return fp32 ([M], [M]): the bits of `token_logprobs`, and the entropy of each distribution.
 
     Without `entropy_grad` the entropy is a constant, and the backward pass costs nothing more.
     """
@@ -99,7 +100,7 @@ def _check(hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, temperature:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward keeps one or two fp32 numbers per token; backward computes the tiles again."""
+    """Keep one or two fp32 numbers per token; the backward pass recomputes the tiles."""
 
     @staticmethod
     def forward(
@@ -117,6 +118,7 @@ class _TokenLogprobs(torch.autograd.Function):
         lse_MC = hidden_MD.new_empty((num_tokens, num_chunks), dtype=torch.float32)
         entropy_MC = None if entropy is Entropy.NONE else torch.empty_like(lse_MC)
         target_logit_M = hidden_MD.new_zeros(num_tokens, dtype=torch.float32)
+        # A constant height gives all products one shape, so rows do not depend on the batch.
         height = TILE_ROWS if numerics == "invariant" else None
         for chunk, (first, weight_vD) in enumerate(vocab_chunks(weight_VD)):
             width = weight_vD.shape[0]
@@ -124,11 +126,14 @@ class _TokenLogprobs(torch.autograd.Function):
                 tile_mv = _logits(hidden_MD[rows], weight_vD, scale, height=height)
                 at_m, inside_m = _target_columns(targets_M[rows], first, width)
                 picked_m = tile_mv[: len(at_m)].gather(1, at_m[:, None]).squeeze(1)
+                # Each target lies in exactly one chunk; the others add 0, without a device sync to
+                # find out which.
                 target_logit_M[rows] += picked_m.where(inside_m, 0.0)
                 lse_m, entropy_m = _normaliser_(tile_mv, with_entropy=entropy_MC is not None)
                 lse_MC[rows, chunk] = lse_m[: len(at_m)]
                 if entropy_MC is not None:
                     entropy_MC[rows, chunk] = entropy_m[: len(at_m)]
+        # Chunks are combined once at the end, in a fixed order, for the same bits in any batch.
         lse_M = lse_MC.logsumexp(1)
         entropy_M = None if entropy_MC is None else _whole_entropy(entropy_MC, lse_MC, lse_M)
         ctx.scale, ctx.chunk_bytes = scale, chunk_bytes
@@ -144,13 +149,14 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_MD, weight_VD, targets_M, lse_M, entropy_M = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_M, entropy_grad_M = grads
-        # Without the entropy the upstream gradient factors out of a token's logits, and goes to
-        # the narrow side of the products: that saves a pass over the tile.
+        # Without the entropy the upstream gradient is a common factor of a token's logits. Apply
+        # it to the smaller operand of the products, which saves a pass over the tile.
         narrow_M = grad_M * ctx.scale if entropy_M is None else torch.full_like(grad_M, ctx.scale)
         dhidden_MD = torch.zeros_like(hidden_MD, dtype=torch.float32) if needs_hidden else None
         dweight_VD = torch.empty_like(weight_VD) if needs_weight else None
         for first, weight_vD in vocab_chunks(weight_VD):
             width = weight_vD.shape[0]
+            # Summed over all tokens in fp32 and rounded once: bf16 sums would lose small gradients.
             dweight_vD = weight_vD.new_zeros(weight_vD.shape, dtype=torch.float32)
             for rows in token_tiles(targets_M.shape[0], tile_height(ctx.chunk_bytes, 4 * width)):
                 tile_mv = _logits(hidden_MD[rows], weight_vD, ctx.scale).sub_(lse_M[rows, None])
@@ -162,8 +168,10 @@ class _TokenLogprobs(torch.autograd.Function):
                     upstream = grad_M[rows], entropy_grad_M[rows], entropy_M[rows]
                     _weigh_(tile_mv, *upstream)
                     at_target_m = at_target_m * grad_M[rows]
+                # The tile holds p; subtracting 1 at the target gives minus the gradient of the log-
+                # prob.
                 tile_mv.scatter_add_(1, at_m[:, None], -at_target_m[:, None])
-                # The operands of a matrix product share a dtype; its sums stay fp32.
+                # The operands of a matrix product must share a dtype; its sums stay fp32.
                 tile_mv = tile_mv.to(weight_vD.dtype)
                 if dhidden_MD is not None:
                     dhidden_MD[rows] -= product(tile_mv, weight_vD) * narrow_M[rows, None]
@@ -179,9 +187,11 @@ class _TokenLogprobs(torch.autograd.Function):
 def _logits(
     hidden_mD: Tensor, weight_vD: Tensor, scale: float, *, height: int | None = None
 ) -> Tensor:
-    """A tile of z. With a `height` rows of zeros fill it up: its shape is constant. The last chunk
-    of a vocabulary may be a single entry, whose product would be one of a matrix and a vector: its
-    sums depend on a row's place (OpenBLAS on aarch64 shows it), so that it is widened."""
+    """Return a tile of z. With a `height`, rows of zeros fill it up to a constant shape.
+
+    The last chunk of a vocabulary may have a single entry, whose product would be a matrix-vector
+    product: its sums depend on a row's place (as with OpenBLAS on aarch64), so it is widened.
+    """
     width = weight_vD.shape[0]
     if height is not None:
         hidden_mD = functional.pad(hidden_mD, (0, 0, 0, height - hidden_mD.shape[0]))
@@ -191,14 +201,16 @@ def _logits(
 
 
 def _target_columns(targets_m: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
-    """The target's column in this chunk and whether it lies there; no device synchronisation."""
+    """Return the target's column in this chunk and whether it is there, without a device sync."""
     local_m = targets_m - first
     return local_m.clamp(0, width - 1), (local_m >= 0) & (local_m < width)
 
 
 def _normaliser_(tile_mv: Tensor, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """logsumexp of each row, and the entropy of its softmax. Spends the tile: a second one would
-    double the peak."""
+    """Return logsumexp of each row, and the entropy of its softmax.
+
+    This overwrites the tile: a second one would double the peak memory.
+    """
     max_m = tile_mv.amax(1)
     tile_mv.sub_(max_m[:, None])
     mean_m = _unnormalised_mean_(tile_mv) if with_entropy else None
@@ -208,19 +220,23 @@ def _normaliser_(tile_mv: Tensor, *, with_entropy: bool) -> tuple[Tensor, Tensor
 
 
 def _unnormalised_mean_(shifted_mv: Tensor) -> Tensor:
-    """sum_v exp(x) x over each row, for x <= 0."""
+    """Return sum_v exp(x) x over each row, for x <= 0."""
     shifted_mv.clamp_(min=_LOG_ZERO)
     return torch.cat([part.exp().mul_(part).sum(1) for part in _quarters(shifted_mv)])
 
 
 def _whole_entropy(entropy_MC: Tensor, lse_MC: Tensor, lse_M: Tensor) -> Tensor:
-    """Chain rule: the entropy of which chunk, and the chunks' own, weighted by their share."""
+    """Combine the entropies of the chunks by the chain rule.
+
+    It is the entropy of the choice of a chunk, plus the chunks' own entropies weighted by their
+    share.
+    """
     log_share_MC = lse_MC - lse_M[:, None]
     return (log_share_MC.exp() * (entropy_MC - log_share_MC)).sum(1)
 
 
 def _weigh_(log_p_mv: Tensor, grad_m: Tensor, entropy_grad_m: Tensor, entropy_m: Tensor) -> None:
-    """log p becomes p * (grad + entropy_grad * (log p + entropy))."""
+    """Replace log p by p * (grad + entropy_grad * (log p + entropy))."""
     log_p_mv.clamp_(min=_LOG_ZERO)
     shift_m = torch.addcmul(grad_m, entropy_grad_m, entropy_m)
     factors = zip(_quarters(log_p_mv), _quarters(entropy_grad_m), _quarters(shift_m), strict=True)
@@ -230,5 +246,5 @@ def _weigh_(log_p_mv: Tensor, grad_m: Tensor, entropy_grad_m: Tensor, entropy_m:
 
 
 def _quarters(tile: Tensor) -> tuple[Tensor, ...]:
-    """A tile in up to four parts: a temporary of a part's size is what the budget overlooks."""
+    """Split a tile into up to four parts: the budget ignores a temporary of a part's size."""
     return tile.split(max(1, -(-tile.shape[0] // 4)))

@@ -1,4 +1,4 @@
-"""What running out of memory looks like, on every device."""
+"""Recognise out-of-memory errors on every device."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from homeostat.observe.exits import says_out_of_memory
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: on a GPU, in Python, or in torch's CPU allocator, which raises
-    a plain RuntimeError."""
+    """Return whether an allocation failed: on a GPU, in Python, or in torch's CPU allocator.
+
+    The latter raises a plain RuntimeError.
+    """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and says_out_of_memory(str(error))

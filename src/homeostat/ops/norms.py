@@ -1,15 +1,15 @@
 """RMS normalisation: x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
-The mean and the root are taken in fp32 whatever the input dtype; the result has the input dtype.
-Each row is computed by itself: its bits do not depend on the others, nor on its place among them.
-For that no call does more than one operation per element, which IEEE 754 rounds one way: a fused
-one may be rounded otherwise in the tail of a loop than in its body. rsqrt is a root and a quotient,
-each rounded by itself, in both (torch.sqrt is not: a vendor's library may compute it). The sum over
-a row is torch's, whose order follows from the row's length.
+Mean and root are computed in fp32 whatever the input dtype; the result has the input dtype. Each
+row is computed separately: its bits do not depend on the other rows, nor on its place among them.
+To guarantee this, no call does more than one operation per element, whose rounding IEEE 754 fixes:
+a fused operation may be rounded differently in the tail of a loop than in its body. rsqrt is a root
+and a quotient, each rounded separately, in body and tail (torch.sqrt is not: a vendor's library may
+compute it). The sum over a row is torch's, whose order depends only on the row's length.
 
-On CUDA a Triton kernel does it (ops/kernels), and the sum before it in the same pass. In fp32 on
-the CPU torch's own is a chain of operations whose gradient takes twice the passes over memory that
-the formula needs, so that there the formula stands here:
+On CUDA a Triton kernel does it (ops/kernels), together with the residual sum before it. In fp32 on
+the CPU, torch's own version is a chain of operations whose gradient needs twice as many passes over
+memory as the formula, so the formula is implemented here:
 
     n = x * rstd,    dx = rstd * (g * w - n * mean(g * w * n)),    dw = sum over rows of g * n
 
@@ -29,7 +29,7 @@ from homeostat.ops import kernels
 
 
 def add_rms_norm(x: Tensor, y: Tensor, weight_D: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum of a residual stream and what a layer adds to it, and the norm of that sum."""
+    """Return the sum of a residual stream and a layer's output, and the norm of that sum."""
     if kernels.fused(x):
         from homeostat.ops.kernels import norms
 
@@ -41,13 +41,15 @@ def add_rms_norm(x: Tensor, y: Tensor, weight_D: Tensor, *, eps: float) -> tuple
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
+    """Return the RMS norm of x, multiplied by the weight."""
     if kernels.fused(x):
         from homeostat.ops.kernels import norms
 
         if torch.is_grad_enabled():
             return norms.RmsNorm.apply(x, weight_D, eps)
         return norms.add_rms_norm(x, None, weight_D, eps)[1]
-    # Tensors without data (models/shape_only.py) go this way, too: it keeps as much as the kernel.
+    # Meta tensors (models/shape_only.py) take this path, too, because it keeps as much as the
+    # kernel.
     if x.is_meta or (x.device.type == "cpu" and x.dtype == weight_D.dtype == torch.float32):
         if not torch.is_grad_enabled():
             return (x * _rstd(x, eps)).mul_(weight_D)
@@ -56,7 +58,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
 
 
 def unit_rms(x: Tensor, *, eps: float) -> Tensor:
-    """The norm before its weight, in fp32, without a gradient."""
+    """Return the norm before its weight, in fp32, without a gradient."""
     return x * _rstd(x, eps)
 
 

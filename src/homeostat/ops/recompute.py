@@ -1,11 +1,11 @@
-"""Activations that the backward pass makes again instead of keeping them.
+"""Recompute activations in the backward pass instead of keeping them.
 
     with forgotten(value, again):    what is computed of `value` inside keeps no reference to it
         ...                          for its gradient, but calls `again` when that is due
 
-Invariant: `again` makes the same bits, so that gradients are the same bits. It pays for what is
-cheap to make and large to keep: norms and gates, of which a decoder layer keeps three, a third of
-all that it keeps. What it is made of is kept in any case.
+Invariant: `again` produces the same bits, so gradients have the same bits. This is worth it for
+activations that are cheap to compute and large to keep: norms and gates, of which a decoder layer
+keeps three, a third of everything it keeps. Their inputs are kept in any case.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _NOTHING = nullcontext()
 def forgotten(
     value: Tensor, again: Callable[[], Tensor], *, enabled: bool
 ) -> AbstractContextManager[Any]:
+    """Let operations inside the block recompute `value` by `again` instead of keeping it."""
     if not enabled or not torch.is_grad_enabled():
         return _NOTHING
     memo = _Memo(value, again)
@@ -31,7 +32,7 @@ def forgotten(
 
 
 class _Memo:
-    """Makes the value for the first that asks, and lets go of it after the last."""
+    """Compute the value for its first user, and release it after the last."""
 
     def __init__(self, value: Tensor, again: Callable[[], Tensor]) -> None:
         self._place = _place(value)
@@ -59,6 +60,6 @@ class _Memo:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Which memory it is; autograd keeps another object over the same."""
+    """Identify the memory of a tensor; autograd keeps another object over the same memory."""
     storage = tensor.untyped_storage()._cdata
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride()

@@ -1,7 +1,7 @@
 """Rotary position embeddings, with the scalings that checkpoints use.
 
-Invariant: frequencies follow from the config alone. They are never stored in a checkpoint or a
-buffer, so a model that was built without memory cannot come up with stale ones.
+Invariant: frequencies depend only on the config. They are never stored in a checkpoint or a buffer,
+so a model that was built on the meta device cannot have stale ones.
 
     config -> inverse_frequencies (once) -> rope_tables (once per forward) -> apply_rope (per layer)
 
@@ -9,10 +9,10 @@ Scalings: `linear` divides every frequency; `llama3` divides low frequencies and
 band; `yarn` (Peng et al. 2023, arXiv:2309.00071) blends by the number of rotations over the
 original context and multiplies cos and sin by an attention factor.
 
-A token's rotation has the same bits wherever it stands among others, in both numerics: products
-and sums are separate calls, each of which IEEE 754 rounds one way. A fused call (addcmul) rounds
+The rotation of a token has the same bits wherever the token is among others, in both numerics:
+products and sums are separate calls, whose rounding IEEE 754 fixes. A fused call (addcmul) rounds
 once or twice, as the compiler chose, and not always alike in the body and in the tail of a loop.
-cos and sin are taken of angles within one turn: see `_within_one_turn` and ops/activations.py.
+cos and sin are computed of angles within one turn: see `_within_one_turn` and ops/activations.py.
 
 Suffixes: `_N` packed tokens, `_H` heads, `_d` head dim, `_F` frequencies (half the head dim).
 """
@@ -33,7 +33,7 @@ RopeType = Literal["default", "linear", "llama3", "yarn"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`original_length` is the context of pre-training, before it was stretched."""
+    """Settings of the rotation. `original_length` is the context length of pre-training."""
 
     theta: float
     type: RopeType = "default"
@@ -48,7 +48,7 @@ class RopeConfig:
 
 
 def inverse_frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:
-    """fp32 [head_dim / 2] on the CPU."""
+    """Return fp32 [head_dim / 2] on the CPU."""
     exponents_F = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     wave_F = rope.theta**exponents_F
     if rope.type == "linear":
@@ -61,7 +61,8 @@ def inverse_frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:
 
 
 def rope_tables(positions_N: Tensor, inv_freq_F: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor]:
-    """fp32, the same for all heads: cos [N, 1, d], each of them twice, and sin [N, 1, F]."""
+    """Return fp32 tables for all heads: cos [N, 1, d], each value twice, and sin [N, 1, F]."""
+    # fp32, as in transformers: a position in bf16 would be rounded beyond 256.
     angles_N1F = positions_N[:, None, None].float() * inv_freq_F
     if angles_N1F.device.type == "cpu":
         angles_N1F = _within_one_turn(angles_N1F)
@@ -70,21 +71,24 @@ def rope_tables(positions_N: Tensor, inv_freq_F: Tensor, rope: RopeConfig) -> tu
 
 
 def _within_one_turn(angles: Tensor) -> Tensor:
-    """float64, from -pi to pi. A vector routine of sin and cos takes another path for all of its
-    elements where one is large: with none that is, an element does not depend on its neighbours."""
+    """Return angles in float64 from -pi to pi.
+
+    A vector routine of sin and cos takes another path for all of its elements if one of them is
+    large. If none is, an element does not depend on its neighbours.
+    """
     wide = angles.double()
     return wide - (wide / (2 * math.pi)).round_() * (2 * math.pi)
 
 
 def apply_rope(x_NHd: Tensor, cos_N1d: Tensor, sin_N1F: Tensor) -> Tensor:
-    """Rotates (x[i], x[i + d/2]) by the token's angles: in fp32, back in the input dtype."""
+    """Rotate (x[i], x[i + d/2]) by the token's angles, in fp32, and return the input dtype."""
     return _Rotation.apply(x_NHd, cos_N1d, sin_N1F)
 
 
 def apply_rope_to_both(
     q_NHd: Tensor, k_NHd: Tensor, cos_N1d: Tensor, sin_N1F: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys. Without gradients in one pass: decoding is bound by the number of calls."""
+    """Rotate queries and keys, without gradients in one pass, because decoding is call-bound."""
     if kernels.fused(q_NHd):
         from homeostat.ops.kernels import rope
 
@@ -99,7 +103,7 @@ def apply_rope_to_both(
 
 
 class _Rotation(torch.autograd.Function):
-    """The gradient of a rotation is the rotation back: nothing but the angles is kept."""
+    """A rotation whose gradient is the inverse rotation, so only the angles are kept."""
 
     @staticmethod
     def forward(ctx: Any, x_NHd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -112,20 +116,22 @@ class _Rotation(torch.autograd.Function):
 
 
 def rotate(x_NHd: Tensor, cos: Tensor, sin: Tensor, *, sign: int = 1) -> Tensor:
-    """The rotation itself, or by `sign` -1 the one back. Not differentiable."""
+    """Apply the rotation, or its inverse for `sign` -1. Not differentiable."""
+    # Rotate in at least fp32 and round once at the end; float64 inputs stay float64.
     wide_NHd = x_NHd.to(torch.promote_types(x_NHd.dtype, torch.float32))
     out_NHd = wide_NHd * cos
     left, right = wide_NHd.chunk(2, dim=-1)
     out_left, out_right = out_NHd.chunk(2, dim=-1)
     if sign < 0:
         left, right, out_left, out_right = right, left, out_right, out_left
+    # A product and a sum as separate calls: a fused one may round differently in a loop's tail.
     out_left.sub_(right * sin)
     out_right.add_(left * sin)
     return out_NHd.to(x_NHd.dtype)
 
 
 def yarn_attention_factor(factor: float, *, mscale: float, mscale_all_dim: float) -> float:
-    """What cos and sin are multiplied by where the config does not say."""
+    """Return the factor of cos and sin if the config does not give one."""
 
     def grow(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -156,7 +162,7 @@ def _yarn(wave_F: Tensor, rope: RopeConfig, *, head_dim: int) -> Tensor:
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    # A ramp of no width would divide by zero.
+    # A ramp of zero width would divide by zero.
     width = high - low if high != low else 0.001
     steps_F = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu")
     keep_F = 1 - ((steps_F - low) / width).clamp(0, 1)

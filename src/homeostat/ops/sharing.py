@@ -1,14 +1,14 @@
-"""Prompts that several rows of a packed batch share are computed once.
+"""Compute prompts that several rows of a packed batch share only once.
 
-The samples of a group begin with the same tokens at the same positions, so that all layers compute
-the same for them. What is done token by token (projections, norms, MLP: nearly all the work) is
-done for the U distinct tokens; for attention alone queries, keys and values are laid out in all N
-places again, and the results of the distinct tokens are taken out.
+The samples of a group begin with the same tokens at the same positions, so all layers compute the
+same for them. Work that is done per token (projections, norms, MLP: nearly all of it) is done for
+the U distinct tokens. Only for attention are queries, keys and values copied to all N positions,
+and the results of the distinct tokens gathered again.
 
     tokens_N -> tokens_U -> layers (attention: _U -> _N -> _U) -> hidden_U -> hidden_N
 
-Results and gradients are those of the whole batch, to rounding. Nearly all tokens are the only ones
-of their kind: their gradients are copied, and only those of copies are added up.
+Results and gradients are those of the whole batch, up to rounding. Most tokens have no copies:
+their gradients are copied, and only those of copies are added up.
 
 Suffixes: `_N` packed tokens, `_U` distinct ones, `_C` copies of those, `_B` rows.
 """
@@ -26,14 +26,17 @@ from torch.autograd.function import once_differentiable
 from homeostat.ops.attention import AttentionContext
 from homeostat.ops.transfer import to_device
 
-# Below this the copies for attention cost more than is spared.
+# Below this share the copies for attention cost more than sharing saves.
 MIN_SPARED_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompts:
-    """`unique_U`: where the distinct tokens stand; `place_N`: which of them each token is;
-    `copies_C`: where their copies stand."""
+    """The distinct tokens of a batch and their copies.
+
+    `unique_U` are the positions of the distinct tokens, `place_N` says which of them each token is,
+    and `copies_C` are the positions of the copies.
+    """
 
     unique_U: Tensor
     place_N: Tensor
@@ -48,19 +51,25 @@ class SharedPrompts:
         *,
         device: torch.device,
     ) -> SharedPrompts | None:
-        """None where too little is shared. A prompt is shared as a whole or not at all."""
+        """Find shared prompts; None if too little is shared.
+
+        A prompt is shared as a whole or not.
+        """
         starts_B = np.cumsum(lengths_B) - lengths_B
         first_with: dict[bytes, int] = {}
         is_copy_N = np.zeros(len(tokens_N), dtype=bool)
         source_N = np.arange(len(tokens_N))
         for start, length in zip(starts_B.tolist(), prompt_lengths_B.tolist(), strict=True):
             span = slice(start, start + length)
+            # Rows share a prompt only if all of its tokens are equal, so compare the raw bytes.
             first = first_with.setdefault(tokens_N[span].tobytes(), start)
             if first != start:
                 is_copy_N[span] = True
                 source_N[span] = np.arange(first, first + length)
         if is_copy_N.mean() < MIN_SPARED_SHARE:
             return None
+        # Index of each distinct token among the distinct ones; copies look it up through their
+        # source.
         number_N = np.cumsum(~is_copy_N) - 1
         return cls(
             to_device(torch.from_numpy(np.flatnonzero(~is_copy_N)), device),
@@ -69,18 +78,18 @@ class SharedPrompts:
         )
 
     def reordered(self, order_N: Tensor) -> SharedPrompts:
-        """The same for a batch whose packed tokens were put in another order."""
+        """Return the same sharing for a batch whose packed tokens were reordered."""
         now_at_N = order_N.argsort()
         return SharedPrompts(
             now_at_N[self.unique_U], self.place_N[order_N], now_at_N[self.copies_C]
         )
 
     def spread(self, x_U: Tensor) -> Tensor:
-        """Of distinct tokens, what stands in all places."""
+        """Copy values of distinct tokens to all positions."""
         return _Spread.apply(x_U, self)
 
     def gather(self, x_N: Tensor) -> Tensor:
-        """Of all places, what stands in those of distinct tokens."""
+        """Return the values at the positions of the distinct tokens."""
         return _Gather.apply(x_N, self)
 
 
@@ -94,6 +103,8 @@ class _Spread(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         (grad_N,), sharing = grads, ctx.sharing
+        # Copy the gradients of the distinct tokens and add only those of the copies, because
+        # index_add over all tokens would be slower.
         grad_U = grad_N.index_select(0, sharing.unique_U)
         place_C = sharing.place_N.index_select(0, sharing.copies_C)
         return grad_U.index_add_(0, place_C, grad_N.index_select(0, sharing.copies_C)), None
@@ -115,7 +126,7 @@ class _Gather(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
-    """An attention context over distinct tokens: `inner` sees all of them in their places."""
+    """An attention context over distinct tokens; `inner` sees all tokens in their positions."""
 
     inner: AttentionContext
     sharing: SharedPrompts

@@ -1,25 +1,26 @@
-"""Causal attention in fixed tiles: a query's result has the same bits in training, prefill, decode.
+"""Causal attention in fixed tiles: a query has the same bits in training, prefill and decoding.
 
     queries and keys of each document -> TilePlan (once per forward) -> tiled_attention (per layer)
 
-A document's queries are cut at multiples of `QUERY_TILE` of their position and its keys at
+The queries of a document are split at multiples of `QUERY_TILE` of their position and its keys at
 multiples of `KEY_TILE`; a query goes through its key tiles in order, with the running maximum and
 sum of the online softmax (Milakov, Gimelshein 2018, arXiv:1805.02867). `BLOCK` query tiles are
 computed at a time, in products of one constant shape.
 
-Invariant: a query stands in the same row of a tile of the same shape, and meets the same keys in
-the same order, whether its neighbours are computed with it, were computed before, or do not exist.
-A key it cannot see adds exactly 0, and a tile of such keys changes nothing: so blocks may mix
+Invariant: a query is in the same row of a tile of the same shape, and meets the same keys in the
+same order, whether its neighbours are computed with it, were computed before, or do not exist. A
+key that it cannot see adds exactly 0, and a tile of such keys changes nothing, so blocks may mix
 documents of any length.
 
-Keys and values are rows of a store, and a plan says which row holds which position of which head:
-packed tokens, cache slots and pages are the same to it.
+Keys and values are rows of a store, and a plan says which row holds which position of which head,
+so packed tokens, cache slots and pages are all handled alike.
 
-On CUDA a kernel (ops/kernels/attention.py) has a program per query tile and key head, and needs no
-blocks. Plans are made on the host, once for all layers; what a kernel reads of them is sent along.
+On CUDA a kernel (ops/kernels/attention.py) has one program per query tile and key head, and needs
+no blocks. Plans are made on the host, once for all layers; the parts that a kernel reads are copied
+to the device.
 
 Suffixes: `_N` queries, `_B` documents, `_T` positions of documents, `_R` rows of the key store,
-`_S` query tiles, `_Q` queries of a tile, `_K` keys of a tile, `_H` heads (of keys, but in q and
+`_S` query tiles, `_Q` queries of a tile, `_K` keys of a tile, `_H` heads (of keys, except in q and
 out), `_g` query heads per key head, `_d` head dim.
 """
 
@@ -56,11 +57,12 @@ class _Block:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Which queries attend to which keys, for all layers of a forward.
+    """The assignment of queries to keys, for all layers of a forward pass.
 
-    The last `counts_B` of `lengths_B` tokens of each document are queries, laid end to end. The key
-    of head h at position t of document b is row `row_T[starts_B[b] + t] + h * head_stride` of the
-    store. All int64, on the host but `row_T`, which lies where the store is.
+    The last `counts_B` of `lengths_B` tokens of each document are queries, concatenated. The key of
+    head h at position t of document b is row `row_T[starts_B[b] + t] + h * head_stride` of the
+    store. All arrays are int64 and on the host, except `row_T`, which is on the device of the
+    store.
     """
 
     counts_B: Tensor
@@ -80,8 +82,10 @@ class TilePlan:
         num_kv_heads: int,
         head_stride: int,
     ) -> TilePlan:
-        """With as many rows for each document as the longest one needs; beyond a document's length
-        any valid row will do. Counts are above 0."""
+        """Make a plan from as many rows for each document as the longest one needs.
+
+        Beyond a document's length any valid row will do. Counts are above 0.
+        """
         assert bool((counts_B >= 1).all() and (counts_B <= lengths_B).all()), (counts_B, lengths_B)
         assert row_BT.shape[0] == len(lengths_B), (row_BT.shape, lengths_B.shape)
         assert row_BT.shape[1] >= int(lengths_B.max()), (row_BT.shape, lengths_B)
@@ -90,7 +94,7 @@ class TilePlan:
 
     @classmethod
     def packed(cls, layout: PackedLayout, *, num_kv_heads: int) -> TilePlan:
-        """Whole documents whose tokens are queries and keys at once."""
+        """Make a plan for whole documents whose tokens are both queries and keys."""
         lengths_B, offsets_B = torch.tensor(layout.lengths), torch.tensor(layout.offsets)
         row_T = torch.arange(layout.num_tokens, device=layout.cu_seqlens.device) * num_kv_heads
         return cls(lengths_B, lengths_B, row_T, offsets_B, num_kv_heads, head_stride=1)
@@ -101,19 +105,24 @@ class TilePlan:
 
     @cached_property
     def document_and_start_SS(self) -> tuple[Tensor, Tensor]:
-        """Of each query tile, by position: its document, and where in it the tile begins."""
+        """Return the document of each query tile, and where in it the tile begins."""
         first_B = self.lengths_B - self.counts_B
         num_tiles_B = (self.lengths_B - 1) // QUERY_TILE - first_B // QUERY_TILE + 1
         document_S = torch.arange(len(first_B)).repeat_interleave(num_tiles_B)
         nth_S = torch.arange(len(document_S)) - _starts(num_tiles_B)[document_S]
         start_S = (first_B[document_S] // QUERY_TILE + nth_S) * QUERY_TILE
+        # Tiles of a block go through as many key tiles as its longest one, so group similar
+        # positions.
         order_S = start_S.argsort(stable=True)
         return document_S[order_S], start_S[order_S]
 
     @cached_property
     def tiles_5S(self) -> Tensor:
-        """For the kernel, of each query tile: where it begins, its document's first query and
-        length, which query would stand at its beginning, and where its document's rows begin."""
+        """Return five numbers per query tile for the kernel.
+
+        They are where the tile begins, its document's first query and length, which query would be
+        at its beginning, and where its document's rows begin.
+        """
         document_S, start_S = self.document_and_start_SS
         first_B = self.lengths_B - self.counts_B
         nth_S = start_S + (_starts(self.counts_B) - first_B)[document_S]
@@ -123,7 +132,7 @@ class TilePlan:
 
     @cached_property
     def row_BT(self) -> Tensor:
-        """Up to a whole number of key tiles."""
+        """Return the rows of each document, padded to a whole number of key tiles."""
         at_T = torch.arange(-(-int(self.lengths_B.max()) // KEY_TILE) * KEY_TILE)
         return self.row_T[(self.starts_B[:, None] + at_T).clamp_(max=len(self.row_T) - 1)]
 
@@ -141,13 +150,14 @@ class TilePlan:
 def tiled_attention(
     q_NHd: Tensor, k_Rd: Tensor, v_Rd: Tensor, plan: TilePlan, *, scale: float
 ) -> Tensor:
-    """[N, H, d]. Not differentiable."""
+    """Return [N, H, d]. Not differentiable."""
     num_queries, num_heads, head_dim = q_NHd.shape
     assert num_queries == plan.num_queries, (q_NHd.shape, plan.num_queries)
     if kernels.fused(q_NHd):
         return _kernel_attention(q_NHd, k_Rd, v_Rd, plan, scale=scale)
+    # Scale the queries once instead of the scores of every key tile.
     q_Rd = (q_NHd * scale).flatten(0, 1)
-    # One token more than there are queries takes what comes out for those that are padding.
+    # One extra token receives the results of padding queries.
     out_Rd = q_NHd.new_empty((num_queries + 1) * num_heads, head_dim)
     for block in plan.blocks:
         _attend_block(q_Rd, k_Rd, v_Rd, out_Rd, plan, block)
@@ -175,8 +185,10 @@ def _kernel_attention(
 
 @dataclass(frozen=True, slots=True)
 class TiledAttention:
-    """The context of training in invariant numerics: whole documents, nothing before them.
-    `kernel`: the one of ops/attention.py whose gradient is taken."""
+    """The context of training in invariant numerics: whole documents without a cache.
+
+    `kernel` names the kernel of ops/attention.py whose gradient is used.
+    """
 
     layout: PackedLayout
     plan: TilePlan
@@ -193,7 +205,7 @@ class TiledAttention:
 
 
 class _TiledPacked(torch.autograd.Function):
-    """The gradient is that of a plain kernel, computed anew: it agrees to rounding."""
+    """Use the gradient of a plain kernel, computed again; it agrees up to rounding."""
 
     @staticmethod
     def forward(
@@ -212,6 +224,7 @@ class _TiledPacked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        # Gradients need not be bitwise invariant, so a fast kernel recomputes the forward pass.
         leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
         layout, kernel = ctx.context.layout, ctx.context.kernel
         with torch.enable_grad():
@@ -220,9 +233,9 @@ class _TiledPacked(torch.autograd.Function):
 
 
 def _query_tiles(plan: TilePlan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(document, its length, positions, queries) of each tile, by position.
+    """Return (document, its length, positions, queries) of each tile, by position.
 
-    A tile has positions before and after its document's queries, too: theirs is query N.
+    A tile also has positions before and after its document's queries; these have query N.
     """
     document_S, start_S = plan.document_and_start_SS
     length_S1 = plan.lengths_B[document_S, None]
@@ -240,7 +253,9 @@ def _starts(counts_B: Tensor) -> Tensor:
 def _block(
     document_S: Tensor, length_S: Tensor, position_SQ: Tensor, query_SQ: Tensor, *, padding: int
 ) -> _Block:
-    """A block of full size: copies of its first tile, whose results go nowhere, fill it up."""
+    """Make a block of full size, filled up with copies of its first tile; their results are
+    unused.
+    """
     at_S = torch.arange(BLOCK)
     at_S = at_S.where(at_S < len(document_S), 0)
     query_SQ = query_SQ[at_S]
@@ -250,7 +265,7 @@ def _block(
         length_S[at_S],
         position_SQ[at_S],
         query_SQ,
-        # Positions ascend: the last tile has the most keys.
+        # Positions ascend, so the last tile has the most keys.
         num_key_tiles=int(position_SQ[-1, 0]) // KEY_TILE + 1,
         first_position=int(position_SQ[0, 0]),
     )
@@ -259,7 +274,7 @@ def _block(
 def _attend_block(
     q_Rd: Tensor, k_Rd: Tensor, v_Rd: Tensor, out_Rd: Tensor, plan: TilePlan, block: _Block
 ) -> None:
-    """The online softmax over one block's key tiles. Batch of the products: key heads x tiles."""
+    """Compute the online softmax over one block's key tiles, batched over key heads x tiles."""
     num_kv_heads = len(plan.head_rows_H)
     num_heads = len(out_Rd) // (plan.num_queries + 1)
     head_Hg = torch.arange(num_heads).view(num_kv_heads, 1, -1, 1)
@@ -272,6 +287,7 @@ def _attend_block(
         at_HSK = row_SK + plan.head_rows_H[:, None, None]
         k, v = (_take(x_Rd, at_HSK.flatten(), KEY_TILE) for x_Rd in (k_Rd, v_Rd))
         scores = torch.bmm(q, k.transpose(1, 2))
+        # Earlier key tiles are visible to every query of the block, so there is nothing to hide.
         if first_key + KEY_TILE > block.first_position + 1:
             _hide(scores, v, block, first_key)
         running = _online_softmax(running, scores, v)
@@ -280,14 +296,14 @@ def _attend_block(
 
 
 def _take(x_Rd: Tensor, at_R: Tensor, rows: int) -> Tensor:
-    """A batch of `rows` rows each, contiguous: the layout is constant as well as the shape."""
+    """Gather `rows` rows per batch entry, contiguous, so that layout and shape are constant."""
     return x_Rd.index_select(0, at_R).view(-1, rows, x_Rd.shape[1])
 
 
 def _online_softmax(
     running: tuple[Tensor, Tensor, Tensor] | None, scores: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(maximum, sum of exponentials, their weighted sum of values) with one more key tile."""
+    """Add one key tile to (maximum, sum of exponentials, weighted sum of values)."""
     top = scores.amax(-1, keepdim=True)
     if running is None:
         p = scores.sub_(top).exp_()
@@ -295,14 +311,17 @@ def _online_softmax(
     old_top, total, weighted = running
     top = torch.maximum(old_top, top)
     p = scores.sub_(top).exp_()
+    # Sums so far are relative to the old maximum; rescale them to the new one.
     shrink = (old_top - top).exp_()
     total = total.mul_(shrink).add_(p.sum(-1, keepdim=True))
     return top, total, weighted.mul_(shrink).add_(torch.bmm(p, v))
 
 
 def _hide(scores: Tensor, v: Tensor, block: _Block, first_key: int) -> None:
-    """Keys after a query score -inf. The values of those beyond the document become 0: they may be
-    anything, NaN as well, and 0 * NaN is not 0."""
+    """Set the scores of keys after a query to -inf, and values beyond the document to 0.
+
+    Those values may be anything, even NaN, and 0 * NaN is not 0.
+    """
     key_K = torch.arange(first_key, first_key + KEY_TILE)
     hidden_SQK = block.position_SQ[:, :, None] < key_K
     by_tile = scores.unflatten(1, (-1, QUERY_TILE)).unflatten(0, (-1, BLOCK))

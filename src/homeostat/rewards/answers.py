@@ -1,9 +1,9 @@
-"""Validates what a reward worker sends back, as the hostile input that it may be.
+"""Validate the answers of a reward worker as untrusted input.
 
 Our own code in the worker writes the answers, but it shares its process with users' code, which may
 have replaced the json module, written to the channel itself, or logged a gigabyte. Whatever arrives
-is either turned into the values below or refused as a whole with BadAnswerError: no field of it can
-raise later in the trainer. The limits are the ones that the worker's own code keeps to.
+is either turned into the values below or refused as a whole with BadAnswerError, so no field of it
+can raise later in the trainer. The limits are those that the worker's own code respects.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from homeostat.rewards.calls import (
 from homeostat.rewards.groups import Scalar
 from homeostat.rewards.problems import ProblemKind
 
-# A list of everything that failed to load is shorter than this.
+# No list of rewards that failed to load is longer than this.
 MAX_LOAD_CHARS = 20_000
 
 
 class BadAnswerError(ValueError):
-    """A message of a worker that cannot be used. `str` says what is wrong with it."""
+    """A worker's message that cannot be used. Its text says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class CallProblem:
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer:
-    """The answer to one call, checked."""
+    """The validated answer to one call."""
 
     values: list[float | None]
     problems: tuple[CallProblem, ...]
@@ -55,7 +55,7 @@ class CallAnswer:
 
     @property
     def failed(self) -> frozenset[int]:
-        """The samples that the reward failed on, those with an honest None left out."""
+        """Return the samples on which the reward failed, without those that got an honest None."""
         errors = (problem for problem in self.problems if problem.kind.is_error)
         return frozenset(sample for problem in errors for sample in problem.samples)
 
@@ -71,7 +71,7 @@ class LoadFailure:
 
 
 def read_answer(message: Mapping[str, Any], *, num: int) -> CallAnswer:
-    """The answer to a call for `num` samples. Raises BadAnswerError."""
+    """Validate the answer to a call for `num` samples. Raises BadAnswerError."""
     values = _list(message, "values")
     if len(values) != num:
         raise BadAnswerError(f"{len(values)} values for {num} samples")
@@ -91,7 +91,7 @@ def read_answer(message: Mapping[str, Any], *, num: int) -> CallAnswer:
 
 
 def read_load_failures(message: Mapping[str, Any]) -> list[LoadFailure]:
-    """The first message of a worker: the rewards that do not load. Raises BadAnswerError."""
+    """Validate a worker's first message: the rewards that do not load. Raises BadAnswerError."""
     failures = []
     for item in _list(message, "failed"):
         if not isinstance(item, dict):
@@ -105,7 +105,7 @@ def read_load_failures(message: Mapping[str, Any]) -> list[LoadFailure]:
 
 
 def _is_reward(value: Any) -> bool:
-    # Not isinstance: True is an int, and a reward is a float by now.
+    # Not isinstance: True is an int, and a reward must be a float at this point.
     return type(value) is float and math.isfinite(value) and abs(value) <= MAX_REWARD
 
 
@@ -128,7 +128,7 @@ def _problem(item: Any, *, num: int) -> CallProblem:
 
 
 def _require_one_reason_each(values: list[float | None], problems: tuple[CallProblem, ...]) -> None:
-    """A sample has a value, or exactly one reason why it has none."""
+    """Require that a sample has a value, or exactly one reason why it has none."""
     named = sorted(sample for problem in problems for sample in problem.samples)
     without = [sample for sample, value in enumerate(values) if value is None]
     if named != without:
@@ -174,7 +174,7 @@ def _text(item: Mapping[str, Any], name: str, limit: int) -> str:
     value = item.get(name)
     if not isinstance(value, str):
         raise BadAnswerError(f"{name} is {_shown(value)}")
-    # The end of an error says what it is; half a surrogate pair could not be written anywhere.
+    # The end of an error is the informative part; a lone surrogate could not be written anywhere.
     return value[-limit:].encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
@@ -195,7 +195,7 @@ def _dict(message: Mapping[str, Any], name: str) -> dict[Any, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A few characters of a value of any kind and size; its repr could be as large as a frame."""
+    """Return a few characters of any value; its repr could be as large as a frame."""
     if value is None or isinstance(value, bool | float):
         return repr(value)
     if isinstance(value, str):

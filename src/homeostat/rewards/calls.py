@@ -1,10 +1,11 @@
-"""One call of a reward for one group, and what is made of its answer. Runs in a worker.
+"""Make one call of a reward for one group and interpret its answer. Runs in a worker.
 
-The call is TRL's: everything by keyword, one list entry per sample. What is better here: a function
-without **kwargs is given what it names and no more, and a column that it needs and the row lacks is
-named. What a function returns may be any iterable of numbers (bool, numpy, tensors of one value);
-an entry that is none becomes None, and its kind is counted. An exception among them, returned and
-not raised, says that the function failed on that sample alone.
+The call follows TRL: all arguments by keyword, one list entry per sample. It improves on TRL in two
+respects: a function without **kwargs receives only the arguments that it names, and a column that
+it needs but the row lacks is named in the error. A function may return any iterable of numbers
+(bool, numpy, tensors of one value); an entry that is not a number becomes None, and its kind of
+failure is counted. An exception that is returned as an entry, not raised, means that the function
+failed on that sample only.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from homeostat.errors import HomeostatError, RewardError
 from homeostat.rewards.functions import RewardFunction
 from homeostat.rewards.problems import ProblemKind, shorten, tidy
 
-# Rewards are trained on in float32.
+# Training uses rewards in float32.
 MAX_REWARD = 3e38
 MAX_MESSAGE_CHARS = 1000
 MAX_TRACEBACK_CHARS = 4000
-# A cell of the completions table.
+# Largest size of a cell in the completions table.
 MAX_EXTRA_CHARS = 10_000
 MAX_INTEGER = 2**63 - 1
-# What one call may hand to log_metric and log_extra.
+# How much one call may pass to log_metric and log_extra.
 MAX_LOGGED_NAMES = 100
 MAX_LOGGED_VALUES = 10_000
 MAX_NAME_CHARS = 100
-# Columns that TRL does not hand on either: they go under the names of the call.
+# Columns that TRL does not pass on either, because the call has arguments of these names.
 _TAKEN_COLUMNS = ("prompt", "completion", "completion_ids")
 _NOT_THE_USERS = (str(Path(__file__).parent), "<frozen importlib")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """What TRL's trainer_state tells a function about the run."""
+    """The part of TRL's trainer_state that functions receive."""
 
     global_step: int
     max_steps: int
@@ -59,6 +60,7 @@ class Call:
     state: TrainerState
 
     def keywords(self) -> dict[str, Any]:
+        """Return the keyword arguments of the call."""
         num = len(self.texts)
         chat = not isinstance(self.prompt, str)
         completions = [
@@ -79,7 +81,7 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """What the parent is told, as JSON. `problems` has one entry per kind."""
+    """The answer that is sent to the parent, as JSON. `problems` has one entry per kind."""
 
     values: list[float | None]
     problems: list[dict[str, Any]] = field(default_factory=list)
@@ -87,6 +89,7 @@ class Answer:
     extras: dict[str, list[Any]] = field(default_factory=dict)
 
     def log_metric(self, name: str, value: Any) -> None:
+        """Record a number for the metrics; reward functions call it."""
         name, number = _new_name(name, self.metrics), float(value)
         if len(self.metrics.get(name, ())) >= MAX_LOGGED_VALUES:
             raise ValueError(
@@ -95,6 +98,7 @@ class Answer:
         self.metrics.setdefault(name, []).append(number)
 
     def log_extra(self, column: str, values: Iterable[Any]) -> None:
+        """Record values for the table of completions; reward functions call it."""
         cells = [_cell(value) for value in values]
         column = _new_name(column, self.extras)
         if len(cells) != len(self.values):
@@ -103,7 +107,7 @@ class Answer:
         self.extras[column] = cells
 
     def fail(self, kind: ProblemKind, message: str, *, tail: str = "") -> None:
-        """The call failed as a whole."""
+        """Record that the call failed as a whole."""
         self.values = [None] * len(self.values)
         self.problems = [
             {
@@ -122,7 +126,10 @@ def answer_call(
     options: Mapping[str, Any],
     runner: asyncio.Runner,
 ) -> Answer:
-    """Never raises: whatever user code does short of ending the process is an answer."""
+    """Call the function and return its answer.
+
+    This never raises: whatever user code does, except ending the process, becomes an answer.
+    """
     answer = Answer([None] * len(call.texts))
     if isinstance(reward, BaseException):
         answer.fail(ProblemKind.EXCEPTION, f"it does not load any more: {describe(reward)}")
@@ -130,18 +137,21 @@ def answer_call(
     try:
         logs = {"log_extra": answer.log_extra, "log_metric": answer.log_metric}
         result = reward(**_chosen(reward, call.keywords() | logs, options))
+        # One runner per worker: an async reward may keep connections between calls.
         if inspect.iscoroutine(result):
             result = runner.run(result)
         _judge(result, answer)
+    # Also SystemExit and KeyboardInterrupt: user code must not end the worker this way.
     except BaseException as error:
         answer.fail(ProblemKind.EXCEPTION, describe(error), tail=tail_of(error))
     return answer
 
 
 def check_logged_name(name: Any) -> str:
-    """The name that a function gives to log_metric or log_extra, if it can be one.
+    """Return the name that a function passes to log_metric or log_extra, if it is valid.
 
-    Slashes, spaces, % and @ are welcome, as in W&B. Control characters are not: names are printed.
+    Slashes, spaces, % and @ are allowed, as in W&B. Control characters are not, because names are
+    printed.
     """
     if not isinstance(name, str):
         raise ValueError(f"a logged name is a {type(name).__name__}, not a text")
@@ -154,7 +164,7 @@ def check_logged_name(name: Any) -> str:
 
 
 def _new_name(name: Any, table: Mapping[str, Any]) -> str:
-    """The name, if the table has it or has room for it."""
+    """Return the name if the table has it already or has room for it."""
     name = check_logged_name(str(name))
     if name not in table and len(table) >= MAX_LOGGED_NAMES:
         raise ValueError(f"a call logs more than {MAX_LOGGED_NAMES} names; {name!r} is too many")
@@ -162,15 +172,16 @@ def _new_name(name: Any, table: Mapping[str, Any]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """'KeyError: 3', and our own errors without their class, which says nothing to a user."""
+    """Return 'KeyError: 3'; our own errors come without their class name."""
     if isinstance(error, HomeostatError):
         return str(error)
     return "".join(traceback.format_exception_only(error)).strip()
 
 
 def tail_of(error: BaseException) -> str:
-    """The traceback from the first line of the user's own code on."""
+    """Return the traceback from the first line of the user's own code on."""
     trace = error.__traceback__
+    # Frames of our own code would only distract from the user's line.
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         trace = trace.tb_next
     if trace is None:
@@ -179,7 +190,7 @@ def tail_of(error: BaseException) -> str:
 
 
 def _repeat(value: Any, num: int) -> list[Any]:
-    """A value for each sample, each its own: a function may change what it is given."""
+    """Return a separate copy of a value for each sample, because a function may change it."""
     if value is None or isinstance(value, str | int | float):
         return [value] * num
     return [deepcopy(value) for _ in range(num)]
@@ -188,7 +199,7 @@ def _repeat(value: Any, num: int) -> list[Any]:
 def _chosen(
     reward: RewardFunction, given: dict[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The keywords that the function takes; all of them where it has **kwargs."""
+    """Return the keywords that the function takes; all of them if it has **kwargs."""
     if clash := sorted(set(options) & set(given)):
         raise RewardError(f"options.{clash[0]} is also a column of the row: rename one of them")
     given = {**given, **options}
@@ -218,7 +229,7 @@ def _judge(result: Any, answer: Answer) -> None:
         kind = type(result).__name__
         answer.fail(ProblemKind.WRONG_TYPE, f"it returned a {kind}, not a list of {num} numbers")
         return
-    # One more than wanted tells that there are too many, however many there are.
+    # One more value than wanted is enough to know that there are too many.
     values = list(islice(result, num + 1))
     if len(values) != num:
         found = len(result) if isinstance(result, Sized) else f"{len(values)} or more"
@@ -259,7 +270,7 @@ def _number(value: Any) -> float:
 
 
 def _note(answer: Answer, kind: ProblemKind, sample: int, message: str) -> None:
-    """Samples with the same problem share an entry: the first one's message stands."""
+    """Add a problem; samples with the same problem share an entry with the first one's message."""
     for problem in answer.problems:
         if problem["kind"] == kind:
             problem["samples"].append(sample)
@@ -270,7 +281,7 @@ def _note(answer: Answer, kind: ProblemKind, sample: int, message: str) -> None:
 def _cell(value: Any) -> str | int | float | bool | None:
     if value is None or isinstance(value, bool):
         return value
-    # Subclasses (numpy's float64, an IntEnum) become plain numbers, which JSON knows.
+    # Convert subclasses (numpy's float64, an IntEnum) to plain numbers, which JSON can encode.
     if isinstance(value, float):
         return float(value)
     if isinstance(value, int) and abs(value) <= MAX_INTEGER:

@@ -1,14 +1,14 @@
-"""From the values of many rewards to the one number per sample that is trained on.
+"""Combine the values of several rewards into the one number per sample that is trained on.
 
     values per reward -> weighted sum -> normalised by the run's moments -> clipped
 
 A reward that returns None for a sample does not apply to it and is left out of the sum, as in TRL.
-A reward that *failed* (it raised, ran out of time, died, or gave no finite number) is another
-matter: what the sample deserved is not known, so the sample has no sum at all and is not trained.
-Leaving the failed reward out would count it as 0, and a right answer whose check ran out of time
-would be punished. A reward of weight 0 is only watched: its failures change nothing.
+A reward that *failed* (it raised, timed out, died, or gave no finite number) is different: nobody
+knows what the sample deserved, so the sample has no sum at all and is not trained. Leaving the
+failed reward out would count it as 0, and a correct answer whose check timed out would be punished.
+A reward of weight 0 is only recorded: its failures change nothing.
 
-The moments are part of the run's state: they are checkpointed, and a resumed run goes on from the
+The moments are part of the run's state: they are checkpointed, and a resumed run continues with the
 same numbers.
 """
 
@@ -23,7 +23,7 @@ from homeostat.config.rewards import RewardsConfig
 from homeostat.rewards.groups import ScoredGroup
 
 Mode = Literal["none", "scale", "standardise"]
-# A deviation this small against the mean is what rounding leaves of equal rewards.
+# A standard deviation this small relative to the mean is only the rounding of equal rewards.
 SMALLEST_DEVIATION = 1e-9
 
 
@@ -33,15 +33,16 @@ def weighted_sum(
     *,
     failed: Collection[str] = (),
 ) -> float | None:
-    """The sum over the rewards that apply; None where none applies or one that counts failed."""
+    """Return the sum over the rewards that apply; None if none applies or a weighted one failed."""
     if any(weights[label] != 0 for label in failed):
         return None
     terms = [weights[label] * value for label, value in values.items() if value is not None]
+    # fsum does not depend on the order of the rewards.
     return math.fsum(terms) if terms else None
 
 
 def totals(scored: Sequence[ScoredGroup], config: RewardsConfig) -> list[list[float | None]]:
-    """The weighted sum of every sample, group by group."""
+    """Return the weighted sum of every sample, group by group."""
     weights = {reward.label: reward.weight for reward in config.functions}
     return [
         [
@@ -58,9 +59,10 @@ def totals(scored: Sequence[ScoredGroup], config: RewardsConfig) -> list[list[fl
 
 @dataclass(slots=True)
 class RunningMoments:
-    """Count, mean and sum of squared differences from it, over all rewards so far.
+    """Count, mean and sum of squared differences from the mean, over all rewards so far.
 
-    Batches are merged by Chan, Golub and LeVeque's formula: nothing cancels, however long the run.
+    Batches are merged with the formula of Chan, Golub and LeVeque, which avoids cancellation
+    however long the run is.
     """
 
     count: int = 0
@@ -69,10 +71,11 @@ class RunningMoments:
 
     @property
     def deviation(self) -> float:
-        """The unbiased one; 0 for fewer than two values."""
+        """Return the unbiased standard deviation; 0 for fewer than two values."""
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
     def update(self, values: Sequence[float]) -> None:
+        """Add a batch of rewards."""
         if not values:
             return
         num = len(values)
@@ -80,17 +83,20 @@ class RunningMoments:
         squares = math.fsum((value - mean) ** 2 for value in values)
         total = self.count + num
         shift = mean - self.mean
+        # The second term accounts for the distance between the two means.
         self.squares += squares + shift * shift * (self.count * num / total)
         self.mean += shift * (num / total)
         self.count = total
 
     def apply(self, rewards: Sequence[float | None], mode: Mode) -> list[float | None]:
-        """Take the rewards in, then normalise them by all that was seen."""
+        """Add the rewards, then normalise them by everything seen so far."""
+        # Include the current rewards, so that the first step is normalised, too.
         self.update([reward for reward in rewards if reward is not None])
         if mode == "none":
             return list(rewards)
         mean = self.mean if mode == "standardise" else 0.0
         deviation = self.deviation
+        # If all rewards so far are equal, dividing would only amplify rounding.
         scale = deviation if deviation > SMALLEST_DEVIATION * abs(self.mean) else 1.0
         return [None if reward is None else (reward - mean) / scale for reward in rewards]
 
@@ -105,7 +111,7 @@ class RunningMoments:
 def finish(
     scored: Sequence[ScoredGroup], config: RewardsConfig, moments: RunningMoments
 ) -> list[list[float | None]]:
-    """The rewards to train on, per group and sample. Takes them into `moments`."""
+    """Return the rewards to train on, per group and sample. Adds them to `moments`."""
     sums = totals(scored, config)
     rewards = moments.apply([reward for group in sums for reward in group], config.normalise)
     if (bound := config.clip) is not None:

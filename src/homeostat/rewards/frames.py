@@ -1,7 +1,7 @@
-"""How parent and worker speak: frames of bytes, each after its length, over a socket pair.
+"""The wire format between parent and worker: length-prefixed frames over a socket pair.
 
-The parent sends pickles that it made itself. A worker runs foreign code, so what comes back is JSON
-and never unpickled: at worst it is refused.
+The parent sends pickles that it made itself. A worker runs foreign code, so its answers are JSON
+and are never unpickled: at worst they are refused.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ MAX_FRAME_BYTES = 2**28
 
 
 class FrameReader:
-    """Bytes go in as they arrive, whole frames come out."""
+    """Collect bytes as they arrive and return whole frames."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
 
     def add(self, data: bytes) -> None:
+        """Add bytes that arrived."""
         self.buffer += data
 
     def take(self) -> bytes | None:
-        """The next frame, or None as long as it is not whole."""
+        """Return the next frame, or None while it is incomplete."""
         if len(self.buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self.buffer)
@@ -38,11 +39,12 @@ class FrameReader:
 
 
 def send_frame(channel: socket.socket, payload: bytes) -> None:
+    """Send one frame."""
     channel.sendall(_LENGTH.pack(len(payload)) + payload)
 
 
 def receive_frame(channel: socket.socket, reader: FrameReader) -> bytes | None:
-    """The next frame, waiting for it; None once the other side has gone."""
+    """Wait for the next frame; None once the other side has closed the connection."""
     while (frame := reader.take()) is None:
         data = channel.recv(2**20)
         if not data:

@@ -1,13 +1,13 @@
-r"""The built-in rewards, and the way to a user's own.
+"""The built-in rewards, and the loader of users' own.
 
-A reward is a function as TRL calls it, and the built-in ones obey the same call:
+A reward is a function that is called as TRL does, and the built-in ones follow the same convention:
 
     f(completions=, prompts=, completion_ids=, trainer_state=, <column>=, ...) -> list[float | None]
 
-with one entry per sample everywhere. An exception in place of a value says that the function failed
-on this one sample. `load_reward(type, settings)` makes one from the keys of its
-config class. It runs in a worker process, where a pattern that backtracks for ever or a task that
-hangs meets the time limit. Nothing heavy is imported before the reward that needs it is loaded.
+with one entry per sample everywhere. An exception in place of a value means that the function
+failed on this sample. `load_reward(type, settings)` makes one from the keys of its config class. It
+runs in a worker process, where a pattern that backtracks forever or a task that hangs meets the
+time limit. Nothing heavy is imported before the reward that needs it is loaded.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ from homeostat.errors import MissingDependencyError, RewardError
 RewardFunction = Callable[..., Any]
 Message = Mapping[str, Any]
 
-# Seconds that math-verify may spend on one sample, twice: to read it, and to compare it. It says
-# "not equal" of what it could not finish, so a sample that took so long and was not found right has
-# failed: nobody knows what it deserves. The other samples of the group keep their values.
+# Seconds that math-verify may spend on one sample, for parsing and again for comparing. It returns
+# "not equal" if it could not finish, so a sample that took this long and was not found right has
+# failed, because nobody knows what it deserves. The group's other samples keep their values.
 MATH_SECONDS = 1
 
 
 def load_reward(type: str, settings: Mapping[str, Any]) -> RewardFunction:
-    """The function of a reward. `settings` are the keys of its config class."""
+    """Return the function of a reward. `settings` are the keys of its config class."""
     return _LOADERS[type](**settings)
 
 
 def text_of(completion: str | Sequence[Message]) -> str:
-    """A completion's text; for conversational prompts it is a list with one message."""
+    """Return a completion's text; for conversational prompts it is a list with one message."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def exact_match(*, column: str, extract: str | None, ignore_case: bool) -> RewardFunction:
+    """Return a reward that compares the answer with the expected text."""
     find = _finder(extract)
 
     def score(completions: list[Any], **columns: Any) -> list[float | None]:
@@ -61,6 +62,7 @@ def exact_match(*, column: str, extract: str | None, ignore_case: bool) -> Rewar
 
 
 def regex_format(*, pattern: str) -> RewardFunction:
+    """Return a reward that matches the completion against a pattern."""
     whole = re.compile(pattern, re.DOTALL)
 
     def score(completions: list[Any], **columns: Any) -> list[float | None]:
@@ -78,13 +80,14 @@ def length(*, free_tokens: int, max_tokens: int) -> RewardFunction:
 
 
 def math_verify(*, column: str) -> RewardFunction:
+    """Return a reward that compares answers with math-verify."""
     package = _import("math_verify", package="math-verify", reward="math_verify")
-    # Its first call loads grammars, which must not count as a sample's time.
+    # The first call loads grammars, which must not count towards a sample's time.
     package.verify(package.parse("$1$"), package.parse("$1$"))
 
     @lru_cache(maxsize=1024)
     def read_expected(text: str) -> Any:
-        # LaTeX without delimiters would be read as plain numbers: \sqrt{2} as 2.
+        # LaTeX without delimiters would be parsed as plain numbers: \sqrt{2} as 2.
         bare = "\\" in text and not re.search(r"\$|\\boxed|\\\(|\\\[", text)
         found = [] if bare else package.parse(text)
         found = found or package.parse(f"${text}$")
@@ -111,7 +114,10 @@ def math_verify(*, column: str) -> RewardFunction:
 
 
 def reasoning_gym(*, extract: str | None) -> RewardFunction:
-    """Rows of a reasoning_gym source have `task`, its options and the entry, both as JSON."""
+    """Return a reward that uses the scorer of the row's own task.
+
+    Rows of a reasoning_gym source have `task`, its options and the entry, both as JSON.
+    """
     package = _import("reasoning_gym", package="reasoning-gym", reward="reasoning_gym")
     find = _finder(extract)
 
@@ -133,6 +139,7 @@ def reasoning_gym(*, extract: str | None) -> RewardFunction:
 
 
 def function(*, path: str) -> RewardFunction:
+    """Return the user's function, with the options of the recipe."""
     place, _, name = path.rpartition(":")
     module = _module_of_file(Path(place).resolve()) if place.endswith(".py") else _module(place)
     found = getattr(module, name, None)
@@ -152,7 +159,10 @@ _LOADERS: dict[str, Callable[..., RewardFunction]] = {
 
 
 def _finder(extract: str | None) -> Callable[[str], str | None]:
-    """The answer in a completion: the whole of it, or the last match's first group."""
+    """Return a function that finds the answer, by the pattern or as the whole completion.
+
+    With a pattern it is the first group of the last match.
+    """
     if extract is None:
         return str.strip
     pattern = re.compile(extract)
@@ -198,7 +208,7 @@ def _import(module: str, *, package: str, reward: str) -> Any:
 
 
 def source_of(path: str) -> bytes:
-    """The file that a function's path names; empty where it cannot be found without an import."""
+    """Return the file that a function's path names; empty if only an import could find it."""
     place = path.rpartition(":")[0]
     names = [place] if place.endswith(".py") else _files_of(place)
     for folder in (os.getcwd(), *sys.path):
@@ -218,7 +228,7 @@ def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A package that the user's module wants is another matter, and says so itself.
+        # A missing package that the user's module imports is another error, with its own message.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise RewardError(
@@ -229,7 +239,7 @@ def _module(name: str) -> ModuleType:
 
 @lru_cache
 def _module_of_file(file: Path) -> ModuleType:
-    """As if the file were run as a script: its own folder is searched for what it imports."""
+    """Import a file as if it were run as a script: its own folder is searched for imports."""
     if not file.is_file():
         raise RewardError(f"there is no file {file} (relative paths start at the working folder)")
     if (folder := str(file.parent)) not in sys.path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from homeostat.types import Prompt
 
-# What a table can show.
+# Types that a table can show.
 Scalar = str | int | float | bool | None
 
 
@@ -29,9 +29,9 @@ class UnscoredGroup:
 class ScoredGroup:
     """The values that every reward gave to every sample of a group.
 
-    `values[label]` has one entry per sample. None says that the reward does not apply to the sample
-    or that it failed; `failed[label]` holds the indices of the samples that it failed on. What
-    functions handed to TRL's log_metric and log_extra is under `<label>/<name>`.
+    `values[label]` has one entry per sample. None means that the reward does not apply to the
+    sample or that it failed; `failed[label]` holds the indices of the samples on which it failed.
+    Values that functions passed to TRL's log_metric and log_extra are under `<label>/<name>`.
     """
 
     values: dict[str, list[float | None]] = field(default_factory=dict)
@@ -40,5 +40,5 @@ class ScoredGroup:
     extras: dict[str, list[Scalar]] = field(default_factory=dict)
 
     def failed_on(self, sample: int) -> frozenset[str]:
-        """The rewards that failed on a sample."""
+        """Return the rewards that failed on a sample."""
         return frozenset(label for label, samples in self.failed.items() if sample in samples)

@@ -1,10 +1,10 @@
-"""Computes rewards in worker processes, starting each group as soon as it is submitted.
+"""Rewards in worker processes, started for each group as soon as it is given.
 
     submit(UnscoredGroup) -> PendingScore ... -> result() -> ScoredGroup      problems -> on_problem
 
 A group is the unit of work: one call of every reward, by one worker. A thread hands groups to idle
 workers (rewards/workers.py) and takes in their answers, so that rewards are computed while the
-caller does something else, for instance samples other groups.
+caller continues, for instance to sample other groups.
 
 Invariants: a group's result does not depend on what else is being scored. `result` reports a
 group's problems when it is called: whoever asks for results in the order of drawing gets values and
@@ -77,7 +77,7 @@ class RewardPool:
         self._workers = RewardWorkers(config, log_file=log_file)
         self._opened = ExitStack()
         self._thread: Future[None] | None = None
-        # Jobs that the thread has yet to take. A byte sent into the bell wakes it.
+        # Jobs that the thread has not taken yet. A byte sent into the bell wakes it.
         self._submitted: deque[Job] = deque()
         self._bell: socket.socket | None = None
         self._is_closing = False

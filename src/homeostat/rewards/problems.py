@@ -1,4 +1,4 @@
-"""The problems that a reward can have, in words that metrics, events and docs share.
+"""The kinds of reward failures, in words that metrics, events and docs share.
 
 Stdlib only: the worker processes import it.
 """
@@ -22,7 +22,7 @@ class ProblemKind(StrEnum):
 
     @property
     def is_error(self) -> bool:
-        """None is a reward's way to say that it does not apply to a sample."""
+        """Return whether it is a failure; None only means that the reward does not apply."""
         return self is not ProblemKind.NONE
 
 
@@ -30,8 +30,8 @@ class ProblemKind(StrEnum):
 class RewardProblem:
     """One call of a reward that left `num_samples` of a group's samples without a value.
 
-    `completion` is the first sample at fault, None where the call failed as a whole. `streak` says
-    for how many calls in a row the reward has now run into its time limit.
+    `completion` is the first sample at fault, or None if the call failed as a whole. `streak` is
+    the number of consecutive calls in which the reward has timed out.
     """
 
     reward: str
@@ -50,7 +50,7 @@ class RewardProblem:
 
 
 def shorten(text: str, limit: int = 300) -> str:
-    """The beginning and the end of a text, which tell more than the beginning alone."""
+    """Return the beginning and the end of a text, which tell more than the beginning alone."""
     if len(text) <= limit:
         return text
     half = (limit - 5) // 2
@@ -58,5 +58,5 @@ def shorten(text: str, limit: int = 300) -> str:
 
 
 def tidy(text: str, limit: int) -> str:
-    """The end of a text of several lines, which is where errors say what they are."""
+    """Return the end of a text of several lines, where errors say what they are."""
     return "\n".join(shorten(line) for line in text.splitlines())[-limit:]

@@ -1,7 +1,7 @@
 """The parent's side of one worker process: start, ask, listen, kill.
 
-A worker is `starting` until it says what it loaded, then `idle`, and `busy` with one job. Every
-state but `idle` has a deadline, and each answer sets a new one: the next call has begun.
+A worker is `starting` until it reports what it loaded, then `idle`, or `busy` with one job. Every
+state except `idle` has a deadline, and each answer sets a new one, because the next call has begun.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from homeostat.rewards.calls import Call
 from homeostat.rewards.frames import FrameReader, send_frame
 from homeostat.rewards.reaping import MARKER, end_marked
 
-# Loading may import torch and fetch a judge; an idle worker takes a request at once.
+# Loading may import torch and download a judge; an idle worker accepts a request at once.
 LOAD_SECONDS = 300.0
 SEND_SECONDS = 30.0
 DUMP_SECONDS = 0.5
 REAP_SECONDS = 10.0
-# The guardian ends what a worker started, and then itself.
+# The guardian ends everything that a worker started, and then itself.
 GUARDIAN_SECONDS = 3.0
 
 _BOOT = (
@@ -46,12 +46,12 @@ log = logging.getLogger(__name__)
 
 
 class WorkerGoneError(Exception):
-    """The worker ended, or spoke nonsense. `str` says how."""
+    """The worker ended, or sent an invalid message. The text says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every worker of a pool is started with."""
+    """The arguments with which every worker of a pool is started."""
 
     rewards: list[dict[str, Any]]
     folder: Path
@@ -59,7 +59,7 @@ class Setup:
 
 
 class WorkerProcess:
-    """One worker. After `end` it is of no further use."""
+    """One worker. It cannot be used after `end`."""
 
     def __init__(self, setup: Setup) -> None:
         self.deadline = time.monotonic() + LOAD_SECONDS
@@ -67,20 +67,21 @@ class WorkerProcess:
         self._has_ended = False
         self._reader = FrameReader()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115
-        # Everything below the worker can be known by it.
+        # Identifies all descendants of the worker.
         self._marker = uuid.uuid4().hex
         self.channel, theirs = socket.socketpair()
+        # A worker that does not read must not block the trainer forever.
         self.channel.settimeout(SEND_SECONDS)
         with theirs:
             self._process = _start(
                 setup, self._marker, channel=theirs.fileno(), dump=self._dump.fileno()
             )
-        # A process that is dead already is found so by the first read.
+        # If the process is already dead, the first read will show it.
         with contextlib.suppress(ConnectionError):
             send_frame(self.channel, pickle.dumps(setup.rewards))
 
     def ask(self, labels: Sequence[str], call: Call, *, timeout_s: float) -> None:
-        """Have the rewards computed, one answer each, in this order."""
+        """Request the rewards, one answer each, in this order."""
         try:
             send_frame(self.channel, pickle.dumps((list(labels), call)))
         except OSError as error:
@@ -88,8 +89,9 @@ class WorkerProcess:
         self.deadline = time.monotonic() + timeout_s
 
     def hear(self) -> list[dict[str, Any]]:
-        """The messages that have arrived. To be called when the channel can be read."""
+        """Return the messages that have arrived. Call it when the channel is readable."""
         try:
+            # One read per call: poll said that there is data, and a second read could block.
             data = self.channel.recv(2**20)
             self._reader.add(data)
             messages = []
@@ -105,13 +107,16 @@ class WorkerProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it was ended by SIGKILL, alone or with its guardian. A crash of a reward's own
-        code ends it by another signal, or by an exit code."""
+        """Return whether it was ended by SIGKILL, alone or with its guardian.
+
+        A crash of a reward's own code ends it by another signal, or with an exit code.
+        """
         code = self._process.returncode
+        # Negative: the guardian itself was killed. 128 + 9: it reports that the worker was.
         return code is not None and (code < 0 or code == 128 + signal.SIGKILL)
 
     def last_words(self) -> str:
-        """How it ended."""
+        """Describe how it ended."""
         self.end(patience_s=DUMP_SECONDS)
         code = self._process.returncode
         if code is None or code < 0:
@@ -121,7 +126,7 @@ class WorkerProcess:
         return f"the worker process {describe_signal(code - 128)}"
 
     def where(self) -> str:
-        """Where it is, or was when it crashed: the stack, innermost call first."""
+        """Return the stack where it is, or was when it crashed, innermost call first."""
         if self._process.returncode is None:
             self._ask_for_the_stack()
         text = os.pread(self._dump.fileno(), 2**16, 0).decode("utf-8", "replace")
@@ -131,7 +136,7 @@ class WorkerProcess:
         return "\n".join(lines[:20])
 
     def _ask_for_the_stack(self) -> None:
-        """It is written piece by piece: whole when it has begun and grows no more."""
+        """Request the stack. It is written in pieces, and complete once it stops growing."""
         assert self._process.stdin is not None
         end, size = time.monotonic() + DUMP_SECONDS, 0
         with contextlib.suppress(OSError):
@@ -139,28 +144,29 @@ class WorkerProcess:
         while time.monotonic() < end:
             time.sleep(0.02)
             before, size = size, os.fstat(self._dump.fileno()).st_size
+            # faulthandler writes without an end mark, so a size that stays the same must do.
             if size and size == before:
                 return
 
     def hang_up(self) -> None:
-        """An idle worker ends by itself then, which runs its exit handlers."""
+        """Close the channel: an idle worker then ends by itself and runs its exit handlers."""
         self.channel.close()
 
     def end(self, *, patience_s: float = 0.0) -> None:
-        """Kill it and all that it started, unless it ends by itself in time. Idempotent."""
+        """Kill it and everything it started, unless it ends by itself in time. Idempotent."""
         self.hang_up()
         if self._has_ended:
-            # Its process group's number may be another's by now.
+            # Its process group id may belong to another group by now.
             return
         self._has_ended = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         assert self._process.stdin is not None
-        # The guardian takes the end of its input for the end of this process.
+        # The guardian interprets the end of its input as the end of this process.
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GUARDIAN_SECONDS)
-        # A guardian that was killed or stopped by the reward leaves the rest to us.
+        # If the reward killed or stopped the guardian, we have to clean up.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         try:
@@ -170,13 +176,13 @@ class WorkerProcess:
         end_marked(self._marker)
 
     def close(self, *, patience_s: float = 0.0) -> None:
-        """End it, and give back what it held."""
+        """End it, and release its resources."""
         self.end(patience_s=patience_s)
         self._dump.close()
 
 
 def _start(setup: Setup, marker: str, *, channel: int, dump: int) -> subprocess.Popen[bytes]:
-    """Not by multiprocessing: it would import the parent's main module, and torch with it."""
+    """Start the process without multiprocessing, which would import the parent's main and torch."""
     path = [str(setup.folder), *(entry for entry in sys.path if isinstance(entry, str))]
     log_file = None if setup.log_file is None else str(setup.log_file.resolve())
     boot = _BOOT.format(path=path, channel=channel, dump=dump, log=log_file)

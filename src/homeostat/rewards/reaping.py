@@ -1,14 +1,14 @@
-"""Ends what a reward started, also what it hid: a child that was forked twice, in its own session.
+"""End everything that a reward started, even a child that was forked twice into its own session.
 
-Two nets, on Linux:
+There are two mechanisms on Linux:
 
-    subreaper   the guardian adopts orphans below it, so that it finds them among its descendants
-    marker      every process below a worker has the worker's marker in its environment, so that
-                they are found even where the guardian was killed with its group
+    subreaper   the guardian adopts orphans below it, so it finds them among its descendants
+    marker      every process below a worker has the worker's marker in its environment, so they
+                are found even if the guardian was killed with its group
 
-Both look at /proc, on any architecture. A process is only ended if it descends from the guardian or
-carries the marker, which is drawn anew for every worker: no other run's process can be meant. Where
-there is no /proc (macOS), the worker's process group is ended and nothing else. Stdlib only.
+Both read /proc, on any architecture. A process is ended only if it descends from the guardian or
+carries the marker, which is new for every worker, so no other run's process can be hit. Without
+/proc (macOS) only the worker's process group is ended. Stdlib only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 MARKER = "HOMEOSTAT_REWARD_WORKER"
-# A process may fork while it is being looked for: looked again until none is left, or this long.
+# A process may fork during the search, so repeat it until none is left, for at most this long.
 END_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _PROC = Path("/proc")
@@ -32,7 +32,7 @@ _PROC = Path("/proc")
 def adopt_orphans() -> None:
     """Make this process the parent of every orphan below it."""
     if sys.platform == "linux":
-        # A kernel that cannot do it leaves the other net.
+        # If the kernel does not support it, the other mechanism remains.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -42,7 +42,7 @@ def end_descendants(root: int) -> None:
 
 
 def end_marked(marker: str) -> None:
-    """Kill every process that has the marker in its environment, this one excepted."""
+    """Kill every process with the marker in its environment, except this one."""
     wanted = f"{MARKER}={marker}".encode()
     _end_all(lambda: [pid for pid in _processes() if wanted in _environment(pid)])
 
@@ -73,18 +73,18 @@ def _processes() -> Iterator[int]:
 
 
 def _parent(pid: int) -> int | None:
-    """None for a process that has ended, a zombie among them."""
+    """Return the parent's id; None for a process that has ended, including a zombie."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    # The name, in brackets, may hold anything; what follows it does not.
+    # The name, in brackets, may contain anything, so parse what follows it.
     state, parent = stat.rpartition(b")")[2].split()[:2]
     return None if state in (b"Z", b"X") else int(parent)
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Empty for a zombie, and for a process of another user."""
+    """Return the environment; empty for a zombie and for a process of another user."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:

@@ -1,7 +1,7 @@
-"""Every reward tried on real rows before a run starts: `homeostat check` shows what it got.
+"""Try every reward on real rows before a run starts; `homeostat check` shows the results.
 
-Each is called as in a run, in a worker of its own, on the first rows, with completions whose worth
-is known: the expected answer where the row holds one, nothing at all, and the prompt's own text.
+Each is called as in a run, in its own worker, on the first rows, with completions whose value is
+known: the expected answer if the row has one, an empty text, and the prompt's own text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from homeostat.types import Prompt
 
 EXPECTED, EMPTY, ECHO = "the expected answer", "nothing", "the prompt's text"
 LONG = "max_tokens tokens"
-# Where data sets keep the expected answer, for functions, which do not say.
+# Columns in which data sets usually keep the expected answer, for functions, which do not name one.
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "expected")
 
 Encode = Callable[[str], list[int]]
@@ -42,7 +42,7 @@ Values = dict[str, list[float | None]]
 
 @dataclass(frozen=True, slots=True)
 class TrialLine:
-    """What trying a reward showed. `facts` is the same for a program to read."""
+    """The result of trying a reward. `facts` holds the same for programs."""
 
     label: str
     level: Literal["ok", "warning", "error"]
@@ -51,6 +51,7 @@ class TrialLine:
 
     @property
     def ok(self) -> bool:
+        """Return whether the reward can be used."""
         return self.level != "error"
 
 
@@ -62,7 +63,7 @@ def try_rewards(
     num_prompts: int = 3,
     log_file: Path | None = None,
 ) -> list[TrialLine]:
-    """One line per reward. `encode` makes tokens of a completion, for rewards that look at them."""
+    """Return one line per reward. `encode` tokenises completions for rewards that need tokens."""
     rows = list(prompts[:num_prompts])
     return [
         _try(reward, rows, config=config, encode=encode, log_file=log_file)
@@ -96,7 +97,7 @@ def _try(
 
 
 def _attempts(reward: AnyReward, prompt: Prompt) -> dict[str, str]:
-    """What is tried, by name."""
+    """Return the completions to try, by name."""
     tried = {EMPTY: "", ECHO: text_of_prompt(prompt.prompt)}
     if isinstance(reward, LengthReward):
         tried[LONG] = ""
@@ -114,7 +115,7 @@ def _group(
 
 
 def _expected(reward: AnyReward, prompt: Prompt) -> str | None:
-    """A completion that should earn 1, as far as one can be made."""
+    """Return a completion that should earn 1, as far as one can be made."""
     match reward:
         case ExactMatchReward():
             return _in_pattern(reward.extract, prompt.columns.get(reward.column))
@@ -130,9 +131,10 @@ def _expected(reward: AnyReward, prompt: Prompt) -> str | None:
 
 
 def _in_pattern(extract: str | None, answer: Any) -> str | None:
-    """The answer in place of the pattern's group: '<answer>(.*)</answer>' -> '<answer>7</answer>'.
+    """Put the answer in the place of the pattern's group.
 
-    Good for patterns that are plain text but for the group; another one finds nothing in it.
+    '<answer>(.*)</answer>' gives '<answer>7</answer>'. This works for patterns that are plain text
+    except for the group; another pattern finds nothing in the result.
     """
     if answer is None or extract is None:
         return None if answer is None else str(answer)
@@ -155,7 +157,7 @@ def _entry_answer(entry: Any) -> Any:
     try:
         return json.loads(entry)["answer"]
     except (TypeError, ValueError, KeyError):
-        return None  # the reward's own call says what is wrong with the row
+        return None  # the reward's own call will report what is wrong with the row
 
 
 def _by_attempt(label: str, attempts: list[dict[str, str]], scored: list[ScoredGroup]) -> Values:
@@ -201,6 +203,6 @@ def _remark(reward: AnyReward, values: Values) -> tuple[Literal["ok", "warning"]
 
 
 def _show(values: list[float | None]) -> str:
-    """One number where all rows agree."""
+    """Return one number if all rows agree."""
     texts = ["none" if value is None else fmt.number(value) for value in values]
     return texts[0] if len(set(texts)) == 1 else "/".join(texts)

@@ -1,18 +1,18 @@
-"""The process that runs rewards. Stdlib only until a reward asks for more, so that it starts fast.
+"""The process that runs rewards. Stdlib only until a reward needs more, so that it starts fast.
 
-Two processes in a session of their own:
+There are two processes in their own session:
 
-    guardian   runs no foreign code; ends the worker and all that it started when the parent is
+    guardian   runs no foreign code; ends the worker and everything it started when the parent is
                gone, even by kill -9, and what is left of it when the worker ends (see reaping.py);
-               keeps rewards.log within its bounds
+               keeps rewards.log within its limits
     worker     loads the rewards, then answers one group after another
 
-The guardian's stdin is a pipe that the parent never writes to but to ask for a traceback: its end
-is the parent's end. The worker may hang in C code with the GIL held, and is then killed none the
-less. Both leave SIGINT, SIGTERM and SIGHUP to the parent, which decides when work ends.
+The guardian's stdin is a pipe to which the parent writes only to request a traceback: when it
+closes, the parent has ended. The worker may hang in C code while holding the GIL, and can still be
+killed. Both ignore SIGINT, SIGTERM and SIGHUP, because the parent decides when work ends.
 
-The environment is left as it is, secrets too: a reward that asks a judge over the network needs its
-key. Whoever writes a reward runs code as the user anyway.
+The environment is passed on unchanged, including secrets: a reward that calls a judge over the
+network needs its key, and whoever writes a reward runs code as the user anyway.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ from homeostat.rewards.functions import RewardFunction, load_reward
 from homeostat.rewards.log_limit import trim
 from homeostat.rewards.reaping import MARKER, adopt_orphans, end_descendants, end_marked
 
-# From one look at the size of rewards.log to the next.
+# Seconds between checks of the size of rewards.log.
 LOG_SECONDS = 0.25
 _LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(channel_fd: int, dump_fd: int, log_file: str | None) -> None:
+    """Fork into guardian and worker, and run each of them."""
     adopt_orphans()
     for number in _LEFT_TO_THE_PARENT:
-        # A handler, not SIG_IGN: programs that a reward starts would inherit that.
+        # Use a handler, not SIG_IGN, which programs that a reward starts would inherit.
         signal.signal(number, _leave_to_the_parent)
     worker = os.fork()
     if worker:
@@ -69,7 +70,7 @@ def _leave_to_the_parent(number: int, frame: FrameType | None) -> None:
 
 
 def _let_go(channel: socket.socket) -> None:
-    """A process that a reward forks is no worker: it cannot answer, and can be terminated."""
+    """Release a process that a reward forks: it cannot answer, and can be terminated."""
     channel.close()
     for number in _LEFT_TO_THE_PARENT:
         signal.signal(number, signal.SIG_DFL)
@@ -82,7 +83,7 @@ def _guard(worker: int, log_file: str | None) -> NoReturn:
         threading.Thread(target=_bound_the_log, args=(Path(log_file),), daemon=True).start()
     ended = status = 0
     while ended != worker:
-        # Orphans that came to us are waited for on the way.
+        # This also reaps the orphans that we adopted.
         ended, status = os.waitpid(-1, 0)
     is_over.set()
     code = os.waitstatus_to_exitcode(status)
@@ -92,11 +93,11 @@ def _guard(worker: int, log_file: str | None) -> NoReturn:
 
 def _follow_the_parent(worker: int, is_over: threading.Event) -> None:
     while os.read(0, 1):
-        # It may have ended while it was asked where it is.
+        # It may have ended in the meantime.
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGUSR1)
     if not is_over.is_set():
-        # Otherwise the main thread is about to say how the worker ended, and must not be killed.
+        # Otherwise the main thread is about to report how the worker ended, and must not be killed.
         _end_the_rest()
         os.killpg(0, signal.SIGKILL)
 
@@ -134,7 +135,7 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _load(setup: dict[str, Any]) -> RewardFunction | BaseException:
-    """A reward that does not load is one that raises: the others go on."""
+    """Load the rewards; one that does not load becomes one that raises, and the others work."""
     try:
         return load_reward(setup["type"], setup["settings"])
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Runs the processes of a RewardPool: each takes a group, and answers reward by reward.
+"""The processes of a RewardPool: each takes a group, and answers reward by reward.
 
     start() -> turn(waiting) ... -> close()
 
@@ -150,7 +150,7 @@ class RewardWorkers:
                 self._replace(worker, waiting)
 
     def _lose(self, worker: WorkerProcess, job: Job, how: str) -> None:
-        """Have the call that a worker ended in made again, or count it as failed."""
+        """A worker ended in a call: the call is made again, or has failed."""
         job.num_kills += 1
         if worker.was_killed and job.num_kills < MAX_KILLED_TRIES:
             log.warning("reward %s: %s. The call is made again.", job.labels[0], how)
@@ -194,7 +194,7 @@ class RewardWorkers:
             job.done.set_result(None)
 
     def _fail(self, job: Job, kind: ProblemKind, message: str, *, where: str) -> None:
-        """Give the current call no values; the job continues with the next reward."""
+        """Record that the current call has no values; the job continues with the next reward."""
         label = job.labels.popleft()
         job.num_kills = 0
         num = len(job.group.texts)
@@ -225,7 +225,7 @@ class RewardWorkers:
         )
 
     def _replace(self, worker: WorkerProcess, waiting: deque[Job]) -> None:
-        """Start a new worker for one that is lost; what is left of its job comes first."""
+        """A new worker for one that is lost; what is left of its job comes first."""
         job = self._workers.pop(worker)
         worker.close()
         if job is not None and job.labels:
@@ -233,7 +233,7 @@ class RewardWorkers:
         self._start_worker()
 
     def _replace_unasked(self, worker: WorkerProcess, what: str) -> None:
-        """Replace a worker that ended outside a call. Raises RewardError after too many."""
+        """Replace a worker that was lost without a call to blame, a limited number of times."""
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS * self.config.workers:
             file = self._setup.log_file
@@ -252,15 +252,15 @@ _SAMPLES_KNOWN = {ProblemKind.NONE, ProblemKind.NOT_FINITE, ProblemKind.WRONG_TY
 
 
 def text_of_prompt(prompt: str | list[dict[str, Any]]) -> str:
-    """Return a prompt as a text for people to read."""
+    """A prompt to be read by people."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in prompt)
 
 
 def _wait_for(workers: list[WorkerProcess], wake: socket.socket | None) -> list[WorkerProcess]:
-    """Wait for an answer. Returns the workers that have one: none if the first deadline passed or
-    `wake` can be read."""
+    """Those that have something to say; none when the first deadline passes before, or when `wake`
+    can be read."""
     wait_s = max(0.0, min(worker.deadline for worker in workers) - time.monotonic())
     by_number = {worker.channel.fileno(): worker for worker in workers}
     # poll, unlike select, also works where a process has many files open.

@@ -19,9 +19,16 @@ def require_servable(
         or _token_problem(request.tokens_T, vocabulary)
         or next(filter(None, (_token_problem(s.tokens_T, vocabulary) for s in request.begun)), None)
         or _sampling_problem(request.sampling, can_decode)
+        or _session_problem(request)
     )
     if problem:
         raise EngineError(f"request {request.id!r} cannot be served: {problem}.")
+
+
+def _session_problem(request: Request) -> str | None:
+    if request.keep_cache and request.session_key is None:
+        return "keep_cache is for the next request of its session, and it has no session_key"
+    return None
 
 
 def _length_problem(request: Request, max_tokens: int) -> str | None:

@@ -9,7 +9,7 @@ was in the batch, unless the engine is `batch_invariant`.
 
 Weights change between `begin_update` and `commit`, with the engine quiesced. An engine that shares
 the trainer's weights needs no more than that; any other is given a transport by `connect` before,
-and takes the new weights in by `apply`, parcel by parcel.
+and takes the new weights in by `apply`, bucket by bucket.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from homeostat.errors import EngineError
-from homeostat.types import Completion, FloatArray, IntArray, Segment, TokenRow
+from homeostat.types import POLICY_ID, Completion, FloatArray, IntArray, Segment, TokenRow
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Parcel, Transport
+    from homeostat.sync.bucket import Bucket, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ class Request:
     `id` is unique among the requests in the engine and, with `seed`, keys the noise. Requests with
     one `session_key` and equal tokens share the computation of their prompt. `begun` is what an
     aborted request had sampled already: it goes on from there. `deadline_s` counts from submission.
+    With `keep_cache` what was computed for it may outlive it, so that the next request of the
+    session whose tokens begin as its own need not compute them again; new weights, sleep and other
+    requests that need the room end that.
     """
 
     id: str
@@ -55,7 +58,8 @@ class Request:
     session_key: str | None = None
     deadline_s: float | None = None
     begun: tuple[Segment, ...] = ()
-    policy_id: str = "policy"
+    policy_id: str = POLICY_ID
+    keep_cache: bool = False
 
 
 class Quiesce(StrEnum):
@@ -77,7 +81,9 @@ class Capabilities:
 
     `resumes_exactly`: a request that goes on from `begun` samples what it would have sampled
     uninterrupted. `score_temperatures`: what `score` can be asked for. `cut_logp`: `engine_logp_T`
-    is known where top-k or top-p cut the distribution; where not, it is NaN there.
+    is known where top-k or top-p cut the distribution; where not, it is NaN there. `own_process`:
+    it computes in another process, so that several can be waited for at the same time.
+    `num_receivers`: how many of its processes receive weights.
     """
 
     name: str
@@ -88,6 +94,8 @@ class Capabilities:
     resumes_exactly: bool = True
     score_temperatures: Literal["any", "one"] = "any"
     cut_logp: bool = True
+    own_process: bool = False
+    num_receivers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,11 @@ class Engine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
+    def policy_id(self) -> str:
+        """The policy that the engine serves; requests and weights of another one are refused."""
+        ...
+
+    @property
     def policy_version(self) -> int:
         """The version of the weights that tokens are sampled with now."""
         ...
@@ -119,18 +132,17 @@ class Engine(Protocol):
         ...
 
     def poll(self, *, timeout_s: float) -> list[Completion]:
-        """What finished since the last call; waits for at least one unless nothing is in flight.
-
-        Returns [] when `timeout_s` passed first.
+        """Return what finished since the last call. Waits for at least one completion unless
+        nothing is in flight, and returns [] when `timeout_s` passed first.
         """
         ...
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
-        """End requests (all of them by default); what they had comes back as ABORTED."""
+        """End requests, all of them by default. Returns what they had sampled, as ABORTED."""
         ...
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
-        """Per row, the log-prob of each token of weight > 0, in order."""
+        """Return, per row, the log-prob of each token of weight > 0, in order."""
         ...
 
     def connect(self, transport: Transport) -> None:
@@ -138,34 +150,35 @@ class Engine(Protocol):
         that shares the trainer's refuses."""
         ...
 
-    def begin_update(self, how: Quiesce) -> list[Completion]:
-        """Make ready for new weights; what ended because of it comes back."""
+    def begin_update(self, how: Quiesce, *, policy_id: str = POLICY_ID) -> list[Completion]:
+        """Quiesce the engine for new weights of its policy, and wake it if it sleeps. Returns the
+        completions that ended because of it."""
         ...
 
-    def apply(self, parcel: Parcel) -> None:
+    def apply(self, bucket: Bucket) -> None:
         """Take in some of the new weights. Raises SyncError where they are not what was sent."""
         ...
 
     @property
     def received_checksum(self) -> str | None:
-        """Over what was taken in since the last `begin_update`, as in the sender's manifest; None
-        where weights are shared."""
+        """Checksum of what was received since the last `begin_update`, as in the sender's manifest;
+        None where weights are shared."""
         ...
 
-    def commit(self, version: int) -> None:
-        """The weights are in place: sample with them from now on."""
+    def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
+        """Sample with the new weights, which are in place, from now on."""
         ...
 
     def sleep(self) -> None:
-        """Free what sampling needs and training does not. Twice is once."""
+        """Free what sampling needs and training does not. Idempotent."""
         ...
 
     def wake(self) -> None:
-        """Undo `sleep`. Twice is once; `submit` does it by itself."""
+        """Undo `sleep`. Idempotent; `submit` and `begin_update` do it by themselves."""
         ...
 
     def health(self) -> str | None:
-        """None when it can serve, else what is wrong."""
+        """Return None when the engine can serve, else what is wrong."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -3,7 +3,8 @@
     group/*    prompt ids, the prompts' tokens, samples of each
     sample/*   request id, text, stop reason, reward, every function's reward (a number, None, or
                failed), segments of each
-    segment/*  tokens (int32), engine_logp and sampled_logp (float32), version, policy, author
+    segment/*  tokens (int32), engine_logp and sampled_logp (float32), version, policy, author,
+               and the columns that engines recorded, of prompts in sample/prompt_columns
 
 The legend, which is kept beside them as JSON, says what the numbers in them stand for. What is
 decoded is bitwise what was encoded. Prompts are the data set's: only their tokens are kept, and
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from homeostat.columns import from_arrays, to_arrays
 from homeostat.errors import DataError
 from homeostat.types import (
     Author,
@@ -92,6 +94,7 @@ def _sample_arrays(samples: Sequence[Sample], names: Sequence[str]) -> Arrays:
         **_text_arrays("sample/texts", [sample.text for sample in samples]),
         **_text_arrays("sample/extras", [json.dumps(dict(sample.extras)) for sample in samples]),
         **_text_arrays("sample/request_ids", [c.request_id for c in completions]),
+        **to_arrays("sample/prompt_columns", [c.prompt_columns for c in completions]),
         **_number_arrays("sample/reward", [[sample.reward] for sample in samples], width=1),
         **_number_arrays("sample/rewards", table, width=len(names)),
     }
@@ -112,6 +115,7 @@ def _segment_arrays(segments: Sequence[Segment], policies: Sequence[str]) -> Arr
         "segment/versions": _ints([segment.policy_version for segment in segments]),
         "segment/policies": _ints([policies.index(segment.policy_id) for segment in segments]),
         "segment/authors": _ints([_AUTHORS.index(segment.author) for segment in segments]),
+        **to_arrays("segment/columns", [segment.columns for segment in segments]),
     }
 
 
@@ -172,9 +176,11 @@ def _samples(legend: Legend, arrays: Arrays) -> Iterator[Sample]:
     has_extras = "sample/extras" in arrays
     extras = _texts(arrays, "sample/extras") if has_extras else ["{}"] * len(texts)
     counts = arrays["sample/segments"].tolist()
+    prompt_lengths = np.repeat(arrays["group/prompt_lengths"], arrays["group/samples"])
+    prompt_columns = from_arrays("sample/prompt_columns", arrays, prompt_lengths)
     for place, (count, stop) in enumerate(zip(counts, stops, strict=True)):
         own = tuple(itertools.islice(segments, count))
-        completion = Completion(ids[place], own, stop)
+        completion = Completion(ids[place], own, stop, prompt_columns[place])
         reward = totals[place]["reward"]
         yield Sample(
             completion,
@@ -190,16 +196,17 @@ def _segments(legend: Legend, arrays: Arrays) -> Iterator[Segment]:
     lengths = arrays["segment/lengths"]
     is_cut = arrays["segment/is_cut"].astype(bool)
     sampled = iter(_cut(arrays["segment/sampled_logp"], lengths[is_cut]))
-    columns = zip(
+    fields = zip(
         _cut(arrays["segment/tokens"].astype(np.int64), lengths),
         _cut(arrays["segment/engine_logp"], lengths),
         arrays["segment/versions"].tolist(),
         arrays["segment/policies"].tolist(),
         arrays["segment/authors"].tolist(),
         is_cut.tolist(),
+        from_arrays("segment/columns", arrays, lengths),
         strict=True,
     )
-    for tokens_T, engine_logp_T, version, policy, author, has_sampled in columns:
+    for tokens_T, engine_logp_T, version, policy, author, has_sampled, columns in fields:
         yield Segment(
             tokens_T=tokens_T,
             engine_logp_T=engine_logp_T,
@@ -207,6 +214,7 @@ def _segments(legend: Legend, arrays: Arrays) -> Iterator[Segment]:
             policy_id=legend["policies"][policy],
             author=Author(legend["authors"][author]),
             sampled_logp_T=next(sampled) if has_sampled else None,
+            columns=columns,
         )
 
 

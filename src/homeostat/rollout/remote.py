@@ -1,6 +1,6 @@
 """An engine in a process of its own: the same protocol, one call to a worker for each verb.
 
-    controller: RemoteEngine -> WorkerGroup of one -> worker: EngineServer -> any Engine
+    controller: RemoteEngine -> WorkerGroup of one -> worker: EngineServer (server.py) -> any Engine
 
 Submissions wait here and travel with the next call, all in one; a reply brings the engine's version
 and counts along, so that asking for them costs nothing. Every wait has a deadline. A poll whose
@@ -15,7 +15,6 @@ comes out the same to the bit, where the engine can do that at all.
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +22,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from homeostat.errors import EngineDiedError, EngineError, WorkerDiedError, WorkerError
 from homeostat.rollout.checks import require_servable
-from homeostat.rollout.engine import Capabilities, Engine, EngineStats, Quiesce, Request
-from homeostat.types import Completion, FloatArray, TokenRow
-from homeostat.workers.context import WorkerContext
+from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
+from homeostat.rollout.lifecycle import LifeCycle
+from homeostat.rollout.server import Reply
+from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
 from homeostat.workers.group import Pending, WorkerGroup
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Parcel, Transport
+    from homeostat.sync.bucket import Bucket, Transport
 
 T = TypeVar("T")
 
@@ -39,77 +39,9 @@ HEALTH_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What a verb returned, and how the engine stands after it.
-
-    `refused` holds the requests that were queued and cannot be served: id, and why.
-    """
-
-    value: Any
-    policy_version: int
-    received_checksum: str | None
-    stats: EngineStats
-    refused: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Deadline:
     setting: str
     seconds: float
-
-
-def serve_engine(
-    context: WorkerContext, *, factory: str, kwargs: Mapping[str, Any]
-) -> EngineServer:
-    """The worker's object: a server of the engine that another factory builds."""
-    module, _, name = factory.partition(":")
-    return EngineServer(getattr(importlib.import_module(module), name)(context, **kwargs))
-
-
-class EngineServer:
-    """The worker's half. `verb` is a method of the Engine protocol."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def exchange(self, requests: Sequence[Request], timeout_s: float) -> Reply:
-        """Submit these, then poll."""
-        refused = self._submit(requests)
-        return self._reply(self.engine.poll(timeout_s=timeout_s), refused)
-
-    def submit(self, requests: Sequence[Request]) -> Reply:
-        return self._reply(None, self._submit(requests))
-
-    def verb(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reply:
-        return self._reply(getattr(self.engine, name)(*args, **kwargs))
-
-    def about(self) -> Reply:
-        return self._reply(self.engine.capabilities)
-
-    def health(self) -> str | None:
-        return self.engine.health()
-
-    def close(self) -> None:
-        self.engine.close()
-
-    def _submit(self, requests: Sequence[Request]) -> tuple[tuple[str, str], ...]:
-        refused = []
-        for request in requests:
-            try:
-                self.engine.submit(request)
-            except EngineError as error:
-                refused.append((request.id, str(error)))
-        return tuple(refused)
-
-    def _reply(self, value: Any, refused: tuple[tuple[str, str], ...] = ()) -> Reply:
-        engine = self.engine
-        return Reply(
-            value,
-            engine.policy_version,
-            engine.received_checksum,
-            engine.stats(),
-            refused,
-        )
 
 
 class RemoteEngine:
@@ -137,19 +69,25 @@ class RemoteEngine:
         self.update_timeout_s = update_timeout_s
         self.on_death: Callable[[EngineDiedError], None] = _raise
         self._start = start
-        # Of the round: every request, those still to be handed out, those still to be sent.
+        # Every request of the round, and those of them that are still to be sent.
         self._round: dict[str, Request] = {}
-        self._flying: set[str] = set()
         self._queue: list[tuple[Request, float]] = []
         self._late: Pending[Reply] | None = None
-        self._held: list[Completion] = []
-        self._is_updating = self._is_closed = False
         self._group, self._known = self._begun()
-        self.capabilities: Capabilities = self._known.value
+        self.capabilities: Capabilities
+        served, policy_id = self._known.value
+        self.capabilities = replace(served, own_process=True)
+        self.life: LifeCycle[Request] = LifeCycle(
+            self.capabilities.name, policy_id=policy_id, version=self._known.policy_version
+        )
+
+    @property
+    def policy_id(self) -> str:
+        return self.life.policy_id
 
     @property
     def policy_version(self) -> int:
-        return self._known.policy_version
+        return self.life.version
 
     @property
     def received_checksum(self) -> str | None:
@@ -159,7 +97,7 @@ class RemoteEngine:
         return self._known.stats
 
     def submit(self, request: Request) -> None:
-        self._require_settled("submit")
+        self.life.require_settled("submit")
         max_tokens = self.capabilities.max_tokens
         assert max_tokens is not None, self.capabilities
         require_servable(
@@ -168,18 +106,18 @@ class RemoteEngine:
             max_tokens=max_tokens,
             can_decode=self.can_decode,
         )
-        if request.id in self._flying:
-            raise EngineError(f"a request with the id {request.id!r} is in the engine already.")
-        if not self._flying:
+        self.life.require_new(request)
+        if not self.life.in_flight:
             self._round.clear()
-        self._round[request.id] = request
-        self._flying.add(request.id)
+        self._round[request.id] = self.life.in_flight[request.id] = request
         self._queue.append((request, time.monotonic()))
+        # The worker's engine wakes when the request arrives.
+        self.life.is_asleep = False
 
     def poll(self, *, timeout_s: float) -> list[Completion]:
-        self._require_settled("poll")
+        self.life.require_pollable()
         until = time.monotonic() + timeout_s
-        while self._flying and not self._held:
+        while self.life.in_flight and not self.life.finished:
             try:
                 self._exchange(max(0.0, until - time.monotonic()))
             except EngineDiedError as error:
@@ -187,45 +125,50 @@ class RemoteEngine:
                 until = time.monotonic() + timeout_s
             if time.monotonic() >= until:
                 break
-        found, self._held = self._held, []
-        return found
+        return self.life.take_finished()
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
         wanted = None if ids is None else list(ids)
         return self._handed_out(self._lasting("abort", wanted))
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
-        self._require_settled("score")
+        self.life.require_settled("score")
         return self._lasting("score", list(rows), temperature=temperature)
 
     def connect(self, transport: Transport) -> None:
         self._update("connect", transport)
+        self.life.is_connected = True
 
-    def begin_update(self, how: Quiesce) -> list[Completion]:
-        self._require_settled("begin_update")
-        ended = self._update("begin_update", how)
-        self._is_updating = True
+    def begin_update(self, how: Quiesce, *, policy_id: str = POLICY_ID) -> list[Completion]:
+        self.life.require_update(policy_id)
+        ended = self._update("begin_update", how, policy_id=policy_id)
+        self.life.begin_update()
+        self.life.is_asleep = False
         return self._handed_out(ended)
 
-    def apply(self, parcel: Parcel) -> None:
-        self._update("apply", parcel)
+    def apply(self, bucket: Bucket) -> None:
+        self.life.require_receiving()
+        self._update("apply", bucket)
 
-    def commit(self, version: int) -> None:
-        self._update("commit", version)
-        self._is_updating = False
+    def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
+        self.life.require_commit(version, policy_id)
+        self._update("commit", version, policy_id=policy_id)
+        self.life.commit(version)
 
     def sleep(self) -> None:
         self._lasting("sleep")
+        self.life.is_asleep = True
 
     def wake(self) -> None:
         self._lasting("wake")
+        self.life.is_asleep = False
 
     def health(self) -> str | None:
-        if self._is_closed:
-            return "it is closed"
-        trouble = self._group.health()
-        if trouble is not None:
-            return trouble
+        if self.life.is_closed:
+            return self.life.health()
+        problem = self._group.health()
+        if problem is not None:
+            return problem
         try:
             return self._group.call(0, "health").result(timeout_s=HEALTH_SECONDS)
         except WorkerError as error:
@@ -242,7 +185,7 @@ class RemoteEngine:
         return None
 
     def close(self) -> None:
-        self._is_closed = True
+        self.life.close()
         self._known = replace(self._known, stats=replace(self.stats(), cache_bytes=0))
         self._group.close()
 
@@ -252,11 +195,13 @@ class RemoteEngine:
         Returns what `give_weights` does. The new process may die as well, at any moment: then this
         raises EngineDiedError, or what `give_weights` makes of it, and may be called again."""
         self._group.close()
-        self._late, self._is_updating = None, False
+        self._late = None
         self._queue.clear()
         self._group, self._known = self._begun()
+        self.life.version = self._known.policy_version
+        self.life.is_updating = self.life.is_asleep = self.life.is_connected = False
         given = give_weights()
-        if not self._flying:
+        if not self.life.in_flight:
             # The round was over: nobody waits for any of it.
             self._round.clear()
         self._queue = [(request, time.monotonic()) for request in self._round.values()]
@@ -294,7 +239,7 @@ class RemoteEngine:
         if reply is None:
             self._late = pending
         else:
-            self._held += self._handed_out(self._learned(reply).value)
+            self.life.finished += self._handed_out(self._learned(reply).value)
 
     def _lasting(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """A verb that another process can be asked just as well."""
@@ -304,15 +249,14 @@ class RemoteEngine:
             except EngineDiedError as error:
                 self.on_death(error)
 
-    def _update(self, verb: str, *args: Any) -> Any:
-        return self._ask(verb, args, {}, _Deadline("sync.timeout_s", self.update_timeout_s))
+    def _update(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        return self._ask(verb, args, kwargs, _Deadline("sync.timeout_s", self.update_timeout_s))
 
     def _ask(
         self, verb: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], deadline: _Deadline
     ) -> Any:
         """Whatever was submitted before goes first."""
-        if self._is_closed:
-            raise EngineError(f"the {self.capabilities.name} engine is closed.")
+        self.life.require_open()
         if self._late is not None:
             self._exchange(deadline.seconds)
         if self._queue:
@@ -355,13 +299,14 @@ class RemoteEngine:
 
     def _learned(self, reply: Reply) -> Reply:
         self._known = reply
+        self.life.version = reply.policy_version
         if reply.refused:
             for id, _ in reply.refused:
-                self._flying.discard(id)
+                self.life.in_flight.pop(id, None)
                 self._round.pop(id, None)
             # What came with the refusal is kept for the next poll.
             if isinstance(reply.value, list):
-                self._held += self._handed_out(reply.value)
+                self.life.finished += self._handed_out(reply.value)
             raise EngineError(reply.refused[0][1])
         return reply
 
@@ -378,19 +323,12 @@ class RemoteEngine:
 
     def _handed_out(self, completions: list[Completion]) -> list[Completion]:
         """Those that nobody has yet. What had begun before is the request's own, not a copy."""
-        new = [one for one in completions if one.request_id in self._flying]
-        self._flying -= {one.request_id for one in new}
-        begun = [self._round[one.request_id].begun for one in new]
+        new = [one for one in completions if one.request_id in self.life.in_flight]
+        begun = [self.life.in_flight.pop(one.request_id).begun for one in new]
         return [
             replace(one, segments=own + one.segments[len(own) :])
             for one, own in zip(new, begun, strict=True)
         ]
-
-    def _require_settled(self, verb: str) -> None:
-        if self._is_closed:
-            raise EngineError(f"the {self.capabilities.name} engine is closed.")
-        if self._is_updating:
-            raise EngineError(f"{verb}() between begin_update() and commit(): weights may change.")
 
 
 def _raise(error: EngineDiedError) -> NoReturn:

@@ -24,11 +24,12 @@ from homeostat.run.publication.verify_logprobs import LogprobVerifier
 from homeostat.run.session.result import RunResult, result_of
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
-from homeostat.run.wiring.remedies import RlWays
+from homeostat.run.wiring.remedies import RlActions
 from homeostat.run.wiring.rl_setup import RlParts, set_up_rl
 from homeostat.train.build import reference_of
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
+from homeostat.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def train_rl(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> Ru
             hooks.started(parts, session)
             _loop(config, parts, session, hooks)
             if not parts.is_complete:
-                session.watch.require_go_on()
+                session.watch.require_no_halt()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
@@ -54,13 +55,13 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
     learner = _learner(parts, session)
     saver = Saver(config, parts, session, also=parts.feed)
     verifier = LogprobVerifier(
-        config, trainer=parts.trainer, engine=parts.engine, emit=recorder.event
+        parts.live, trainer=parts.trainer, engine=parts.engine, emit=recorder.event
     )
     healer = Healer(
-        config,
+        parts.live,
         watch=session.watch,
         emit=recorder.event,
-        ways=RlWays(parts, session, learner=learner, verifier=verifier),
+        actions=RlActions(parts, session),
         healing=session.healing,
     )
     if parts.prompts.evaluation and config.eval.at_start and state.step == 0:
@@ -140,7 +141,7 @@ def _learner(parts: RlParts, session: Session) -> Learner:
         state=state,
     )
     return Learner(
-        config,
+        parts.live,
         trainer=parts.trainer,
         guarded=guarded,
         memory=memory,
@@ -155,7 +156,7 @@ def _refresh_reference(parts: RlParts) -> None:
     choice = reference_of(parts.config)
     every = getattr(choice, "refresh_steps", None)
     if every is not None and parts.state.step % every == 0:
-        parts.trainer.refresh_reference()
+        parts.trainer.refresh(Role.REFERENCE)
 
 
 def _evaluated(parts: RlParts, session: Session) -> tuple[dict[str, float], bool]:

@@ -3,8 +3,8 @@
     rows -> tokens with loss weights -> packed StepPlans -> accumulate / apply
          -> metrics -> evaluation -> checkpoint
 
-Everything that happens is in the run directory; a second call on the same directory goes on where
-the first stopped, to the same bits.
+The run directory records everything that happens. A second call on the same directory resumes where
+the first one stopped, with bitwise the same results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from homeostat.run.publication.saving import Saver
 from homeostat.run.session.result import RunResult, result_of
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.hooks import NO_HOOKS, Hooks
-from homeostat.run.wiring.remedies import SftWays
+from homeostat.run.wiring.remedies import SftActions
 from homeostat.run.wiring.sft_setup import Parts, set_up
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.step import GuardedStep
@@ -37,7 +37,7 @@ def train_sft(config: RunConfig, session: Session, hooks: Hooks = NO_HOOKS) -> R
             hooks.started(parts, session)
             _loop(config, parts, session, hooks)
             if not parts.is_complete:
-                session.watch.require_go_on()
+                session.watch.require_no_halt()
         return result_of(parts.state, session, total_steps=parts.total_steps)
 
 
@@ -50,7 +50,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
         parts.trainer,
         config.trainer,
         memory=memory,
-        origin=parts.train_rows.store.origin,
+        origin=parts.train_rows.rows.origin,
         run_dir=session.run_dir,
         emit=recorder.event,
         decode=parts.tokenizer.decode,
@@ -58,10 +58,10 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
     )
     saver = Saver(config, parts, session)
     healer = Healer(
-        config,
+        parts.live,
         watch=session.watch,
         emit=recorder.event,
-        ways=SftWays(parts, session),
+        actions=SftActions(parts, session),
         healing=session.healing,
     )
     if parts.eval_rows and config.eval.at_start and state.step == 0:
@@ -72,7 +72,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
             started = time.perf_counter()
             healer.treat(plan.step)
             hooks.before_step(plan.step, parts)
-            learning_rate = healer.config.trainer.learning_rate(plan.step, parts.total_steps)
+            learning_rate = parts.live.now.trainer.learning_rate(plan.step, parts.total_steps)
             with healer.rescuing(), parts.profiler.around(plan.step, emit=recorder.event):
                 hooks.before_update(plan.step, parts)
                 report = guarded.run(plan, learning_rate=learning_rate)
@@ -104,7 +104,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
 def _evaluated(
     parts: Parts, session: Session, memory: MemoryGuard
 ) -> tuple[dict[str, float], bool]:
-    """The metrics of the held-out rows, and whether they never scored better."""
+    """Return the metrics of the held-out rows, and whether they are the best of the run so far."""
     assert parts.eval_rows is not None
     started = time.perf_counter()
     loss = evaluate(parts, parts.eval_rows, memory=memory)

@@ -1,87 +1,114 @@
-"""Buckets: tensors laid end to end in one flat tensor of bytes, and taken apart again.
+"""Weights on their way: what travels, and the protocols of those who send and receive it.
 
-Each tensor begins at a multiple of 16 bytes, so that it can be viewed in its own dtype.
+    (name, tensor) ... -> Packer.pack -> Bucket ... -> Receiver.unpack -> (name, tensor) ...
+
+A bucket is small and picklable: it says which tensors it holds and where their bytes are, not the
+bytes. It travels to the engine by whatever calls the engine is driven with; the bytes travel by the
+transport. tests/contract holds every transport to this.
+
+Invariants: tensors arrive under their names, in order, bit for bit; a bucket takes at most
+`bucket_bytes`, unless it is a single tensor; its bytes stay valid until the next bucket is asked
+for, so that memory is bounded by the bucket and not by the model. Every wait has a deadline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
-from homeostat.errors import SyncError
-from homeostat.sync.checksum import bytes_of, tensor_checksums
-from homeostat.sync.parcel import Parcel, TensorEntry
-
-_ALIGNMENT = 16
-
-Bucket = list[tuple[str, Tensor]]
+from homeostat.types import POLICY_ID
 
 
-def buckets(weights: Iterable[tuple[str, Tensor]], *, bucket_bytes: int) -> Iterator[Bucket]:
-    """The weights in order, in as few buckets as hold at most `bucket_bytes` or one tensor."""
-    bucket: Bucket = []
-    used = 0
-    for name, tensor in weights:
-        size = _padded(tensor.nbytes)
-        if bucket and used + size > bucket_bytes:
-            yield bucket
-            bucket, used = [], 0
-        bucket.append((name, tensor))
-        used += size
-    if bucket:
-        yield bucket
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor under its canonical HF name, and the checksum of what the sender has."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    checksum: int
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def describe(self) -> str:
+        return f"{self.name!r} ({str(self.dtype).removeprefix('torch.')} {list(self.shape)})"
 
 
-def entries_of(bucket: Bucket) -> tuple[TensorEntry, ...]:
-    sums = tensor_checksums([tensor for _, tensor in bucket])
-    return tuple(
-        TensorEntry(name, tensor.dtype, tuple(tensor.shape), checksum)
-        for (name, tensor), checksum in zip(bucket, sums, strict=True)
-    )
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Some tensors. Each transport has a subclass that says where their bytes are; `num_bytes` is
+    what they take there."""
+
+    entries: tuple[TensorEntry, ...]
+    num_bytes: int
 
 
-def flat_bytes(entries: Iterable[TensorEntry]) -> int:
-    return sum(_padded(entry.num_bytes) for entry in entries)
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One publication. `checksum` is over all tensors; `seconds` is without the quiescing."""
+
+    policy_id: str
+    version: int
+    base_version: int
+    transport: str
+    checksum: str
+    num_tensors: int
+    num_bytes: int
+    seconds: float
 
 
-def fill(flat: Tensor, bucket: Bucket) -> None:
-    at = 0
-    for _, tensor in bucket:
-        flat[at : at + tensor.nbytes].copy_(bytes_of(tensor))
-        at += _padded(tensor.nbytes)
+def entries_checksum(entries: Iterable[TensorEntry], *, policy_id: str = POLICY_ID) -> str:
+    """Checksum of the policy's id and the tensors' names, dtypes, shapes and checksums, in order.
+
+    Sender and engine must agree on it.
+    """
+    digest = hashlib.blake2b(f"{policy_id!r}\n".encode(), digest_size=16)
+    for entry in entries:
+        line = (entry.name, str(entry.dtype), list(entry.shape), entry.checksum)
+        digest.update(f"{line!r}\n".encode())
+    return digest.hexdigest()
 
 
-def views(flat: Tensor, entries: Sequence[TensorEntry]) -> list[Tensor]:
-    starts = accumulate((_padded(entry.num_bytes) for entry in entries), initial=0)
-    return [
-        flat[at : at + entry.num_bytes].view(entry.dtype).view(entry.shape)
-        for at, entry in zip(starts, entries, strict=False)
-    ]
+class Packer(Protocol):
+    """The sender's half. Picklable until first used, so that it can travel to the trainer."""
+
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]: ...
+
+    def close(self) -> None:
+        """Give back what it holds. Idempotent."""
+        ...
 
 
-def verified(
-    parcel: Parcel, tensors: Sequence[Tensor], *, transport: str
-) -> list[tuple[str, Tensor]]:
-    """The tensors under their names. Raises SyncError unless all are what the sender has."""
-    for entry, tensor in zip(parcel.entries, tensors, strict=True):
-        if tensor.dtype != entry.dtype or tuple(tensor.shape) != entry.shape:
-            raise SyncError(
-                f"{entry.describe()} arrived by {transport} as {tensor.dtype} "
-                f"{list(tensor.shape)}: the engine must not serve it."
-            )
-    found = tensor_checksums(tensors)
-    for entry, checksum in zip(parcel.entries, found, strict=True):
-        if checksum != entry.checksum:
-            raise SyncError(
-                f"{entry.describe()} was altered on its way by {transport}: its checksum is "
-                f"{checksum:016x}, and {entry.checksum:016x} was sent. The engine must not serve "
-                "it. Publish again; if it comes back, suspect memory or disk, or set another "
-                "sync.transport."
-            )
-    return [(entry.name, tensor) for entry, tensor in zip(parcel.entries, tensors, strict=True)]
+class Receiver(Protocol):
+    """The engine's half, one in each of its processes."""
+
+    def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        """The bucket's tensors, each one verified before the first is given out.
+
+        They are views of the bucket's bytes: what is kept must be copied before the next bucket.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds. Idempotent."""
+        ...
 
 
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+class Transport(Protocol):
+    """A picklable description, of which both halves are made. It serves one packer."""
+
+    name: ClassVar[str]
+
+    def packer(self) -> Packer: ...
+
+    def receiver(self, rank: int, size: int) -> Receiver:
+        """For process `rank` of the `size` that the engine has."""
+        ...

@@ -5,7 +5,7 @@ group, which trainer and engine may each have for themselves. Its members meet i
 holds a file there while it lives, so that who never came, and who died, can be said by name, and no
 port has to be free. A folder is for one group: after a failure, open a new transport.
 
-The broadcast runs in a thread of the sender while the parcel is on its way to the receivers, who
+The broadcast runs in a thread of the sender while the bucket is on its way to the receivers, who
 take part in it when they unpack. Who starts first does not matter.
 """
 
@@ -20,19 +20,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from homeostat.errors import SyncError
-from homeostat.sync.bucket import buckets, entries_of, fill, flat_bytes, verified, views
-from homeostat.sync.parcel import Parcel
+from homeostat.sync.bucket import Bucket
+from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, verified, views
 from homeostat.sync.presence import hold, is_held
-
-if TYPE_CHECKING:
-    _Backend = dist.ProcessGroupGloo | dist.ProcessGroupNCCL
 
 # Of the names of meeting places.
 PREFIX = "collective-"
@@ -42,19 +39,21 @@ _DEATH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveParcel(Parcel):
+class CollectiveBucket(Bucket):
     """Its bytes are wherever the broadcast is."""
 
 
 @dataclass(frozen=True)
 class CollectiveTransport:
-    """`folder` is where the group meets; receivers are ranks 1 to `num_receivers` of it."""
+    """`folder` is where the group meets; receivers are ranks 1 to `num_receivers` of it. gloo's
+    connections are bound to the address `host`."""
 
     folder: Path
     bucket_bytes: int
     num_receivers: int
     device: torch.device
     timeout_s: float
+    host: str
     name: ClassVar[str] = "collective"
 
     def packer(self) -> CollectivePacker:
@@ -75,19 +74,19 @@ class CollectivePacker:
         self.bucket_bytes = bucket_bytes
         self._sending: _Sending | None = None
 
-    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
-        for bucket in buckets(weights, bucket_bytes=self.bucket_bytes):
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+        for named in grouped(weights, bucket_bytes=self.bucket_bytes):
             if self._sending is not None:
                 raise SyncError(
                     "the broadcast before this one was given up: its group cannot be used again. "
                     "Close the engine, and open a new transport."
                 )
-            entries = entries_of(bucket)
+            entries = entries_of(named)
             num_bytes = flat_bytes(entries)
             flat = self.group.buffer(num_bytes)
-            fill(flat, bucket)
+            fill(flat, named)
             self._sending = _Sending(partial(self.group.broadcast, flat))
-            yield CollectiveParcel(entries, num_bytes)
+            yield CollectiveBucket(entries, num_bytes)
             self._sending.finish()
             self._sending = None
 
@@ -100,10 +99,10 @@ class CollectiveReceiver:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def unpack(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
-        flat = self.group.buffer(parcel.num_bytes)
+    def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        flat = self.group.buffer(bucket.num_bytes)
         self.group.broadcast(flat)
-        yield from verified(parcel, views(flat, parcel.entries), transport=CollectiveTransport.name)
+        yield from verified(bucket, views(flat, bucket.entries), transport=CollectiveTransport.name)
 
     def close(self) -> None:
         self.group.close()
@@ -116,7 +115,7 @@ class Group:
         self.transport = transport
         self.rank = rank
         self._descriptor: int | None = None
-        self._backend: _Backend | None = None
+        self._backend: Any = None
         self._flat: Tensor | None = None
 
     def buffer(self, num_bytes: int) -> Tensor:
@@ -154,7 +153,7 @@ class Group:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _join(self) -> _Backend:
+    def _join(self) -> Any:
         transport = self.transport
         try:
             transport.folder.mkdir(parents=True, exist_ok=True)
@@ -223,18 +222,19 @@ class _Sending:
         assert self._is_sent, "the broadcast ended by an error that is no SyncError"
 
 
-def _backend(transport: CollectiveTransport, rank: int) -> _Backend:
+def _backend(transport: CollectiveTransport, rank: int) -> Any:
+    """A ProcessGroupNCCL or ProcessGroupGloo: torch's stubs leave out most of what both have."""
     size = transport.num_receivers + 1
-    store = dist.FileStore(str(transport.folder / "store"), size)
+    store = dist.FileStore(str(transport.folder / "store"), size)  # pyright: ignore
     timeout = timedelta(seconds=transport.timeout_s)
     if transport.device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         # Past this, NCCL's watchdog ends the process: ours must be the first to give up.
         options._timeout = 2 * timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # pyright: ignore
     options._timeout = timeout
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=transport.host)]
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 

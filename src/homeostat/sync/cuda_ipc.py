@@ -1,7 +1,7 @@
 """Weights in GPU memory that both sides see, for an engine on the trainer's own GPU.
 
-The sender fills one buffer again for each parcel, and hands over torch's IPC handle of it, as
-torch.multiprocessing does. The sender waits for its copies before it hands out a parcel; the
+The sender fills one buffer again for each bucket, and hands over torch's IPC handle of it, as
+torch.multiprocessing does. The sender waits for its copies before it hands out a bucket; the
 receiver waits for its own before it is done with one: no event has to travel.
 """
 
@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from homeostat.errors import SyncError
-from homeostat.sync.bucket import buckets, entries_of, fill, flat_bytes, verified, views
-from homeostat.sync.parcel import Parcel
+from homeostat.sync.bucket import Bucket
+from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, verified, views
 
 # Where rebuild_cuda_tensor takes the index of the device.
 _DEVICE_ARGUMENT = 6
 
 
 @dataclass(frozen=True, slots=True)
-class CudaIpcParcel(Parcel):
+class CudaIpcBucket(Bucket):
     """`handle` rebuilds the buffer; `device` is the GPU's own id, its index may differ."""
 
     handle: tuple[Any, tuple[Any, ...]]
@@ -37,16 +37,16 @@ class CudaIpcPacker:
         self.bucket_bytes = bucket_bytes
         self._flat: Tensor | None = None
 
-    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
-        for bucket in buckets(weights, bucket_bytes=self.bucket_bytes):
-            entries = entries_of(bucket)
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
+        for named in grouped(weights, bucket_bytes=self.bucket_bytes):
+            entries = entries_of(named)
             num_bytes = flat_bytes(entries)
             if self._flat is None or len(self._flat) < num_bytes:
                 self._flat = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device=self.device)
-            fill(self._flat, bucket)
+            fill(self._flat, named)
             torch.cuda.synchronize(self.device)
             gpu = _gpu_id(self._flat.device)
-            yield CudaIpcParcel(entries, num_bytes, reduce_tensor(self._flat), gpu)
+            yield CudaIpcBucket(entries, num_bytes, reduce_tensor(self._flat), gpu)
 
     def close(self) -> None:
         if self._flat is not None:
@@ -55,18 +55,18 @@ class CudaIpcPacker:
 
 
 class CudaIpcReceiver:
-    def unpack(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
-        assert isinstance(parcel, CudaIpcParcel), parcel
-        rebuild, arguments = parcel.handle
+    def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        assert isinstance(bucket, CudaIpcBucket), bucket
+        rebuild, arguments = bucket.handle
         arguments = list(arguments)
-        arguments[_DEVICE_ARGUMENT] = index = _index_of(parcel.device)
+        arguments[_DEVICE_ARGUMENT] = index = _index_of(bucket.device)
         flat = rebuild(*arguments)
-        yield from verified(parcel, views(flat, parcel.entries), transport=CudaIpcTransport.name)
+        yield from verified(bucket, views(flat, bucket.entries), transport=CudaIpcTransport.name)
         # The caller's copies may still be queued, and the sender is about to fill it again.
         torch.cuda.synchronize(index)
 
     def close(self) -> None:
-        """It holds no buffer between parcels."""
+        """It holds no buffer between buckets."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Weights through files: safetensors in a folder that sender and receivers both see.
 
-One folder per publication, one file per parcel. A file has its name only once it is whole; the
+One folder per publication, one file per bucket. A file has its name only once it is whole; the
 folder of the publication before is removed when the next one is complete, and the last by `close`:
 what lies here is on its way, not stored.
 """
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from homeostat.errors import SyncError
 from homeostat.observe.durable import write_atomically
-from homeostat.sync.bucket import buckets, entries_of, flat_bytes, verified
-from homeostat.sync.parcel import Parcel
+from homeostat.sync.bucket import Bucket
+from homeostat.sync.layout import entries_of, flat_bytes, grouped, verified
 
 
 @dataclass(frozen=True, slots=True)
-class DiskParcel(Parcel):
+class DiskBucket(Bucket):
     file: Path
 
 
@@ -35,19 +35,19 @@ class DiskPacker:
         self.prefix = prefix
         self.bucket_bytes = bucket_bytes
 
-    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
         earlier = self._publications()
         number = max(earlier, default=0) + 1
         folder = self.folder / f"{self.prefix}-{number:08d}"
         is_complete = False
         try:
-            for index, bucket in enumerate(buckets(weights, bucket_bytes=self.bucket_bytes)):
-                entries = entries_of(bucket)
+            for index, named in enumerate(grouped(weights, bucket_bytes=self.bucket_bytes)):
+                entries = entries_of(named)
                 file = folder / f"{index:05d}.safetensors"
                 # Copied, for a file cannot hold two tensors that share memory.
-                tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in bucket}
+                tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
                 _write(file, {name: tensor.contiguous() for name, tensor in tensors.items()})
-                yield DiskParcel(entries, flat_bytes(entries), file)
+                yield DiskBucket(entries, flat_bytes(entries), file)
             is_complete = True
         finally:
             for stale in earlier.values() if is_complete else [folder]:
@@ -64,17 +64,17 @@ class DiskPacker:
 
 
 class DiskReceiver:
-    def unpack(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
-        assert isinstance(parcel, DiskParcel), parcel
+    def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        assert isinstance(bucket, DiskBucket), bucket
         try:
-            with safe_open(parcel.file, framework="pt", device="cpu") as file:
-                tensors = [file.get_tensor(entry.name) for entry in parcel.entries]
+            with safe_open(bucket.file, framework="pt", device="cpu") as file:
+                tensors = [file.get_tensor(entry.name) for entry in bucket.entries]
         except (SafetensorError, OSError) as error:
             raise SyncError(
-                f"cannot read {parcel.file} with {parcel.entries[0].describe()}: {error}. Does "
+                f"cannot read {bucket.file} with {bucket.entries[0].describe()}: {error}. Does "
                 "the engine see the folder that sync.transport.folder names?"
             ) from None
-        yield from verified(parcel, tensors, transport=DiskTransport.name)
+        yield from verified(bucket, tensors, transport=DiskTransport.name)
 
     def close(self) -> None:
         """It holds no file open."""

@@ -1,6 +1,6 @@
 """Weights that need no journey: the engine computes with the trainer's own tensors.
 
-A parcel holds the tensor itself. Nothing is copied; receiving is the proof that the engine's tensor
+A bucket holds the tensor itself. Nothing is copied; receiving is the proof that the engine's tensor
 is the same memory, after which no byte can differ.
 """
 
@@ -13,12 +13,12 @@ from typing import ClassVar, NoReturn
 from torch import Tensor
 
 from homeostat.errors import SyncError
-from homeostat.sync.bucket import entries_of
-from homeostat.sync.parcel import Parcel
+from homeostat.sync.bucket import Bucket
+from homeostat.sync.layout import entries_of
 
 
 @dataclass(frozen=True, slots=True)
-class InProcessParcel(Parcel):
+class InProcessBucket(Bucket):
     tensor: Tensor
 
     def __reduce__(self) -> NoReturn:
@@ -29,9 +29,9 @@ class InProcessParcel(Parcel):
 
 
 class InProcessPacker:
-    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
         for name, tensor in weights:
-            yield InProcessParcel(entries_of([(name, tensor)]), tensor.nbytes, tensor)
+            yield InProcessBucket(entries_of([(name, tensor)]), tensor.nbytes, tensor)
 
     def close(self) -> None:
         """There is nothing to give back."""
@@ -41,11 +41,11 @@ class InProcessReceiver:
     def __init__(self, own: Mapping[str, Tensor]) -> None:
         self.own = own
 
-    def unpack(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
-        assert isinstance(parcel, InProcessParcel), parcel
-        (entry,) = parcel.entries
+    def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        assert isinstance(bucket, InProcessBucket), bucket
+        (entry,) = bucket.entries
         own = self.own.get(entry.name)
-        if own is None or not _same_memory(own, parcel.tensor):
+        if own is None or not _same_memory(own, bucket.tensor):
             have = "has no such tensor" if own is None else "has it in other memory"
             raise SyncError(
                 f"{entry.describe()} is not shared: the engine {have}, and in_process copies "

@@ -1,6 +1,6 @@
 """Publication of a policy's weights: from the trainer's memory into the engine's, with proof.
 
-    begin_update -> parcels -> apply ... -> commit -> verify -> Manifest
+    begin_update -> buckets -> apply ... -> commit -> verify -> Manifest
 
 Between `begin_update` and `commit` the engine holds parts of two versions: what fails there leaves
 it uncommitted, and it must be closed. An engine that shares the trainer's tensors is sent nothing;
@@ -15,22 +15,22 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from homeostat.errors import HomeostatError, SyncError
-from homeostat.sync.parcel import (
+from homeostat.sync.bucket import (
+    Bucket,
     Manifest,
     Packer,
-    Parcel,
     TensorEntry,
     Transport,
     entries_checksum,
 )
 from homeostat.sync.verify import Probe, require_received, require_served
-from homeostat.types import Completion, FloatArray, TokenRow
+from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
 
 
 class WeightSource(Protocol):
     """What a trainer is to a publication."""
 
-    def parcels(self, packer: Packer) -> Iterator[Parcel]: ...
+    def weight_buckets(self, packer: Packer) -> Iterator[Bucket]: ...
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]: ...
 
@@ -47,20 +47,21 @@ class WeightSink(Protocol):
     @property
     def received_checksum(self) -> str | None: ...
 
-    def begin_update(self, how: Any) -> list[Completion]: ...
+    def begin_update(self, how: Any, *, policy_id: str) -> list[Completion]: ...
 
-    def apply(self, parcel: Parcel) -> None: ...
+    def apply(self, bucket: Bucket) -> None: ...
 
-    def commit(self, version: int) -> None: ...
+    def commit(self, version: int, *, policy_id: str) -> None: ...
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]: ...
 
 
 class Publisher:
-    """Sends by one transport. Without a `probe` nothing is verified but what arrives."""
+    """Sends the weights of one policy by one transport. Without a `probe` nothing is verified but
+    what arrives."""
 
     def __init__(
-        self, transport: Transport, *, probe: Probe | None, policy_id: str = "policy"
+        self, transport: Transport, *, probe: Probe | None, policy_id: str = POLICY_ID
     ) -> None:
         self.transport = transport
         self.probe = probe
@@ -83,11 +84,11 @@ class Publisher:
                 f"version {version} cannot be published: the engine serves {base} already, and "
                 "versions never go back."
             )
-        on_ended(engine.begin_update(quiesce))
+        on_ended(engine.begin_update(quiesce, policy_id=self.policy_id))
         started = time.perf_counter()
         try:
             entries = self._send(source, engine)
-            engine.commit(version)
+            engine.commit(version, policy_id=self.policy_id)
         except (HomeostatError, RuntimeError, OSError) as error:
             raise SyncError(
                 f"version {version} was not published by {self.transport.name}: {error} The "
@@ -99,7 +100,7 @@ class Publisher:
             version=version,
             base_version=base,
             transport=self.transport.name,
-            checksum=entries_checksum(entries),
+            checksum=entries_checksum(entries, policy_id=self.policy_id),
             num_tensors=len(entries),
             num_bytes=sum(entry.num_bytes for entry in entries),
             seconds=time.perf_counter() - started,
@@ -115,13 +116,13 @@ class Publisher:
         if engine.capabilities.shares_weights:
             receiver = self.transport.receiver(0, 1)
 
-            def take(parcel: Parcel) -> None:
-                list(receiver.unpack(parcel))
+            def take(bucket: Bucket) -> None:
+                list(receiver.unpack(bucket))
 
         entries: list[TensorEntry] = []
-        for parcel in source.parcels(self._packer):
-            take(parcel)
-            entries += parcel.entries
+        for bucket in source.weight_buckets(self._packer):
+            take(bucket)
+            entries += bucket.entries
         return entries
 
     def _verify(self, source: WeightSource, engine: WeightSink, manifest: Manifest) -> None:

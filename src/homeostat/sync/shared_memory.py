@@ -1,6 +1,6 @@
 """Weights through /dev/shm, for an engine in another process of the same machine.
 
-The sender has one segment, which it fills again for each parcel: memory is bounded by the larger of
+The sender has one segment, which it fills again for each bucket: memory is bounded by the larger of
 `bucket_bytes` and the largest tensor. The segment's name carries a digest of the run's folder and
 the sender's process id; the sender holds a lock on it, so that whoever sends next for the same run
 knows the segments of senders that were killed, and removes them. These are plain files, not
@@ -23,15 +23,15 @@ from torch import Tensor
 
 from homeostat.errors import SyncError
 from homeostat.observe.durable import OUT_OF_SPACE
-from homeostat.sync.bucket import buckets, entries_of, fill, flat_bytes, verified, views
-from homeostat.sync.parcel import Parcel
+from homeostat.sync.bucket import Bucket
+from homeostat.sync.layout import entries_of, fill, flat_bytes, grouped, verified, views
 from homeostat.sync.presence import hold, is_held
 
 ROOT = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMemoryParcel(Parcel):
+class SharedMemoryBucket(Bucket):
     segment: Path
 
 
@@ -41,20 +41,20 @@ class SharedMemoryPacker:
         self.bucket_bytes = bucket_bytes
         self._segment: _Segment | None = None
 
-    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
+    def pack(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
         if self._segment is None:
             _remove_stale(self.prefix)
             self._segment = _Segment(ROOT / f"{self.prefix}-{os.getpid()}-{secrets.token_hex(4)}")
         segment = self._segment
-        for bucket in buckets(weights, bucket_bytes=self.bucket_bytes):
-            entries = entries_of(bucket)
+        for named in grouped(weights, bucket_bytes=self.bucket_bytes):
+            entries = entries_of(named)
             num_bytes = flat_bytes(entries)
             try:
-                fill(segment.room(num_bytes), bucket)
+                fill(segment.room(num_bytes), named)
             except OSError as error:
                 self.close()
                 raise SyncError(_why_no_room(error, num_bytes)) from None
-            yield SharedMemoryParcel(entries, num_bytes, segment.path)
+            yield SharedMemoryBucket(entries, num_bytes, segment.path)
 
     def close(self) -> None:
         if self._segment is not None:
@@ -67,12 +67,12 @@ class SharedMemoryReceiver:
         self._path: Path | None = None
         self._flat = torch.empty(0, dtype=torch.uint8)
 
-    def unpack(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
-        assert isinstance(parcel, SharedMemoryParcel), parcel
-        if parcel.segment != self._path or len(self._flat) < parcel.num_bytes:
-            self._path, self._flat = parcel.segment, _attached(parcel)
-        tensors = views(self._flat, parcel.entries)
-        yield from verified(parcel, tensors, transport=SharedMemoryTransport.name)
+    def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        assert isinstance(bucket, SharedMemoryBucket), bucket
+        if bucket.segment != self._path or len(self._flat) < bucket.num_bytes:
+            self._path, self._flat = bucket.segment, _attached(bucket)
+        tensors = views(self._flat, bucket.entries)
+        yield from verified(bucket, tensors, transport=SharedMemoryTransport.name)
 
     def close(self) -> None:
         self._path, self._flat = None, torch.empty(0, dtype=torch.uint8)
@@ -134,19 +134,19 @@ def _mapped(descriptor: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
 
-def _attached(parcel: SharedMemoryParcel) -> Tensor:
-    if parcel.num_bytes == 0:
+def _attached(bucket: SharedMemoryBucket) -> Tensor:
+    if bucket.num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     try:
-        descriptor = os.open(parcel.segment, os.O_RDWR)
+        descriptor = os.open(bucket.segment, os.O_RDWR)
     except OSError as error:
         raise SyncError(
-            f"cannot open {parcel.segment} with {parcel.entries[0].describe()}: "
+            f"cannot open {bucket.segment} with {bucket.entries[0].describe()}: "
             f"{error.strerror}. Is the sender still alive, and on this machine?"
         ) from None
     try:
-        if os.fstat(descriptor).st_size < parcel.num_bytes:
-            raise SyncError(f"{parcel.segment} is shorter than {parcel.entries[-1].describe()}.")
+        if os.fstat(descriptor).st_size < bucket.num_bytes:
+            raise SyncError(f"{bucket.segment} is shorter than {bucket.entries[-1].describe()}.")
         return _mapped(descriptor)
     finally:
         os.close(descriptor)
@@ -162,7 +162,7 @@ def _why_no_room(error: OSError, num_bytes: int) -> str:
     if error.errno not in OUT_OF_SPACE:
         return f"cannot write to {ROOT}: {error.strerror}. Set sync.transport.type to disk."
     return (
-        f"{ROOT} has no room for a parcel of {num_bytes / 1e6:.4g} MB ({error.strerror}). Lower "
-        "sync.transport.bucket_bytes (a parcel is never smaller than one tensor), give it more "
+        f"{ROOT} has no room for a bucket of {num_bytes / 1e6:.4g} MB ({error.strerror}). Lower "
+        "sync.transport.bucket_bytes (a bucket is never smaller than one tensor), give it more "
         "room (docker run --shm-size), or set sync.transport.type to disk."
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from homeostat.config.cluster import LOOPBACK
 from homeostat.config.sync import (
     AnyTransport,
     CollectiveConfig,
@@ -19,11 +20,11 @@ from homeostat.config.sync import (
     SharedMemoryConfig,
 )
 from homeostat.errors import SyncError
+from homeostat.sync.bucket import Transport
 from homeostat.sync.collective import PREFIX, CollectiveTransport
 from homeostat.sync.cuda_ipc import CudaIpcTransport
 from homeostat.sync.disk import DiskTransport
 from homeostat.sync.in_process import InProcessTransport
-from homeostat.sync.parcel import Transport
 from homeostat.sync.shared_memory import SharedMemoryTransport
 
 
@@ -33,11 +34,12 @@ def open_transport(
     folder: Path,
     device: torch.device,
     timeout_s: float,
+    host: str = LOOPBACK,
     num_receivers: int = 1,
     own: Mapping[str, Tensor] | None = None,
 ) -> Transport:
-    """`folder` belongs to the run, `device` holds the weights that are sent; `own` are the tensors
-    of an engine that shares them."""
+    """`folder` belongs to the run, `device` holds the weights that are sent; processes meet on the
+    address `host`; `own` are the tensors of an engine that shares them."""
     prefix = f"homeostat-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
     match config:
         case InProcessConfig():
@@ -50,7 +52,7 @@ def open_transport(
         case CollectiveConfig():
             meeting = folder / f"{PREFIX}{secrets.token_hex(4)}"
             return CollectiveTransport(
-                meeting, config.bucket_bytes, num_receivers, device, timeout_s
+                meeting, config.bucket_bytes, num_receivers, device, timeout_s, host
             )
         case CudaIpcConfig():
             if device.type != "cuda":

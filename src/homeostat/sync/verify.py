@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from homeostat.errors import NotServedError, PolicyNotFiniteError
-from homeostat.sync.parcel import Manifest
+from homeostat.sync.bucket import Manifest
 from homeostat.types import FloatArray, TokenRow
 
 _NUM_ROWS = 3

@@ -5,9 +5,13 @@ one, the reference. Every backend decides here, so that all of them decide alike
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
+from homeostat.config.algorithm import SftConfig
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.rollout import (
     AdapterOffReference,
@@ -17,35 +21,46 @@ from homeostat.config.rollout import (
 )
 from homeostat.config.run import RunConfig
 from homeostat.errors import ModelError
-from homeostat.models.build import LoadedModel, load_model
+from homeostat.models.build import LoadedModel, ModelSheet, load_model
 from homeostat.train.local import LocalTrainer
-from homeostat.train.roles import AdapterOff, Reference
+from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
+from homeostat.types import Role
+
+
+class LoadModel(Protocol):
+    """Builds a model as a backend does; one that is not `trained` needs no gradients."""
+
+    def __call__(
+        self, model: ModelConfig, lora: LoraConfig | None, *, trained: bool
+    ) -> LoadedModel: ...
 
 
 def local_trainer(config: RunConfig, runtime: Runtime) -> LocalTrainer:
-    loaded = load(config.model, config.lora, config=config, runtime=runtime)
-    return LocalTrainer(
-        loaded,
-        config.trainer,
-        runtime=runtime,
-        seed=config.seed,
-        reference=_reference(reference_of(config), loaded, config, runtime),
-        save_reference=saves_reference(config),
-    )
+    load_here = partial(load, config=config, runtime=runtime)
+    models = role_models(config, load_here, starting_policy=_frozen_copy)
+    return LocalTrainer(models, config.trainer, runtime=runtime, seed=config.seed)
 
 
-def load(
-    model: ModelConfig, lora: LoraConfig | None, *, config: RunConfig, runtime: Runtime
-) -> LoadedModel:
-    return load_model(
-        model,
-        lora,
-        dtype=runtime.dtype,
-        device=runtime.device,
-        seed=config.seed,
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
-    )
+def role_models(
+    config: RunConfig,
+    load: LoadModel,
+    *,
+    starting_policy: Callable[[LoadedModel], LoadedModel],
+) -> dict[Role, RoleModel]:
+    """The models of a run by their roles. `starting_policy` gives a frozen model with the weights
+    that the policy starts from."""
+    policy = load(config.model, config.lora, trained=True)
+    models = {Role.POLICY: RoleModel(policy, config=config.trainer)}
+    choice = reference_of(config)
+    if isinstance(choice, AdapterOffReference):
+        models[Role.REFERENCE] = RoleModel(policy, without_adapter=True)
+    elif isinstance(choice, CheckpointReference):
+        models[Role.REFERENCE] = RoleModel(_from_checkpoint(config, load, choice, policy.sheet))
+    elif choice is not None:
+        changes = choice.refresh_steps is not None
+        models[Role.REFERENCE] = RoleModel(starting_policy(policy), changes=changes)
+    return models
 
 
 def reference_of(config: RunConfig) -> AnyReference | None:
@@ -55,7 +70,7 @@ def reference_of(config: RunConfig) -> AnyReference | None:
     at first, that is the model without it: no copy is needed. An adapter that was loaded
     (lora.path) is part of the starting policy.
     """
-    if not config.is_rl or config.algorithm.kl is None:
+    if isinstance(config.algorithm, SftConfig) or config.algorithm.kl is None:
         return None
     if config.reference is not None:
         return config.reference
@@ -63,10 +78,17 @@ def reference_of(config: RunConfig) -> AnyReference | None:
     return AdapterOffReference(type="adapter_off") if starts_bare else InitialReference()
 
 
-def saves_reference(config: RunConfig) -> bool:
-    """A reference that changes on the way is part of a checkpoint."""
-    choice = reference_of(config)
-    return isinstance(choice, InitialReference) and choice.refresh_steps is not None
+def _from_checkpoint(
+    config: RunConfig, load: LoadModel, choice: CheckpointReference, policy: ModelSheet
+) -> LoadedModel:
+    with named_reference():
+        loaded = load(reference_model(config.model, choice), None, trained=False)
+    if policy.vocab_size != loaded.sheet.vocab_size:
+        raise ModelError(
+            f"reference.path: {choice.path} has a vocabulary of {loaded.sheet.vocab_size}, and the "
+            f"policy one of {policy.vocab_size}: they cannot be compared."
+        )
+    return loaded
 
 
 def reference_model(model: ModelConfig, choice: CheckpointReference) -> ModelConfig:
@@ -75,38 +97,38 @@ def reference_model(model: ModelConfig, choice: CheckpointReference) -> ModelCon
 
 @contextmanager
 def named_reference() -> Iterator[None]:
-    """What is wrong with a reference is said of its own key, not of the policy's."""
+    """Make errors about a reference name its own key, not the policy's."""
     try:
         yield
     except ModelError as error:
         raise ModelError(str(error).replace("model.path", "reference.path")) from None
 
 
-def require_same_vocabulary(path: str, *, policy: int, reference: int) -> None:
-    if policy != reference:
-        raise ModelError(
-            f"reference.path: {path} has a vocabulary of {reference}, and the policy one of "
-            f"{policy}: they cannot be compared."
-        )
+def load(
+    model: ModelConfig,
+    lora: LoraConfig | None,
+    *,
+    config: RunConfig,
+    runtime: Runtime,
+    trained: bool = True,
+) -> LoadedModel:
+    """Build a model in this process."""
+    loaded = load_model(
+        model,
+        lora,
+        dtype=runtime.dtype,
+        device=runtime.device,
+        seed=config.seed,
+        gradient_checkpointing=config.trainer.gradient_checkpointing,
+    )
+    if not trained:
+        loaded.module.requires_grad_(False)
+    return loaded
 
 
-def _reference(
-    choice: AnyReference | None, loaded: LoadedModel, config: RunConfig, runtime: Runtime
-) -> Reference | None:
-    if choice is None:
-        return None
-    if isinstance(choice, AdapterOffReference):
-        return AdapterOff()
-    if isinstance(choice, CheckpointReference):
-        with named_reference():
-            model = reference_model(config.model, choice)
-            other = load(model, None, config=config, runtime=runtime)
-        sizes = {"policy": loaded.sheet.vocab_size, "reference": other.sheet.vocab_size}
-        require_same_vocabulary(choice.path, **sizes)
-        module = other.module
-    else:
-        # Before the optimizer hangs its hooks on the parameters. What no update changes, the base
-        # of an adapter, is shared with the policy.
-        shared = {id(p): p for p in loaded.module.parameters() if not p.requires_grad}
-        module = copy.deepcopy(loaded.module, shared)
-    return module.requires_grad_(False)
+def _frozen_copy(policy: LoadedModel) -> LoadedModel:
+    """Made before the optimizer hangs its hooks on the parameters. What no update changes, the
+    base of an adapter, is shared with the policy."""
+    shared = {id(p): p for p in policy.module.parameters() if not p.requires_grad}
+    module = copy.deepcopy(policy.module, shared)
+    return replace(policy, module=module.requires_grad_(False))

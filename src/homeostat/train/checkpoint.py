@@ -19,14 +19,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from homeostat.errors import CheckpointError, CheckpointWriteError, DiskFullError
 from homeostat.observe.durable import (
@@ -36,9 +34,7 @@ from homeostat.observe.durable import (
     sync_folder,
     write_atomically,
 )
-from homeostat.train.shards import TensorReader, require_same_shapes, stems
 
-TensorFiles = dict[str, dict[str, Tensor]]
 Write = Callable[[Path], None]
 
 _NAME = re.compile(r"step_(\d{8})")
@@ -48,7 +44,7 @@ _REPLACED = ".replaced_"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A valid checkpoint, and the newer ones that had to be passed over with the reason."""
+    """A valid checkpoint, and the newer ones that had to be skipped, with the reason."""
 
     path: Path
     step: int
@@ -94,7 +90,7 @@ class CheckpointStore:
         """Save what `write` puts into a folder, about `num_bytes` of it, beside `state`.
 
         Raises CheckpointWriteError, leaving no trace, where it cannot; DiskFullError where that is
-        for want of space.
+        for lack of space.
         """
         final = self.path(step)
         building = self.folder / f".building_{final.name}"
@@ -126,7 +122,7 @@ class CheckpointStore:
         return self._pointed("best")
 
     def newest_valid(self) -> Found | None:
-        """The newest checkpoint that is whole; broken ones are passed over and reported."""
+        """The newest checkpoint that is whole; broken ones are skipped and reported."""
         self._put_back()
         passed_over: list[tuple[str, str]] = []
         for step in reversed(self.steps()):
@@ -185,7 +181,7 @@ class CheckpointStore:
         return removed
 
     def set_aside_after(self, step: int) -> list[int]:
-        """Move away what lies beyond the step a run continues from: it will be made anew."""
+        """Move away what lies beyond the step a run continues from: it will be made again."""
         later = [other for other in self.steps() if other > step]
         if not later:
             return []
@@ -277,27 +273,6 @@ def why_broken(path: Path) -> str | None:
         return None if "state.json" in manifest else "state.json is missing"
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return f"{_MANIFEST} cannot be read"
-
-
-def write_tensors(folder: Path, files: TensorFiles) -> None:
-    for stem, group in files.items():
-        whole = {name: tensor.contiguous() for name, tensor in group.items()}
-        save_file(whole, folder / f"{stem}.safetensors")
-
-
-def read_tensors(folder: Path, *, only: Collection[str] | None = None) -> TensorFiles:
-    wanted = (stem for stem in stems(folder) if only is None or stem in only)
-    return {stem: TensorReader(folder, stem).whole() for stem in wanted}
-
-
-def copy_tensors(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], *, what: str) -> None:
-    """Fill `own` in place. Raises CheckpointError where names or shapes are not the same."""
-    own_shapes, stored_shapes = (
-        {name: tuple(tensor.shape) for name, tensor in group.items()} for group in (own, stored)
-    )
-    require_same_shapes(own_shapes, stored_shapes, what=what)
-    for name, tensor in own.items():
-        tensor.copy_(stored[name])
 
 
 def _write_manifest(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a run uses the cores of a CPU: chosen by measuring, said with its reason.
+"""Chooses how a run uses the cores of a CPU, by measuring, and says why.
 
     way = threads of one operation x lanes (parts of a micro-batch at one time, train/lanes.py)
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from homeostat.config.trainer import TrainerConfig
 
-# A lane holds gradients of its own: more of them cost memory, and rarely time.
+# Each lane holds its own gradients: more lanes cost memory, and rarely save time.
 MAX_LANES = 8
 _LAPS = 7
 _MAX_SECONDS = 0.5
@@ -64,7 +64,7 @@ PLAIN = Way(lanes=1, threads=1)
 
 
 def available_cores(num_ranks: int = 1) -> int:
-    """What torch was started with (OMP_NUM_THREADS, where set), or fewer if the process may not."""
+    """The threads torch was started with, or fewer if the process may not use as many."""
     return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // num_ranks))
 
 
@@ -76,7 +76,7 @@ def choose_cores(config: TrainerConfig, *, most: int, may_split: bool) -> Cores:
         return Cores(Way(1, config.threads), "trainer.threads")
     if most == 1:
         return Cores(PLAIN, "one core to use")
-    # Threads come last: they go on spinning for a while, in the way of lanes that come next.
+    # Threads come last: they keep spinning for a while and slow down lanes that come next.
     ways = [PLAIN, *[Way(min(most, MAX_LANES), 1)] * may_split, Way(1, most)]
     seconds = measure(ways)
     found = ", ".join(f"{way} {1e3 * spent:.1f} ms" for way, spent in seconds.items())
@@ -106,7 +106,7 @@ def measure(ways: Sequence[Way]) -> dict[Way, float]:
 
 
 def slowdown_of_bf16() -> float:
-    """How many times as long as fp32 this CPU takes over a matrix product in bf16."""
+    """Time of a matrix product in bf16 on this CPU, as a multiple of the time in fp32."""
     spent = []
     with _threads_restored():
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What an update will hold at most, found by doing it without data.
+"""Estimates what an update will hold at most, by doing it without data.
 
     held throughout   weights, the optimizer's masters, gradients and moments, a reference
     on top, at most   what one micro-batch keeps between forward and backward, its logits, and the
@@ -16,6 +16,7 @@ import torch
 
 from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
+from homeostat.config.algorithm import SftConfig
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.models.shape_only import ShapeDecoder, shape_decoder
@@ -61,7 +62,7 @@ def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> U
     trained = sum(p.numel() for p in shape.parameters() if p.requires_grad)
     weights = sum(p.numel() * p.element_size() for p in shape.parameters())
     has_masters = runtime.dtype != torch.float32
-    shards = config.num_shards
+    shards = config.mesh.num_shards
     work = _work(config, runtime, shape, batch, frees_gradients=has_masters)
     # Moments, and below fp32 the masters and the gradients that are summed for them.
     return UpdateMemory(
@@ -86,7 +87,7 @@ def _reference_bytes(config: RunConfig, shape: ShapeDecoder) -> int:
 
 
 def estimate_prefill(config: RunConfig, runtime: Runtime, *, num_tokens: int) -> int:
-    """What a pass over so many prompt tokens needs, without gradients."""
+    """Bytes that a pass over so many prompt tokens needs, without gradients."""
     kernel = _kernel(config, runtime)
     shape = shape_decoder(
         config.model, config.lora, dtype=runtime.dtype, kernel=kernel, gradient_checkpointing=False
@@ -140,13 +141,13 @@ def _kernel(config: RunConfig, runtime: Runtime) -> str:
 
 
 def _loss_spec(config: RunConfig, batch: TrainBatch) -> LossSpec:
-    if not config.is_rl:
-        return sft.loss_spec(config.algorithm, batch.rows())
-    kl = config.algorithm.kl
-    in_loss = kl is not None and kl.place == "loss"
+    algorithm = config.algorithm
+    if isinstance(algorithm, SftConfig):
+        return sft.loss_spec(algorithm, batch.rows())
+    kl = algorithm.kl
     return policy_spec(
-        config.algorithm,
+        algorithm,
         denominator=1.0,
         temperature=config.rollout.temperature,
-        kl_coefficient=kl.coefficient if in_loss else None,
+        kl_coefficient=kl.coefficient if kl is not None and kl.place == "loss" else None,
     )

@@ -1,4 +1,4 @@
-"""How the parts of a trainer say what happened, without knowing who listens."""
+"""The callback by which parts of a trainer report events, without knowing who listens."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """From a micro-batch to its log-probs and its share of the update's loss, on any backend.
 
-    rows laid end to end -> hidden states -> log-probs of the tokens that are trained (and only
+    packed rows -> hidden states -> log-probs of the tokens that are trained (and only
     those: the LM head is never run for the others) -> the terms of the loss
 
-The loss is found by its name in the catalogue; what it needs besides log-probs are columns of the
-batch.
+The loss is found by its name (`algorithms/losses.py`), and gets the columns that its entry names.
 """
 
 from __future__ import annotations
@@ -15,25 +14,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of
 from homeostat.algorithms.terms import LossTerms
+from homeostat.columns import dense
 from homeostat.config.trainer import TrainerConfig
+from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
+from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.lora import lora_modules
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
-from homeostat.train.losses import EntropyNeed, entropy_need, loss_terms
-from homeostat.train.roles import Model
+from homeostat.train.reducers import REDUCERS, TokenPlaces
 from homeostat.train.runtime import Runtime
-from homeostat.types import LossSpec, TrainBatch
+from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Of the M trained tokens of a batch: log-prob and entropy of the distribution it is under.
+    """Log-probs of the M trained tokens of a batch, and entropies of their distributions.
 
-    `index_M` is the token's place in the batch, `row_of_M` its row.
+    `index_M` is a token's place in the batch, `row_of_M` its row.
     """
 
     logp_M: Tensor
@@ -43,8 +45,26 @@ class TokenScores:
 
 
 @dataclass(frozen=True, slots=True)
+class OnDevice:
+    """The outputs of a forward pass over one batch, before they are copied to the host."""
+
+    scores: TokenScores | None
+    hidden: dict[int, Tensor]
+
+    def to_host(self, outputs: Outputs) -> Computed:
+        scores = self.scores
+        return Computed(
+            logp_M=_host(scores.logp_M) if scores is not None and outputs.logp else None,
+            entropy_M=None
+            if scores is None or scores.entropy_M is None
+            else _host(scores.entropy_M),
+            hidden={layer: _host(reduced) for layer, reduced in self.hidden.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
-    """How this run computes a micro-batch. `has_dropout`: the policy's adapter drops at random."""
+    """Computes micro-batches with a role's model. `has_dropout`: its adapter has dropout."""
 
     config: TrainerConfig
     runtime: Runtime
@@ -52,9 +72,26 @@ class Forward:
     has_dropout: bool
 
     @classmethod
-    def of(cls, policy: Model, config: TrainerConfig, *, runtime: Runtime, seed: int) -> Forward:
-        has_dropout = any(module.rate > 0 for _, module in lora_modules(policy))
+    def of(cls, model: Model, config: TrainerConfig, *, runtime: Runtime, seed: int) -> Forward:
+        has_dropout = any(module.rate > 0 for _, module in lora_modules(model))
         return cls(config, runtime, seed, has_dropout)
+
+    def outputs(self, model: Model, batch: TrainBatch, outputs: Outputs) -> OnDevice:
+        """Compute what is asked for, and no more. There is no dropout."""
+        states = HiddenStates(outputs.hidden) if outputs.hidden else None
+        tokens_N = self._send(batch.tokens_N)
+        hidden_ND = self._hidden(model, batch, tokens_N, states=states)
+        scores = None
+        if outputs.logp or outputs.entropy:
+            entropy = EntropyNeed.VALUE if outputs.entropy else EntropyNeed.NONE
+            scores = self._scores(
+                model, batch, tokens_N, hidden_ND, temperature=outputs.temperature, entropy=entropy
+            )
+        if states is None:
+            return OnDevice(scores, {})
+        reduce, places = REDUCERS[outputs.reducer], self._places(batch)
+        reduced = {layer: reduce(state, places) for layer, state in states.found().items()}
+        return OnDevice(scores, reduced)
 
     def scores(
         self,
@@ -65,15 +102,65 @@ class Forward:
         entropy: EntropyNeed = EntropyNeed.NONE,
         dropout_step: int | None = None,
     ) -> TokenScores:
+        """Compute log-probs of the trained tokens, with a gradient. `dropout_step` keys dropout."""
         tokens_N = self._send(batch.tokens_N)
+        hidden_ND = self._hidden(model, batch, tokens_N, dropout_step=dropout_step)
+        return self._scores(
+            model, batch, tokens_N, hidden_ND, temperature=temperature, entropy=entropy
+        )
+
+    def loss(
+        self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
+    ) -> tuple[TokenScores, LossTerms]:
+        """Compute what the batch adds to the loss of update `step`, which keys dropout."""
+        loss = loss_of(spec)
+        scores = self.scores(
+            model,
+            batch,
+            temperature=float(spec.params.get("temperature", 1.0)),
+            entropy=loss.entropy(spec),
+            dropout_step=step,
+        )
+        read = {name: dense(v) for name, v in batch.columns.items() if name in loss.columns}
+        inputs = LossInputs(
+            logp_M=scores.logp_M,
+            entropy_M=scores.entropy_M,
+            weights_M=self._send(batch.weights_N)[scores.index_M],
+            columns_M={name: self._send(v)[scores.index_M] for name, v in read.items()},
+            row_of_M=scores.row_of_M,
+            num_rows=batch.num_rows,
+        )
+        return scores, loss.terms(inputs, spec)
+
+    def _hidden(
+        self,
+        model: Model,
+        batch: TrainBatch,
+        tokens_N: Tensor,
+        *,
+        dropout_step: int | None = None,
+        states: HiddenStates | None = None,
+    ) -> Tensor:
         positions_N = self._send(batch.positions_N)
-        index_M, row_of_M = predicted_positions(batch)
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
         keys_N = self._dropout_keys(batch, positions_N, dropout_step)
-        sharing = self._sharing(model, batch) if keys_N is None else None
-        shared = {} if sharing is None else {"sharing": sharing}
-        hidden_ND = model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, **shared)
-        index_M = self._send(index_M)
+        # Sharing computes a prompt once for all its rows: then there is no state of every token.
+        if isinstance(model, Decoder) and keys_N is None and states is None:
+            sharing = self._sharing(batch)
+            return model.hidden(tokens_N, positions_N, layout, sharing=sharing)
+        return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
+
+    def _scores(
+        self,
+        model: Model,
+        batch: TrainBatch,
+        tokens_N: Tensor,
+        hidden_ND: Tensor,
+        *,
+        temperature: float,
+        entropy: EntropyNeed,
+    ) -> TokenScores:
+        index_M, row_of_M = map(self._send, predicted_positions(batch))
         inputs = (hidden_ND[index_M - 1], model.output_weight(), tokens_N[index_M])
         how = {
             "temperature": temperature,
@@ -85,32 +172,14 @@ class Forward:
         else:
             with_grad = entropy is EntropyNeed.GRAD
             logp_M, entropy_M = token_logprobs_and_entropy(*inputs, **how, entropy_grad=with_grad)
-        return TokenScores(logp_M, entropy_M, index_M, self._send(row_of_M))
+        return TokenScores(logp_M, entropy_M, index_M, row_of_M)
 
-    def loss(
-        self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
-    ) -> tuple[TokenScores, LossTerms]:
-        """What the batch adds to the loss of update `step`, which keys dropout."""
-        scores = self.scores(
-            model,
-            batch,
-            temperature=float(spec.params.get("temperature", 1.0)),
-            entropy=entropy_need(spec),
-            dropout_step=step,
-        )
-        columns = {"weights": batch.weights_N, **batch.columns}
-        terms = loss_terms(
-            scores.logp_M,
-            scores.entropy_M,
-            {name: self._send(values_N)[scores.index_M] for name, values_N in columns.items()},
-            row_of_M=scores.row_of_M,
-            num_rows=batch.num_rows,
-            spec=spec,
-        )
-        return scores, terms
+    def _places(self, batch: TrainBatch) -> TokenPlaces:
+        arrays = (*predicted_positions(batch), batch.lengths_B)
+        return TokenPlaces(*map(self._send, arrays))
 
-    def _sharing(self, model: Model, batch: TrainBatch) -> SharedPrompts | None:
-        if not self.config.share_prompts or not isinstance(model, Decoder) or batch.num_rows < 2:
+    def _sharing(self, batch: TrainBatch) -> SharedPrompts | None:
+        if not self.config.share_prompts or batch.num_rows < 2:
             return None
         device = self.runtime.device
         lengths_B = prompt_lengths(batch)
@@ -145,3 +214,7 @@ def prompt_lengths(batch: TrainBatch) -> np.ndarray:
     first = np.searchsorted(trained_N, starts_B)
     ends_B = np.append(trained_N, batch.num_tokens)[first]
     return np.minimum(ends_B - starts_B, batch.lengths_B)
+
+
+def _host(tensor: Tensor) -> FloatArray:
+    return tensor.float().cpu().numpy()

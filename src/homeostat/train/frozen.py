@@ -19,21 +19,13 @@ _INTEGERS = {4: torch.int32, 2: torch.int16}
 CHUNK_ELEMENTS = 2**20
 
 
-# Before the name of a parameter of the reference model.
+# Before the name of a parameter of the reference model. Those of the policy have no prefix.
 REFERENCE = "reference:"
 
 
 def checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Parameter name -> the sum of its bits, taken as integers. Those of its parts add up to it."""
     return {name: _sum_of_bits(param.detach()) for name, param in named}
-
-
-def frozen_checksums(
-    policy: Iterable[tuple[str, Tensor]], reference: Iterable[tuple[str, Tensor]]
-) -> dict[str, Tensor]:
-    """Of weights that no checkpoint holds: an adapter's base, and a reference that stays."""
-    base = checksums((name, param) for name, param in policy if not param.requires_grad)
-    return base | checksums((f"{REFERENCE}{name}", param) for name, param in reference)
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
@@ -43,7 +35,7 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
 
 
 def require_same_frozen(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError where an adapter would go on over another base model, or a policy
+    """Raise CheckpointError if an adapter would continue over another base model, or a policy
     beside another reference."""
     other = own.keys() ^ stored.keys()
     other |= {name for name in own.keys() & stored.keys() if int(own[name]) != int(stored[name])}

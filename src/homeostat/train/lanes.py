@@ -1,11 +1,11 @@
-"""Parts of a micro-batch computed at one time, each by a thread of its own: a CPU's second core.
+"""Computes parts of a micro-batch at one time, each in its own thread: uses a CPU's second core.
 
     TrainBatch -> split -> forward and backward of each part in its lane -> gradients, in lane order
 
 torch gives the interpreter free while it computes, so that lanes run side by side without ever
 waiting for each other inside an operation, as the threads of one operation do: on a busy machine,
 or with small matrices, those waits cost more than the second thread brings. Weights are shared;
-each lane has gradients of its own, which are added up in the order of the lanes, so that a result
+each lane has its own gradients, which are added up in the order of the lanes, so that a result
 does not depend on who was first.
 """
 
@@ -51,7 +51,7 @@ class Lanes:
 def split(batch: TrainBatch, count: int) -> list[TrainBatch]:
     """Runs of neighbouring rows with about as many tokens each, at most `count` of them.
 
-    Rows stay in order: a group stands together, but for the one that a cut goes through.
+    Rows stay in order: a group stands together, except for the one that a cut goes through.
     """
     count = min(count, batch.num_rows)
     if count == 1:

@@ -34,7 +34,7 @@ class Reserve:
         self.take()
 
     def take(self) -> None:
-        """Where there is no room left even for this, what happened is told as well as can be."""
+        """Reserve the block, unless there is no room even for this."""
         with contextlib.suppress(OSError):
             self._block = mmap.mmap(-1, _RESERVE_BYTES)
 
@@ -72,7 +72,7 @@ def recorded_call_sites(device: torch.device) -> Iterator[Callable[[], list[Site
 
 
 class CpuAllocations(TorchDispatchMode):
-    """What the operations inside allocate on the CPU, and which code of ours asked for it."""
+    """Records what the operations inside allocate on the CPU, and which of our code asked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def _frames_here() -> list[dict[str, Any]]:
 
 
 def write_snapshot(path: Path, *, device: torch.device, error: str, sites: list[Site]) -> None:
-    """Who held memory when it ran out, as JSON."""
+    """Write down as JSON who held memory when it ran out."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"device": str(device), "error": error, "largest": sites}
     if device.type == "cuda":

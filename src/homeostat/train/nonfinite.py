@@ -1,4 +1,4 @@
-"""Where a NaN or an infinity came from.
+"""Finds where a NaN or an infinity came from.
 
 The update that failed was not applied. It is replayed once, row by row, with every module's
 output and gradient watched and autograd's anomaly detection on, so that the answer names the rows,
@@ -8,55 +8,49 @@ first one's word counts: they must not go different ways.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from homeostat.train.roles import RoleState
+from homeostat.train.sharding import Shards
 from homeostat.train.trainer import Origin
-from homeostat.types import Role, StepPlan, TokenRow, TrainBatch
+from homeostat.train.update import UpdateShare
+from homeostat.types import Computed, LossSpec, Outputs, Role, StepPlan, TokenRow, TrainBatch
 
-if TYPE_CHECKING:
-    from homeostat.train.local import LocalTrainer
+# What torch hands to a backward hook.
+Grads = tuple[Tensor, ...] | Tensor
 
-T = TypeVar("T")
-
-# The direction of an origin that no other rows can mend.
+# The direction of an origin that other rows cannot cure.
 STORED_WEIGHTS = "stored weights"
 
 
-class Replay(Protocol):
-    """A trainer that repeats micro-batches of an update that failed."""
+class Replayed(Protocol):
+    """The part of a rank's trainer that is used to repeat an update that failed."""
 
     @property
-    def model(self) -> nn.Module: ...
+    def shards(self) -> Shards: ...
 
-    def scores_finite(self, batch: TrainBatch) -> bool: ...
+    def forward(
+        self, role: Role, batches: Sequence[TrainBatch | None], outputs: Outputs
+    ) -> list[Computed]: ...
 
-    def accumulate(self, batch: TrainBatch, plan: StepPlan) -> None: ...
+    def accumulate(
+        self, role: Role, batches: Sequence[TrainBatch | None], spec: LossSpec, *, step: int
+    ) -> None: ...
 
-    def pending_finite(self) -> bool:
-        """Loss and gradient of what was accumulated."""
-        ...
+    def pending(self, role: Role) -> UpdateShare: ...
 
-    def discard(self) -> None: ...
+    def hand_over(self, role: Role) -> None: ...
 
-    def bad_weights(self) -> list[str]: ...
-
-    def bad_gradients(self) -> list[str]: ...
-
-    def bad_operation(self, batch: TrainBatch, plan: StepPlan) -> str:
-        """The operation whose gradient was NaN; '' where that cannot be known."""
-        ...
-
-    def agreed(self, seen: T) -> T:
-        """What the rank saw that computed the batch."""
-        ...
+    def discard(self, role: Role) -> None: ...
 
 
 @dataclass(slots=True)
@@ -67,84 +61,101 @@ class _Watch:
     backward: list[str] = field(default_factory=list)
 
 
-def trace(replay: Replay, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
+def trace(trainer: Replayed, state: RoleState, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
+    replay = Replay(trainer, state, plan)
     rows = [row for batch in plan.micro_batches for row in batch.rows()]
-    bad = find_bad_rows(replay, rows, plan)
-    return bad, trace_origin(replay, bad, plan)
+    bad = find_bad_rows(replay, rows)
+    return bad, trace_origin(replay, bad)
 
 
-def find_bad_rows(replay: Replay, rows: list[TokenRow], plan: StepPlan) -> list[TokenRow]:
+def find_bad_rows(replay: Replay, rows: list[TokenRow]) -> list[TokenRow]:
     """Rows that alone give a loss or gradient that is not finite."""
     bad = []
     for row in rows:
-        replay.accumulate(TrainBatch.of([row]), plan)
+        replay.accumulate(TrainBatch.of([row]))
         if not replay.pending_finite():
             bad.append(row)
         replay.discard()
     return bad
 
 
-def trace_origin(replay: Replay, bad: list[TokenRow], plan: StepPlan) -> Origin:
+def trace_origin(replay: Replay, bad: list[TokenRow]) -> Origin:
     """Replay the first bad row, or all micro-batches where no row is bad alone."""
     weights = replay.bad_weights()
     if weights:
         return Origin(STORED_WEIGHTS, weights[0], f"{len(weights)} tensors are not finite")
     # Never more at once than the step itself had: memory was enough for that.
-    batches = [TrainBatch.of(bad[:1])] if bad else plan.micro_batches
-    found = (_origin_in(replay, batch, plan) for batch in batches)
+    batches = [TrainBatch.of(bad[:1])] if bad else replay.plan.micro_batches
+    found = (_origin_in(replay, batch) for batch in batches)
     overflow = Origin("backward pass", "the gradient's norm", "its parts are finite, it is not")
     return next((origin for origin in found if origin is not None), overflow)
 
 
-def _origin_in(replay: Replay, batch: TrainBatch, plan: StepPlan) -> Origin | None:
+def _origin_in(replay: Replay, batch: TrainBatch) -> Origin | None:
     """Replay a batch with everything watched: the forward pass, then the backward pass."""
     # Hooks warn where a module's input is no float, and anomaly detection in many lines.
-    with warnings.catch_warnings(action="ignore"), _watched(replay.model) as watch:
+    with warnings.catch_warnings(action="ignore"), _watched(replay.state.model) as watch:
         scores_finite = replay.scores_finite(batch)
-        if modules := replay.agreed(watch.forward):
+        if modules := replay.shards.of_first(watch.forward):
             return Origin("forward pass", modules[0])
         if not scores_finite:
             return Origin("forward pass", "the LM head", "log-probabilities of the trained tokens")
-        replay.accumulate(batch, plan)
-    suspects = replay.agreed(watch.backward) + replay.bad_gradients()
+        replay.accumulate(batch)
+    suspects = replay.shards.of_first(watch.backward) + replay.bad_gradients()
     replay.discard()
     if not suspects:
         return None
-    return Origin("backward pass", suspects[0], replay.bad_operation(batch, plan))
+    return Origin("backward pass", suspects[0], replay.bad_operation(batch))
 
 
-class LocalReplay:
-    """`Replay` with a trainer that has the whole model."""
+class Replay:
+    """An update that failed, repeated batch by batch. Where there are several ranks, the first one
+    computes and the others take part."""
 
-    def __init__(self, trainer: LocalTrainer) -> None:
+    def __init__(self, trainer: Replayed, state: RoleState, plan: StepPlan) -> None:
         self.trainer = trainer
-        self.model = trainer.model
+        self.shards = trainer.shards
+        self.state = state
+        self.plan = plan
 
     def scores_finite(self, batch: TrainBatch) -> bool:
-        (logp_M,) = self.trainer.score(Role.POLICY, [batch])
-        return bool(np.isfinite(logp_M).all())
+        found = self.trainer.forward(self.plan.role, [self._mine(batch)], Outputs(logp=True))
+        finite = [bool(np.isfinite(one.logp_M).all()) for one in found if one.logp_M is not None]
+        return self.shards.of_first(finite == [True])
 
-    def accumulate(self, batch: TrainBatch, plan: StepPlan) -> None:
-        self.trainer.accumulate(Role.POLICY, [batch], plan.loss, step=plan.step)
+    def accumulate(self, batch: TrainBatch) -> None:
+        plan = self.plan
+        self.trainer.accumulate(plan.role, [self._mine(batch)], plan.loss, step=plan.step)
 
     def pending_finite(self) -> bool:
-        return is_finite(self.trainer.pending_loss()) and is_finite(self.trainer.pending_norm())
+        """Return True if loss and gradient of what was accumulated are finite."""
+        share = self.trainer.pending(self.plan.role)
+        return math.isfinite(share.loss) and math.isfinite(share.grad_norm)
 
     def discard(self) -> None:
-        self.trainer.discard(Role.POLICY)
+        self.trainer.discard(self.plan.role)
 
     def bad_weights(self) -> list[str]:
-        return not_finite(self.model.named_parameters())
+        named = self.state.model.named_parameters()
+        return self._bad_anywhere([(name, self.shards.part(param)) for name, param in named])
 
     def bad_gradients(self) -> list[str]:
-        return not_finite((name, m.grad) for name, m in self.trainer.optimizer.masters.items())
+        assert self.state.training is not None, "an update is of a role that is trained"
+        self.trainer.hand_over(self.plan.role)
+        masters = self.state.training.optimizer.masters
+        return self._bad_anywhere([(name, master.grad) for name, master in masters.items()])
 
-    def bad_operation(self, batch: TrainBatch, plan: StepPlan) -> str:
+    def bad_operation(self, batch: TrainBatch) -> str:
+        """The operation whose gradient was NaN; '' where that cannot be known."""
+        if not self.shards.is_alone:
+            # The answer comes as an exception in the middle of a backward pass, which would leave
+            # the other ranks waiting.
+            return ""
         try:
             # Anomaly detection says where the forward call was in a warning of many lines; the
             # operation's name is in the error.
             with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
-                self.accumulate(batch, plan)
+                self.accumulate(batch)
             return ""
         except RuntimeError as error:
             if "returned nan values" not in str(error):
@@ -153,8 +164,13 @@ class LocalReplay:
         finally:
             self.discard()
 
-    def agreed(self, seen: T) -> T:
-        return seen
+    def _mine(self, batch: TrainBatch) -> TrainBatch | None:
+        return batch if self.shards.is_first else None
+
+    def _bad_anywhere(self, named: list[tuple[str, Tensor | None]]) -> list[str]:
+        """Names, in order, of tensors that are not finite on some rank."""
+        bad = set().union(*self.shards.gather(not_finite(named)))
+        return [name for name, _ in named if name in bad]
 
 
 def not_finite(named: Iterable[tuple[str, Tensor | None]]) -> list[str]:
@@ -190,7 +206,7 @@ def _forward_hook(watch: _Watch, name: str):
 
 
 def _backward_hook(watch: _Watch, name: str):
-    def hook(module: nn.Module, grad_input: tuple, grad_output: tuple) -> None:
+    def hook(module: nn.Module, grad_input: Grads, grad_output: Grads) -> None:
         grads = [g for g in (*grad_output, *grad_input) if isinstance(g, Tensor)]
         if not all(map(is_finite, grads)):
             watch.backward.append(name)

@@ -55,14 +55,14 @@ class MemoryGuard:
         self._reserve = Reserve()
         self._message = ""
 
-    def attempt(self, work: Callable[[], Result], *, step: int) -> Result | None:
-        """What the work gives, or None when memory ran out: then nothing was changed."""
-        result = self._once(work, step, None)
+    def attempt(self, work: Callable[[], Result], *, role: Role, step: int) -> Result | None:
+        """Do the work on a role. Returns None if memory ran out: then nothing was changed."""
+        result = self._once(work, role, step, None)
         if result is None:
             # Once more as it is: a fragmented cache is whole again now, and if memory does run
             # out again, the snapshot names who asked for it.
             with recorded_call_sites(self.trainer.runtime.device) as call_sites:
-                result = self._once(work, step, call_sites)
+                result = self._once(work, role, step, call_sites)
         return result
 
     def shrink(self, batches: Sequence[TrainBatch], *, step: int) -> int:
@@ -85,12 +85,16 @@ class MemoryGuard:
         return self.state.token_budget
 
     def _once(
-        self, work: Callable[[], Result], step: int, call_sites: Callable[[], list[Site]] | None
+        self,
+        work: Callable[[], Result],
+        role: Role,
+        step: int,
+        call_sites: Callable[[], list[Site]] | None,
     ) -> Result | None:
         try:
             return work()
         except HomeostatError:
-            # From other processes, which cannot begin again, whatever their last words were.
+            # It comes from other processes, which cannot begin again, whatever they reported.
             raise
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -100,7 +104,7 @@ class MemoryGuard:
             if call_sites is not None:
                 self._write_snapshot(step, call_sites())
         # Only now, with the exception and its frames gone, can their tensors be freed.
-        self.trainer.discard(Role.POLICY)
+        self.trainer.discard(role)
         gc.collect()
         if self.trainer.runtime.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -16,10 +16,9 @@ from collections.abc import Iterable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from homeostat.config.trainer import AdamWConfig
-from homeostat.train.checkpoint import copy_tensors
 from homeostat.train.frozen import CHUNK_ELEMENTS
 
 # torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
@@ -29,7 +28,7 @@ CLIP_EPS = 1e-6
 class MasterAdamW:
     """The optimizer of one model. Moments are allocated at once: memory is known from the start."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: AdamWConfig) -> None:
+    def __init__(self, named: Iterable[tuple[str, Tensor]], config: AdamWConfig) -> None:
         self.params = {name: param for name, param in named if param.requires_grad}
         assert self.params, "nothing is trainable"
         self.masters = {name: _master_of(param) for name, param in self.params.items()}
@@ -81,7 +80,7 @@ class MasterAdamW:
     def grad_norm(self) -> Tensor:
         """Norm over all gradients, before clipping, as a device scalar."""
         assert self.grads(), "no gradient has reached the optimizer"
-        norms = torch._foreach_norm(self.grads())
+        norms = torch._foreach_norm(self.grads())  # pyright: ignore[reportPrivateImportUsage]
         return torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
 
     @torch.no_grad()
@@ -89,11 +88,11 @@ class MasterAdamW:
         if max_grad_norm is not None:
             scale = max_grad_norm / (grad_norm + CLIP_EPS)
             if scale < 1.0:
-                torch._foreach_mul_(self.grads(), scale)
+                torch._foreach_mul_(self.grads(), scale)  # pyright: ignore[reportPrivateImportUsage]
         for group in self.adamw.param_groups:
             group["lr"] = learning_rate
         self.adamw.step()
-        self._write_back()
+        self.write_back()
 
     def update_norms(self, learning_rate: float) -> Tensor:
         """Norm of what the last step took off each master, weight decay aside, from the moments.
@@ -112,10 +111,11 @@ class MasterAdamW:
         ]
         return torch.stack(norms) * (learning_rate * root / (1 - beta1**count))
 
-    def _write_back(self) -> None:
+    def write_back(self) -> None:
+        """Copy the masters into the parameters that are not masters themselves."""
         if self._copied:
             params, masters = zip(*self._copied, strict=True)
-            torch._foreach_copy_([param.data for param in params], masters)
+            torch._foreach_copy_([param.data for param in params], masters)  # pyright: ignore[reportPrivateImportUsage]
 
     def state(self) -> dict[str, Tensor]:
         """Moments and, where they are not the parameters themselves, masters."""
@@ -128,11 +128,6 @@ class MasterAdamW:
             if master is not self.params[name]:
                 tensors[f"master.{name}"] = master
         return tensors
-
-    @torch.no_grad()
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        copy_tensors(self.state(), tensors, what="optimizer state")
-        self._write_back()
 
 
 def _norm_of_quotient(mean: Tensor, square: Tensor, small: Tensor) -> Tensor:
@@ -157,6 +152,6 @@ def _add_to_master(master: Tensor, total: Tensor, grad: Tensor) -> None:
         total.add_(grad)
 
 
-def _master_of(param: nn.Parameter) -> Tensor:
+def _master_of(param: Tensor) -> Tensor:
     """The parameter itself where it is fp32, else an fp32 copy of it."""
     return param if param.dtype == torch.float32 else param.detach().float().clone()

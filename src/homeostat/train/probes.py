@@ -37,7 +37,7 @@ def is_measured(step: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one rank saw of an update: tensor -> whether it moved; group -> squares of norms."""
+    """One rank's view of an update: tensor -> whether it moved; group -> squares of norms."""
 
     changed: Mapping[str, bool]
     update_squares: Mapping[str, float]
@@ -121,7 +121,7 @@ class UpdateProbe:
         sums = (torch.stack(list(found.values())) for found in (now, before))
         norms = (
             self.optimizer.update_norms(learning_rate),
-            torch.stack(torch._foreach_norm(list(self.optimizer.masters.values()))),
+            torch.stack(torch._foreach_norm(list(self.optimizer.masters.values()))),  # pyright: ignore[reportPrivateImportUsage]
         )
         parts = [torch.ne(*sums).double(), *(norm.double().square() for norm in norms)]
         changed, *squares = torch.stack(parts).tolist()

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class StepProfiler:
-    """Traces the steps that were asked for, each into files of its own."""
+    """Traces the steps that were asked for, each into separate files."""
 
     def __init__(
         self, config: ProfilerConfig | None, run_dir: RunPaths, *, device: torch.device

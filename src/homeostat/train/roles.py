@@ -1,39 +1,96 @@
-"""Which model plays which role."""
+"""The models that a trainer holds, by their roles.
+
+    RoleModel   a loaded model, and whether and how it is trained: what a trainer is built from
+    RoleState   the same with its optimizer and the update that is pending
+
+The policy and its reference are entries like any other: a frozen model is one without an
+optimizer, and a policy without its adapter is a role that borrows the policy's module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from homeostat.models.decoder import Decoder
+from torch import nn
+
+from homeostat.config.trainer import TrainerConfig
+from homeostat.models.build import LoadedModel, Model, ModelSheet
 from homeostat.models.lora import adapters_off
-from homeostat.models.transformers_model import TransformersModel
+from homeostat.train.forward import Forward
+from homeostat.train.optim import MasterAdamW
+from homeostat.train.probes import UpdateProbe
+from homeostat.train.update import Accumulated
 from homeostat.types import Role
-
-Model = Decoder | TransformersModel
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterOff:
-    """The reference is the policy without its adapter."""
+class RoleModel:
+    """A model for a role.
+
+    `config` says how it is trained (optimizer, clipping, schedule); None where it is frozen.
+    `changes`: its weights change on the way although it is not trained (a reference that is
+    refreshed), so that a checkpoint must hold them. `without_adapter`: the module is another
+    role's, and plays this one with its adapter switched off.
+    """
+
+    loaded: LoadedModel
+    config: TrainerConfig | None = None
+    changes: bool = False
+    without_adapter: bool = False
 
 
-Reference = Model | AdapterOff
+@dataclass(slots=True)
+class Training:
+    """The trained side of a role: its optimizer, its schedule (`config`) and the pending update.
+
+    `params` are its trained parameters; the optimizer owns this rank's part of each.
+    """
+
+    config: TrainerConfig
+    params: dict[str, nn.Parameter]
+    optimizer: MasterAdamW
+    probe: UpdateProbe
+    pending: list[Accumulated] = field(default_factory=list)
 
 
-@contextmanager
-def acting(role: Role, policy: Model, reference: Reference | None) -> Iterator[Model]:
-    """The module that plays a role, for as long as it does."""
-    if role is Role.POLICY:
-        yield policy
-    elif isinstance(reference, AdapterOff):
-        with adapters_off(policy):
-            yield policy
-    else:
-        assert reference is not None, "this run has no reference model"
-        yield reference
+@dataclass(slots=True)
+class RoleState:
+    """A model in its role. `training` is None where it is frozen."""
 
+    role: Role
+    model: Model
+    sheet: ModelSheet
+    forward: Forward
+    training: Training | None = None
+    changes: bool = False
+    without_adapter: bool = False
 
-def require_policy(role: Role) -> None:
-    assert role is Role.POLICY, f"only the policy is trained, not the {role}"
+    @contextmanager
+    def acting(self) -> Iterator[Model]:
+        """The module that plays the role, for as long as it does."""
+        if not self.without_adapter:
+            yield self.model
+            return
+        with adapters_off(self.model):
+            yield self.model
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """All parameters under their Hugging Face names."""
+        return self.model.causal_lm.named_parameters()
+
+    def unsaved_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """Parameters that no checkpoint holds, because they stay as they were loaded."""
+        if self.without_adapter or self.changes:
+            return ()
+        if self.training is None:
+            return self.named_parameters()
+        return ((name, p) for name, p in self.named_parameters() if not p.requires_grad)
+
+    @property
+    def stems(self) -> tuple[str, str]:
+        """File stems of its weights and its optimizer state in a checkpoint."""
+        if self.role is Role.POLICY:
+            return "model", "optimizer"
+        return str(self.role), f"{self.role}_optimizer"

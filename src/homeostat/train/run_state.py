@@ -1,4 +1,4 @@
-"""How far a run has come: what a checkpoint remembers beside tensors and the data's place."""
+"""The progress of a run: what a checkpoint remembers beside tensors and the data's place."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RunState:
 
     @property
     def way(self) -> Way | None:
-        """How the cores were used; None where the run has not begun."""
+        """The use of the cores; None if the run has not begun."""
         if self.threads is None or self.lanes is None:
             return None
         return Way(self.lanes, self.threads)
@@ -72,7 +72,7 @@ class RunState:
 
 @dataclass(slots=True)
 class RlState:
-    """What reinforcement learning remembers besides."""
+    """The further state that reinforcement learning has."""
 
     # None where the algorithm has no KL term.
     kl_coefficient: float | None = None

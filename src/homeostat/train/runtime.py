@@ -1,4 +1,4 @@
-"""Where and in which precision a run takes place, decided once and said aloud."""
+"""Decides once on which device and in which precision a run computes, and reports it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def resolve_device(config: RunConfig) -> torch.device:
     name = "cuda" if choice == "cuda" or (choice == "auto" and available) else "cpu"
     if problems := find_device_conflicts(config, device=name):
         raise ConfigError(problems)
-    if name == "cuda" and config.num_ranks > torch.cuda.device_count():
+    if name == "cuda" and config.mesh.world_size > torch.cuda.device_count():
         why = f"each rank has a GPU of its own, and there are {torch.cuda.device_count()}."
         raise ConfigError([Problem("cluster.processes", why, "Lower it.")])
     if name == "cuda" and config.model.numerics == "invariant" and find_spec("triton") is None:
@@ -87,9 +87,9 @@ def resolve_runtime(config: RunConfig, *, kept: Way | None = None) -> Runtime:
 
 
 def choose_way(config: RunConfig, device: torch.device, *, kept: Way | None = None) -> Cores:
-    """What the recipe says comes first, then what the run used before, then a measurement."""
+    """Follow the recipe first, then what the run used before, then a measurement."""
     trainer = config.trainer
     if kept is not None and trainer.threads is None and trainer.lanes is None:
         return Cores(kept, "as before")
-    may_split = device.type == "cpu" and config.num_ranks == 1
-    return choose_cores(trainer, most=available_cores(config.num_ranks), may_split=may_split)
+    may_split = device.type == "cpu" and config.mesh.world_size == 1
+    return choose_cores(trainer, most=available_cores(config.mesh.world_size), may_split=may_split)

@@ -1,36 +1,45 @@
 """Training over several ranks, seen from the controller: a Trainer over a WorkerGroup.
 
-    micro-batches -> dealt in rounds, one to a rank -> ranks (train/fsdp) -> one report for all
+    micro-batches -> dealt to data groups, in rounds -> ranks (train/fsdp) -> one report for all
 
 The ranks hold the model; here are only the calls, their deadlines, and the proof that all ranks
-did the same. Every rank is told everything that has a collective in it, with one call for a whole
+did the same. Every rank gets every call that has a collective in it, with one call for a whole
 list of micro-batches. A rank that fails leaves the others waiting for it, so the group is ended
-then: what was saved stays, and the same command goes on from there.
+then: what was saved stays, and the same command resumes from there.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from homeostat.algorithms.losses import require_columns
 from homeostat.config.cluster import TorchrunCluster
 from homeostat.config.run import RunConfig
+from homeostat.data.dealing import deal, in_order, one_per_group
 from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMemoryError
 from homeostat.models.build import ModelSheet
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Measured
-from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
+from homeostat.types import (
+    Computed,
+    LossSpec,
+    Outputs,
+    Role,
+    StepPlan,
+    TokenRow,
+    TrainBatch,
+    UpdateReport,
+)
 from homeostat.workers.group import Pending, WorkerGroup, gather
-from homeostat.workers.processes import start_processes
-
-if TYPE_CHECKING:
-    from homeostat.sync.parcel import Packer, Parcel
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 FACTORY = "homeostat.train.fsdp.make:make_trainer"
 # How long the other ranks may take to answer once one has failed.
@@ -38,24 +47,23 @@ GRACE_SECONDS = 3.0
 # Ranks have nothing to save when they are closed.
 CLOSE_SECONDS = 10.0
 
-Dealt = list[list[TrainBatch | None]]
-
 
 def start_sharded(config: RunConfig, runtime: Runtime, *, log_file: Path) -> ShardedTrainer:
     """Start the ranks and have each build its share of the model."""
     cluster = config.cluster
     assert isinstance(cluster, TorchrunCluster), "combinations asks for it"
-    group = start_processes(
-        FACTORY,
-        {"config": config, "threads": runtime.threads},
+    spec = GroupSpec(
+        factory=FACTORY,
+        kwargs={"config": config, "threads": runtime.threads},
+        kind="trainer",
         name="trainer",
-        launcher="torchrun",
-        size=cluster.processes,
         log_file=log_file,
+        size=config.mesh.world_size,
         env={"OMP_NUM_THREADS": str(runtime.threads)},
         start_timeout_s=cluster.start_timeout_s,
         close_timeout_s=CLOSE_SECONDS,
     )
+    group = open_group(cluster, spec)
     return ShardedTrainer(group, config, runtime=runtime, timeout_s=cluster.timeout_s)
 
 
@@ -70,32 +78,37 @@ class ShardedTrainer:
         self.runtime = runtime
         self.timeout_s = timeout_s
 
-    @cached_property
+    # A protocol's property is matched by a property, not by a cached one.
+    @property
     def sheet(self) -> ModelSheet:
+        return self._sheet
+
+    @cached_property
+    def _sheet(self) -> ModelSheet:
         return self._all("about")[0]
 
     @property
-    def num_ranks(self) -> int:
-        return self.group.size
+    def num_data_groups(self) -> int:
+        return self.config.mesh.num_data_groups
 
-    def score(
-        self, role: Role, batches: Sequence[TrainBatch], *, temperature: float = 1.0
-    ) -> list[FloatArray]:
-        dealt = deal(batches, self.num_ranks)
+    def forward(
+        self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
+    ) -> list[Computed]:
+        dealt = deal(batches, self.config.mesh)
         found = self._fit(
             batches,
             [
-                self.group.call(rank, "score", role, mine, temperature=temperature)
+                self.group.call(rank, "forward", role, mine, outputs)
                 for rank, mine in enumerate(dealt)
             ],
         )
-        size = self.num_ranks
-        return [found[index % size][index // size] for index in range(len(batches))]
+        return in_order(found, self.config.mesh, count=len(batches))
 
     def accumulate(
         self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
     ) -> None:
-        dealt = deal(batches, self.num_ranks)
+        require_columns(spec, batches)
+        dealt = deal(batches, self.config.mesh)
         self._fit(
             batches,
             [
@@ -105,12 +118,12 @@ class ShardedTrainer:
         )
 
     def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
-        dealt = deal(batches, self.num_ranks)
+        require_columns(spec, batches)
+        dealt = deal(batches, self.config.mesh)
         calls = [
             self.group.call(rank, "measure", role, mine, spec) for rank, mine in enumerate(dealt)
         ]
-        found = self._fit(batches, calls)
-        return Measured.merged([part for part in found if part is not None])
+        return Measured.merged(one_per_group(self._fit(batches, calls), self.config.mesh))
 
     def discard(self, role: Role) -> None:
         self._all("discard", role)
@@ -122,35 +135,39 @@ class ShardedTrainer:
     def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
         return self._all("trace_nonfinite", plan)[0]
 
-    def refresh_reference(self) -> None:
-        self._all("refresh_reference")
+    def refresh(self, role: Role, *, source: Role = Role.POLICY) -> None:
+        self._all("refresh", role, source=source)
 
-    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """Rank 0 packs what all ranks gather."""
-        packers = [packer, *[None] * (self.num_ranks - 1)]
-        self._gather(self.group.call_each("start_parcels", [(role, each) for each in packers]))
-        while (parcel := self._all("next_parcel")[0]) is not None:
-            yield parcel
+        packers = [packer, *[None] * (self.group.size - 1)]
+        self._gather(self.group.call_each("start_buckets", [(role, each) for each in packers]))
+        while (bucket := self._all("next_bucket")[0]) is not None:
+            yield bucket
 
-    def checksums(self) -> Mapping[str, int]:
-        return self._all("checksums")[0]
+    def checksums(self, role: Role) -> Mapping[str, int]:
+        return self._all("checksums", role)[0]
 
-    def export(self, folder: Path, config: RunConfig) -> None:
-        self._all("export", folder, config)
+    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+        self._all("export", role, folder, config)
+
+    @property
+    def state_bytes(self) -> int:
+        return self._state_bytes
 
     @cached_property
-    def state_bytes(self) -> int:
+    def _state_bytes(self) -> int:
         return sum(self._all("num_state_bytes"))
 
     def save(self, folder: Path) -> None:
-        # Each rank writes files of its own: one that cannot keeps no other waiting.
+        # Each rank writes separate files: one that fails keeps no other waiting.
         self._gather(self.group.call_all("save", folder), grace_s=self.timeout_s)
 
     def load(self, folder: Path) -> None:
         self._all("load", folder)
 
     def memory_report(self) -> MemoryReport:
-        """Of the rank that needs most."""
+        """Memory of the rank that needs most."""
         reports = self._all("memory_report")
         return MemoryReport(
             max_alloc=max(report.max_alloc for report in reports),
@@ -186,14 +203,3 @@ class ShardedTrainer:
                 f"{error}\nA rank that runs out of memory leaves the others waiting for it, so the "
                 f"step cannot be begun again. {ladder}"
             ) from None
-
-
-def deal(batches: Sequence[TrainBatch], num_ranks: int) -> Dealt:
-    """Per rank its micro-batches, one of each round of `num_ranks` consecutive ones.
-
-    Batches come fullest first, so that the ranks of a round have about as much to do; the last
-    round is filled up with None.
-    """
-    num_rounds = math.ceil(len(batches) / num_ranks)
-    filled = [*batches, *[None] * (num_rounds * num_ranks - len(batches))]
-    return [filled[rank::num_ranks] for rank in range(num_ranks)]

@@ -45,6 +45,11 @@ class Rows:
         return self.start + (len(self.tensor) if self.shape else 0)
 
 
+def write_whole(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None:
+    data = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    save_file(data, folder / f"{stem}{_SUFFIX}")
+
+
 def write_shard(
     folder: Path, stem: str, tensors: Mapping[str, Rows], *, rank: int, size: int
 ) -> None:
@@ -57,12 +62,6 @@ def write_shard(
     data = {name: rows.tensor.detach().contiguous() for name, rows in here.items()}
     file = folder / f"{stem}.{rank}of{size}{_SUFFIX}"
     save_file(data, file, metadata={_PLACES: json.dumps(places)})
-
-
-def stems(folder: Path) -> list[str]:
-    """What tensors a folder holds."""
-    matches = {file.stem: _SHARD.fullmatch(file.stem) for file in folder.glob(f"*{_SUFFIX}")}
-    return sorted({match["stem"] if match else stem for stem, match in matches.items()})
 
 
 @dataclass(frozen=True, slots=True)

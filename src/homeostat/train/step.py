@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from homeostat.columns import as_json
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import repack
 from homeostat.errors import NonFiniteHaltError
@@ -19,7 +20,7 @@ from homeostat.train.nonfinite import STORED_WEIGHTS
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.run_state import RunState
 from homeostat.train.trainer import Origin, Trainer
-from homeostat.types import Role, StepPlan, TokenRow, UpdateReport
+from homeostat.types import StepPlan, TokenRow, UpdateReport
 
 # Skipped steps in a row count that many times less where single rows are at fault.
 PATIENCE_WITH_ROWS = 10
@@ -50,13 +51,13 @@ class GuardedStep:
         self.state = state
 
     def run(self, plan: StepPlan, *, learning_rate: float) -> UpdateReport:
-        budget, ranks = self.state.token_budget, self.trainer.num_ranks
+        budget, groups = self.state.token_budget, self.trainer.num_data_groups
         if budget is not None and max(batch.num_tokens for batch in plan.micro_batches) > budget:
-            plan = repack(plan, max_tokens=budget, num_ranks=ranks)
+            plan = repack(plan, max_tokens=budget, num_data_groups=groups)
         report = self._attempt(plan, learning_rate)
         while report is None:
             budget = self.memory.shrink(plan.micro_batches, step=plan.step)
-            plan = repack(plan, max_tokens=budget, num_ranks=ranks)
+            plan = repack(plan, max_tokens=budget, num_data_groups=groups)
             report = self._attempt(plan, learning_rate)
         if report.unmeasured:
             self.emit("update_unmeasured", plan.step, error=report.unmeasured)
@@ -67,11 +68,13 @@ class GuardedStep:
         return report
 
     def _attempt(self, plan: StepPlan, learning_rate: float) -> UpdateReport | None:
-        return self.memory.attempt(lambda: self._update(plan, learning_rate), step=plan.step)
+        return self.memory.attempt(
+            lambda: self._update(plan, learning_rate), role=plan.role, step=plan.step
+        )
 
     def _update(self, plan: StepPlan, learning_rate: float) -> UpdateReport:
-        self.trainer.accumulate(Role.POLICY, plan.micro_batches, plan.loss, step=plan.step)
-        return self.trainer.apply(Role.POLICY, step=plan.step, learning_rate=learning_rate)
+        self.trainer.accumulate(plan.role, plan.micro_batches, plan.loss, step=plan.step)
+        return self.trainer.apply(plan.role, step=plan.step, learning_rate=learning_rate)
 
     def _explain_nonfinite(self, plan: StepPlan, report: UpdateReport) -> None:
         rows = [row for batch in plan.micro_batches for row in batch.rows()]
@@ -97,8 +100,8 @@ class GuardedStep:
             )
 
     def _why_halt(self, origin: Origin, *, is_isolated: bool) -> str | None:
-        """Why the run cannot go on, and what to do; None when it can. Where some rows are at fault
-        (`is_isolated`), weights and other rows are sound: it may go on for longer."""
+        """Return why the run cannot continue, and what to do; None if it can. If some rows are at
+        fault (`is_isolated`), weights and other rows are sound: it may continue for longer."""
         if origin.direction == STORED_WEIGHTS:
             return (
                 "Halted at once because no other rows can mend that: check the files of "
@@ -123,7 +126,7 @@ class GuardedStep:
                 "text": self.decode(row.tokens_T.tolist()),
                 "tokens": row.tokens_T,
                 "weights": row.weights_T,
-                **row.columns,
+                **{name: as_json(values) for name, values in row.columns.items()},
             }
             for row in rows
         ]

@@ -1,9 +1,11 @@
 """The Trainer protocol: what a training backend must do. tests/contract holds every one to it.
 
-Models are addressed by role. An update is any number of `accumulate` calls and one `apply`; the
-gradient is the same however the update's rows are split over micro-batches, calls and ranks,
-because the loss carries its denominator with it. Until `apply`, weights and optimizer state are
-untouched, so `discard` undoes an update that was begun.
+Models are addressed by role, and no role is special: one that is trained has its own optimizer and
+pending update, one that is frozen has neither. An update is any number of `accumulate` calls and
+one `apply`; the gradient is the same however the update's rows are split over micro-batches, calls
+and ranks, because the loss carries its denominator with it. Until `apply`, weights and optimizer
+state are untouched, so `discard` undoes an update that was begun. The learning rate comes with
+`apply`: the controller has the schedule.
 """
 
 from __future__ import annotations
@@ -11,16 +13,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from homeostat.types import FloatArray, LossSpec, Role, StepPlan, TokenRow, TrainBatch, UpdateReport
-
-if TYPE_CHECKING:
-    from homeostat.config.run import RunConfig
-    from homeostat.models.build import ModelSheet
-    from homeostat.sync.parcel import Packer, Parcel
-    from homeostat.train.runtime import Runtime
-    from homeostat.train.update import Measured
+from homeostat.config.run import RunConfig
+from homeostat.models.build import ModelSheet
+from homeostat.sync.bucket import Bucket, Packer
+from homeostat.train.runtime import Runtime
+from homeostat.train.update import Measured
+from homeostat.types import (
+    Computed,
+    LossSpec,
+    Outputs,
+    Role,
+    StepPlan,
+    TokenRow,
+    TrainBatch,
+    UpdateReport,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +56,21 @@ class MemoryReport:
 class Trainer(Protocol):
     @property
     def sheet(self) -> ModelSheet:
-        """What is known of the policy."""
+        """The properties of the policy's model."""
         ...
 
     @property
     def runtime(self) -> Runtime: ...
 
     @property
-    def num_ranks(self) -> int:
-        """Micro-batches that are worked on at one time."""
+    def num_data_groups(self) -> int:
+        """Number of micro-batches that are worked on at one time (config/mesh.py)."""
         ...
 
-    def score(
-        self, role: Role, batches: Sequence[TrainBatch], *, temperature: float = 1.0
-    ) -> list[FloatArray]:
-        """Per batch, the log-probs of its trained tokens under the current weights, in order."""
+    def forward(
+        self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
+    ) -> list[Computed]:
+        """Per batch, what is asked for under the current weights, in order; without a gradient."""
         ...
 
     def accumulate(
@@ -71,7 +80,7 @@ class Trainer(Protocol):
         ...
 
     def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
-        """What the loss measures on these micro-batches, without a gradient."""
+        """Return what the loss measures on these micro-batches, without a gradient."""
         ...
 
     def discard(self, role: Role) -> None:
@@ -87,32 +96,32 @@ class Trainer(Protocol):
         ...
 
     def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
-        """Of an update that was not applied: the rows at fault, and where it first went wrong."""
+        """Find the rows at fault in an update that was not applied, and where it went wrong."""
         ...
 
-    def refresh_reference(self) -> None:
-        """Make the policy of now the reference."""
+    def refresh(self, role: Role, *, source: Role = Role.POLICY) -> None:
+        """Give a frozen role the weights that another one has now."""
         ...
 
-    def parcels(self, role: Role, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, role: Role, packer: Packer) -> Iterator[Bucket]:
         """All weights of a role, adapters merged in, packed to travel."""
         ...
 
-    def checksums(self) -> Mapping[str, int]:
-        """Parameter name -> what tells the policy's weights from others."""
+    def checksums(self, role: Role) -> Mapping[str, int]:
+        """Parameter name -> what tells the role's weights from others."""
         ...
 
-    def export(self, folder: Path, config: RunConfig) -> None:
-        """Write the policy in HF format: all weights, or the adapter where lora.export says so."""
+    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+        """Write a model in HF format: all weights, or the adapter where lora.export says so."""
         ...
 
     @property
     def state_bytes(self) -> int:
-        """What `save` will write, about."""
+        """About as many bytes as `save` will write."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write everything that an exact resume needs, as safetensors files."""
+        """Write everything that an exact resume of all roles needs, as safetensors files."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -122,5 +131,5 @@ class Trainer(Protocol):
     def memory_report(self) -> MemoryReport: ...
 
     def close(self) -> None:
-        """End what it started. Twice is once."""
+        """End what it started. Idempotent."""
         ...

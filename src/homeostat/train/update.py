@@ -1,4 +1,4 @@
-"""What an update did, from the device to the report.
+"""Brings the results of an update from the device to the report.
 
     Accumulated ... (device) -> UpdateShare (host, one copy) -> merged over ranks -> UpdateReport
 
@@ -17,13 +17,12 @@ from torch import Tensor
 
 from homeostat.algorithms.terms import LossTerms
 from homeostat.train.forward import TokenScores
-from homeostat.train.losses import reduce_stats
-from homeostat.types import FloatArray, IntArray, TrainBatch, UpdateReport
+from homeostat.types import FloatArray, IntArray, Role, TrainBatch, UpdateReport
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """What is remembered of a micro-batch, or a part of it, until its update is applied."""
+    """The record of a micro-batch, or a part of it, until its update is applied."""
 
     terms: LossTerms
     logp_M: Tensor
@@ -48,7 +47,7 @@ class Accumulated:
 
 @dataclass(frozen=True, slots=True)
 class UpdateShare:
-    """What one rank did for an update. `grad_norm` is over the gradients that it holds."""
+    """One rank's share of an update. `grad_norm` is over the gradients that it holds."""
 
     loss: float
     grad_norm: float
@@ -87,15 +86,15 @@ def to_host(done: Sequence[Accumulated], grad_norm: Tensor) -> UpdateShare:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a loss measured on some rows: of `sums` and `maxima` see `LossTerms`."""
+    """The measurements of a loss on some rows; see `LossTerms` for `sums` and `maxima`."""
 
     sums: Mapping[str, float]
     maxima: Mapping[str, float]
 
     @classmethod
     def of(cls, terms: Sequence[LossTerms]) -> Measured:
-        """By one device-to-host copy."""
-        sums, maxima = reduce_stats(terms)
+        """By one device-to-host copy. Nothing was measured where there are no terms."""
+        sums, maxima = reduce_stats(terms) if terms else ({}, {})
         values = [*sums.values(), *maxima.values()]
         host = torch.stack(values).float().tolist() if values else []
         found = dict(zip([*sums, *maxima], host, strict=True))
@@ -103,10 +102,13 @@ class Measured:
 
     @classmethod
     def merged(cls, parts: Sequence[Measured]) -> Measured:
-        first = parts[0]
+        """All ranks' together. A rank that had no rows measured nothing."""
+        busy = [part for part in parts if part.sums or part.maxima]
+        if not busy:
+            return cls({}, {})
         return cls(
-            {name: sum(part.sums[name] for part in parts) for name in first.sums},
-            {name: _largest([part.maxima[name] for part in parts]) for name in first.maxima},
+            {name: sum(part.sums[name] for part in busy) for name in busy[0].sums},
+            {name: _largest([part.maxima[name] for part in busy]) for name in busy[0].maxima},
         )
 
 
@@ -130,8 +132,9 @@ def merge(shares: Sequence[UpdateShare], *, grad_norm: float) -> UpdateShare:
     )
 
 
-def make_report(share: UpdateShare, *, step: int, learning_rate: float) -> UpdateReport:
+def make_report(share: UpdateShare, *, role: Role, step: int, learning_rate: float) -> UpdateReport:
     return UpdateReport(
+        role=role,
         step=step,
         applied=math.isfinite(share.loss) and math.isfinite(share.grad_norm),
         loss=share.loss,
@@ -143,6 +146,18 @@ def make_report(share: UpdateShare, *, step: int, learning_rate: float) -> Updat
         stats={**share.sums, **share.maxima},
         row_logp=share.row_logp,
     )
+
+
+def reduce_stats(
+    all_terms: Sequence[LossTerms],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Sums and maxima of what the micro-batches of an update measured, as device scalars."""
+    first = all_terms[0]
+    sums = {name: torch.stack([t.sums[name] for t in all_terms]).sum() for name in first.sums}
+    maxima = {
+        name: torch.stack([t.maxima[name] for t in all_terms]).amax() for name in first.maxima
+    }
+    return sums, maxima
 
 
 def _largest(values: Sequence[float]) -> float:

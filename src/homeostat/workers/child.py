@@ -1,17 +1,17 @@
-"""A worker process, `python -m homeostat.workers.child`. Stdlib only until the factory asks more.
+"""A worker process: `python -m homeostat.workers.child`. Standard library only until its factory.
 
 Two processes, whoever launched them:
 
     guardian   runs no foreign code. Copies the worker's output to the log, line by line with its
-               prefix; passes on the controller's signals; tells how the worker ended, and ends
+               prefix; passes on the controller's signals; reports how the worker ended, and ends
                what it started. When the controller is gone, even by kill -9, it kills the
                worker.
-    worker     the leader of a process group of its own: makes the object, then answers one call
-               after another.
+    worker     leads a separate process group: builds the object, then answers one call after
+               another.
 
-Each has a line to the controller, over a socket that the environment names. The worker may hang in
-C code with the GIL held, and is ended none the less. SIGINT is left to the controller: ctrl-C
-reaches a whole terminal, and only the controller knows what is to be saved first.
+Each has a channel to the controller, at an address that the environment names. The worker may hang
+in C code with the GIL held; the guardian can still end it. SIGINT is left to the controller: ctrl-C
+reaches every process of a terminal, and only the controller knows what must be saved first.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import contextlib
 import faulthandler
 import json
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing.connection import Client, Connection
 from types import FrameType
 
+from homeostat.workers.channel import Channel, ChannelClosedError, dial
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.hosting import CLOSE, Failure, Host, attempt
+from homeostat.workers.wire import Greeting, pack, unpack
 
 TICKET = "HOMEOSTAT_WORKER"
 GUARDIAN, WORKER = "guardian", "worker"
@@ -43,22 +43,28 @@ TIDY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a launched process is told by the environment. torchrun alone knows the rank."""
+    """The facts that a launched process gets from the environment. Only torchrun knows the rank.
+
+    `address` and `key` are those of the listener at which the process checks in; `host` is where
+    the group's own collectives meet.
+    """
 
     address: str
-    authkey: str
+    key: str
     group_name: str
     size: int
+    host: str
     log_file: str
     rank: int | None = None
 
     def environment(self) -> dict[str, str]:
         return {TICKET: json.dumps(asdict(self))}
 
-    def dial(self, part: str, *, rank: int) -> Connection:
-        line = Client(self.address, "AF_UNIX", authkey=bytes.fromhex(self.authkey))
-        line.send_bytes(pickle.dumps((part, rank, os.getpid())))
-        return line
+    def check_in(self, part: str, *, rank: int) -> Channel:
+        """Open a channel to the controller, and say who this is."""
+        channel = dial(self.address, bytes.fromhex(self.key))
+        channel.send(Greeting(part, rank, os.getpid()).packed())
+        return channel
 
 
 def main() -> None:
@@ -88,43 +94,43 @@ def _leave_to_the_controller(number: int, frame: FrameType | None) -> None:
 def _serve(ticket: Ticket, *, rank: int) -> None:
     faulthandler.enable()
     # One machine: the local rank is the rank.
-    host = Host(WorkerContext(rank, ticket.size, rank, ticket.group_name))
-    with ticket.dial(WORKER, rank=rank) as line:
+    host = Host(WorkerContext(rank, ticket.size, rank, ticket.group_name, ticket.host))
+    with contextlib.closing(ticket.check_in(WORKER, rank=rank)) as channel:
         method = ""
-        # An end of file here is the controller's end, which the guardian sees too.
-        with contextlib.suppress(EOFError, ConnectionError):
+        # A closed channel is the controller's end, which the guardian sees too.
+        with contextlib.suppress(ChannelClosedError):
             while method != CLOSE:
-                call_id, method = pickle.loads(line.recv_bytes())
-                is_good, answer = _answer(host, method, line.recv_bytes())
-                line.send_bytes(pickle.dumps((call_id, is_good)))
-                line.send_bytes(answer)
+                call_id, method = unpack(channel.receive())
+                is_good, answer = _answer(host, method, channel.receive())
+                channel.send(pack((call_id, is_good)))
+                channel.send(answer)
 
 
 def _answer(host: Host, method: str, body: bytes) -> tuple[bool, bytes]:
-    """Unpacking and packing are part of the call: what does not travel is its failure."""
+    """Run a call. Unpacking and packing are part of it: what does not travel is its failure."""
 
     def run() -> bytes:
-        args, kwargs = pickle.loads(body)
-        return pickle.dumps(host.run(method, args, kwargs), protocol=5)
+        args, kwargs = unpack(body)
+        return pack(host.run(method, args, kwargs))
 
     outcome = attempt(run)
     if isinstance(outcome, Failure):
-        return False, pickle.dumps(outcome)
+        return False, pack(outcome)
     return True, outcome
 
 
 def _guard(worker: int, ticket: Ticket, *, rank: int, output: int) -> int:
-    """Until the worker ends. Returns the exit code that a shell would give it."""
+    """Watch the worker until it ends. Returns the exit code that a shell would give it."""
     signal.signal(signal.SIGTERM, lambda number, frame: _signal(worker, number))
     prefix = f"[{ticket.group_name} {rank}] ".encode()
     pump = threading.Thread(target=_pump, args=(output, ticket.log_file, prefix), daemon=True)
     pump.start()
-    with ticket.dial(GUARDIAN, rank=rank) as line:
-        threading.Thread(target=_obey, args=(line, worker), daemon=True).start()
+    with contextlib.closing(ticket.check_in(GUARDIAN, rank=rank)) as channel:
+        threading.Thread(target=_obey, args=(channel, worker), daemon=True).start()
         code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
         pump.join(DRAIN_SECONDS)
-        with contextlib.suppress(OSError):
-            line.send_bytes(pickle.dumps(code))
+        with contextlib.suppress(ChannelClosedError):
+            channel.send(pack(code))
         _end_the_rest(worker)
     return code if code >= 0 else 128 - code
 
@@ -135,7 +141,7 @@ def exit_code_of_worker(code: int) -> int:
 
 
 def _end_the_rest(group: int) -> None:
-    """Python's own tracker frees shared memory now, and must be let to; then all are killed."""
+    """Kill what the worker started, after Python's tracker had the time to free shared memory."""
     end = time.monotonic() + TIDY_SECONDS
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < end:
@@ -152,11 +158,11 @@ def _pump(output: int, log_file: str, prefix: bytes) -> None:
                 log.write(prefix + line.rstrip(b"\r\n") + b"\n")
 
 
-def _obey(line: Connection, worker: int) -> None:
-    """Orders are numbers of signals."""
-    with contextlib.suppress(EOFError, OSError):
+def _obey(channel: Channel, worker: int) -> None:
+    """Pass on signals, whose numbers the controller sends. Without a controller, end the worker."""
+    with contextlib.suppress(ChannelClosedError):
         while True:
-            _signal(worker, pickle.loads(line.recv_bytes()))
+            _signal(worker, unpack(channel.receive()))
     _signal(worker, signal.SIGKILL)
 
 

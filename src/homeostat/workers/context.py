@@ -1,4 +1,4 @@
-"""What a factory is told of the place where it builds: always its first argument.
+"""The place of a worker in its group: the first argument of every factory.
 
 A factory is a function `factory(context, **kwargs) -> object`, named by its import path
 ("package.module:function"). The object that it returns is the worker: the controller calls its
@@ -18,3 +18,5 @@ class WorkerContext:
     size: int
     local_rank: int
     group_name: str
+    # Address on which the group meets; what the worker serves is bound to it.
+    host: str

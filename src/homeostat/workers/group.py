@@ -14,18 +14,18 @@ was raised; anything else as a WorkerError with the traceback of the worker.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, Generic, Protocol, TypeVar
 
 from homeostat.errors import HomeostatError, WorkerError
+from homeostat.workers.wire import unpack
 
 T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """One call's answer, which is there or on its way."""
+    """The answer to one call, which has arrived or is awaited."""
 
     def __init__(
         self, group: str, rank: int, method: str, *, last_words: Callable[[], str]
@@ -45,7 +45,7 @@ class Pending(Generic[T]):
         self.future.set_result(None)
 
     def settle_packed(self, body: bytes) -> None:
-        """It is unpacked by whoever asks for it, who also meets what that may raise."""
+        """Settle with a packed value: whoever asks for it unpacks it, and gets what that raises."""
         self._body = body
         self.future.set_result(None)
 
@@ -53,14 +53,14 @@ class Pending(Generic[T]):
         self.future.set_exception(error)
 
     def result(self, *, timeout_s: float) -> T:
-        """The answer. A wait in vain is a WorkerError; one may ask again."""
+        """Wait for the answer. A wait in vain is a WorkerError; one may ask again."""
         return gather([self], timeout_s=timeout_s)[0]
 
     def value(self) -> T:
-        """The answer that is there."""
+        """Return the answer, which must be there."""
         body = self._body
         if body is not None:
-            self._value = pickle.loads(body)
+            self._value = unpack(body)
             self._body = None
         return self._value  # type: ignore[return-value]
 
@@ -80,16 +80,16 @@ class WorkerGroup(Protocol):
     ) -> list[Pending[Any]]: ...
 
     def health(self) -> str | None:
-        """None, or what is wrong: which rank died of what, or owes an answer."""
+        """Say what is wrong: which rank died of what, or owes an answer. None if nothing is."""
         ...
 
     def close(self) -> None:
-        """End the workers, in order if they let us. Twice is once."""
+        """End the workers, in order if they let us. Idempotent."""
         ...
 
 
 def gather(pending: Sequence[Pending[T]], *, timeout_s: float) -> list[T]:
-    """All answers, in the order of `pending`. The first call that fails ends the wait."""
+    """Return all answers, in the order of `pending`. The first call that fails ends the wait."""
     futures = [one.future for one in pending]
     done, _ = wait(futures, timeout=timeout_s, return_when=FIRST_EXCEPTION)
     for future in futures:

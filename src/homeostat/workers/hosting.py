@@ -1,8 +1,8 @@
-"""The worker's one object, and how its errors travel. Used by every kind of worker.
+"""Host the one object of a worker, and let its errors travel. Used by every kind of worker.
 
 An exception becomes a `Failure`, plain data, where it was raised, and an error again where the
-answer is asked for. An error of homeostat.errors keeps its class, its text and its attributes; of a
-subclass that is defined elsewhere, the nearest class there. The rest becomes a WorkerError.
+answer is asked for. An error of homeostat.errors keeps its class, its text and its attributes; a
+subclass that is defined elsewhere becomes the nearest class there; any other becomes a WorkerError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLOSE = "(close)"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a call raised. `kind` is a class of homeostat.errors, or None."""
+    """An exception that a call raised. `kind` is a class of homeostat.errors, or None."""
 
     kind: str | None
     text: str
@@ -55,7 +55,7 @@ class Failure:
 
 
 def attempt(action: Callable[[], Any]) -> Any | Failure:
-    """What the action returns. A hosted object may raise anything; its worker goes on."""
+    """Return the result of the action, or what it raised: the worker survives any exception."""
     try:
         return action()
     except Exception as error:
@@ -63,7 +63,7 @@ def attempt(action: Callable[[], Any]) -> Any | Failure:
 
 
 class Host:
-    """Builds the object, calls its methods, closes it."""
+    """Holds the worker's object: builds it, calls its methods, closes it."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context

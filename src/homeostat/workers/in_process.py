@@ -1,6 +1,7 @@
 """A group of one worker that lives in the controller's process. Calls run at once, in the caller.
 
-Nothing is copied: arguments and results are the objects themselves. Errors are as from a process.
+There is no channel, and nothing is copied: arguments and results are the objects themselves. Errors
+are as from a process.
 """
 
 from __future__ import annotations
@@ -9,12 +10,22 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from homeostat.config.cluster import AnyCluster
 from homeostat.errors import WorkerError
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import Pending
 from homeostat.workers.hosting import CLOSE, START, Failure, Host, attempt
+from homeostat.workers.spec import GroupSpec
 
 log = logging.getLogger(__name__)
+
+
+def open_in_process(cluster: AnyCluster, spec: GroupSpec) -> InProcessGroup:
+    """Build the worker here. Its output is that of this process, not a separate log."""
+    assert spec.size == 1, f"{spec.name}: one process has one worker, not {spec.size}"
+    assert not spec.env, f"{spec.name}: a worker in this process has this environment"
+    (kwargs,) = spec.kwargs_of_ranks()
+    return InProcessGroup(spec.factory, kwargs, name=spec.name, host=cluster.host)
 
 
 class InProcessGroup:
@@ -22,10 +33,10 @@ class InProcessGroup:
 
     size = 1
 
-    def __init__(self, factory: str, kwargs: Mapping[str, Any], *, name: str) -> None:
+    def __init__(self, factory: str, kwargs: Mapping[str, Any], *, name: str, host: str) -> None:
         self.name = name
         self._is_closed = False
-        self._host = Host(WorkerContext(rank=0, size=1, local_rank=0, group_name=name))
+        self._host = Host(WorkerContext(rank=0, size=1, local_rank=0, group_name=name, host=host))
         self._run(START, (factory,), kwargs).result(timeout_s=0)
 
     def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Pending[Any]:

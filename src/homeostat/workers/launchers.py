@@ -1,10 +1,10 @@
-"""Launchers: how the processes of a group come to be. All of them run child.py.
+"""Launch the processes of a group on this host. All of them run child.py.
 
     spawn      one process per rank, started by us
     torchrun   one torchrun, which starts one process per rank
 
-Under both, torch.distributed finds its rendezvous in the environment. A launched process leads a
-session of its own: ctrl-C in the terminal does not reach it.
+Under both, torch.distributed finds its rendezvous, at the ticket's host, in the environment. A
+launched process leads a separate session: ctrl-C in the terminal does not reach it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Launch = Callable[..., list[subprocess.Popen[bytes]]]
 
 def spawn(ticket: Ticket, *, env: Mapping[str, str], folder: Path) -> list[subprocess.Popen[bytes]]:
     started = []
-    shared = _rendezvous(ticket.size) if ticket.size > 1 else {}
+    shared = _rendezvous(ticket) if ticket.size > 1 else {}
     for rank in range(ticket.size):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} if shared else {}
         mine = replace(ticket, rank=rank)
@@ -48,14 +48,11 @@ def torchrun(
 ) -> list[subprocess.Popen[bytes]]:
     """--standalone finds a free port; the log folder is torchrun's own, and stays empty."""
     command = (
-        *(*_PYTHON, "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+        *(*_PYTHON, "torch.distributed.run", "--standalone", "--local-addr", ticket.host),
         *("--nproc-per-node", str(ticket.size), "--max-restarts", "0"),
         *("--log-dir", str(folder / "torchrun"), "--no-python", *_CHILD),
     )
     return [_start(command, ticket, env=env)]
-
-
-LAUNCHERS: dict[str, Launch] = {"spawn": spawn, "torchrun": torchrun}
 
 
 def end_launchers(launchers: Sequence[subprocess.Popen[bytes]], *, patience_s: float) -> None:
@@ -77,12 +74,12 @@ def _still_there(
     return [process for process in launchers if process.poll() is None]
 
 
-def _rendezvous(size: int) -> dict[str, str]:
+def _rendezvous(ticket: Ticket) -> dict[str, str]:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((ticket.host, 0))
         port = probe.getsockname()[1]
-    world = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    return {**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world = {"WORLD_SIZE": str(ticket.size), "LOCAL_WORLD_SIZE": str(ticket.size)}
+    return {**world, "MASTER_ADDR": ticket.host, "MASTER_PORT": str(port)}
 
 
 def _start(

@@ -1,44 +1,45 @@
-"""The controller's end of one rank: a line to its worker, and one to its guardian.
+"""The controller's end of one rank: a channel to its worker, and one to its guardian.
 
     ask -> outbox -> [sender thread] -> worker -> [reader thread] -> Pending
                                       guardian -> [watcher thread] -> on_end(link)
 
 `ask` never waits for a worker that is busy, and answers are read whatever is being sent, so that
-full sockets in both directions cannot block each other. How a rank ended is told by its guardian
-alone, and only once.
+full channels in both directions cannot block each other. Only its guardian reports how a rank
+ended, and only once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import pickle
-import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 from homeostat.errors import WorkerError
+from homeostat.workers.channel import Channel, ChannelClosedError
 from homeostat.workers.group import Pending
 from homeostat.workers.hosting import Failure
 from homeostat.workers.log import WorkerLog
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A connection to a process."""
-
-    connection: Connection
-    pid: int
+from homeostat.workers.wire import pack, unpack
 
 
 class RankLink:
-    """Calls to one rank, its answers, its end."""
+    """Calls to one rank, its answers, its end.
 
-    def __init__(self, rank: int, *, worker: Line, guardian: Line, log: WorkerLog) -> None:
+    `kill` ends its processes without their help: for when the guardian is gone or stuck, and cannot
+    pass anything on.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        worker: Channel,
+        guardian: Channel,
+        kill: Callable[[], None],
+        log: WorkerLog,
+    ) -> None:
         self.rank = rank
         self.log = log
         # Set when the process is gone; `exit_code` is None if nobody could tell.
@@ -46,6 +47,7 @@ class RankLink:
         self.exit_code: int | None = None
         self._worker = worker
         self._guardian = guardian
+        self.kill = kill
         self._outbox: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[int, Pending[Any]] = {}
@@ -53,7 +55,7 @@ class RankLink:
         self._refusal: WorkerError | None = None
 
     def start(self, *, on_end: Callable[[RankLink], None], hold_back: Callable[[], None]) -> None:
-        """`hold_back` runs before a failure is told: see ProcessGroup."""
+        """Start the threads. `hold_back` runs before a failure is reported: see ProcessGroup."""
         for target, args in (
             (self._send_all, ()),
             (self._read_all, (hold_back,)),
@@ -69,7 +71,7 @@ class RankLink:
                 raise _copy_of(self._refusal)
             self._num_calls += 1
             self._pending[self._num_calls] = pending
-            self._outbox.put((pickle.dumps((self._num_calls, method)), body))
+            self._outbox.put((pack((self._num_calls, method)), body))
         return pending
 
     def refuse(self, why: WorkerError) -> None:
@@ -82,44 +84,37 @@ class RankLink:
 
     @property
     def is_awaited(self) -> bool:
-        """Some call has no answer yet."""
+        """Return whether some call has no answer yet."""
         with self._lock:
             return bool(self._pending)
 
     def overdue(self) -> list[Pending[Any]]:
-        """Calls whose answer was awaited in vain, and is still not there."""
+        """Return calls whose answer was awaited in vain, and is still not there."""
         with self._lock:
             return [one for one in self._pending.values() if one.overdue_s is not None]
 
     def signal(self, number: int) -> None:
-        """By way of the guardian, who knows whether the worker still has this pid."""
-        with contextlib.suppress(OSError):
-            self._guardian.connection.send_bytes(pickle.dumps(number))
-
-    def kill_outright(self) -> None:
-        """For when the guardian is gone or stuck: it cannot pass anything on."""
-        for pid in (self._worker.pid, self._guardian.pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+        """Send the worker a signal by its guardian, who knows whether it still has its pid."""
+        with contextlib.suppress(ChannelClosedError):
+            self._guardian.send(pack(number))
 
     def hang_up(self) -> None:
         self._outbox.put(None)
 
     def _send_all(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ChannelClosedError):
             while (message := self._outbox.get()) is not None:
                 header, body = message
-                self._worker.connection.send_bytes(header)
-                self._worker.connection.send_bytes(body)
+                self._worker.send(header)
+                self._worker.send(body)
                 # Nothing large is kept while there is nothing to send.
                 del message, body
 
     def _read_all(self, hold_back: Callable[[], None]) -> None:
-        line = self._worker.connection
-        with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(ChannelClosedError):
             while True:
-                call_id, is_good = pickle.loads(line.recv_bytes())
-                self._deliver(call_id, is_good, line.recv_bytes(), hold_back)
+                call_id, is_good = unpack(self._worker.receive())
+                self._deliver(call_id, is_good, self._worker.receive(), hold_back)
 
     def _deliver(
         self, call_id: int, is_good: bool, body: bytes, hold_back: Callable[[], None]
@@ -133,18 +128,18 @@ class RankLink:
         if is_good:
             pending.settle_packed(body)
         else:
-            failure: Failure = pickle.loads(body)
+            failure: Failure = unpack(body)
             pending.fail(failure.error(f"{pending.group} rank {self.rank}: {pending.method!r}"))
 
     def _watch(self, on_end: Callable[[RankLink], None]) -> None:
         try:
-            self.exit_code = pickle.loads(self._guardian.connection.recv_bytes())
-        except (EOFError, OSError):
-            self.kill_outright()
+            self.exit_code = unpack(self._guardian.receive())
+        except ChannelClosedError:
+            self.kill()
         self.ended.set()
         on_end(self)
 
 
 def _copy_of(error: WorkerError) -> WorkerError:
-    """An exception of its own for every caller: each raise adds to its traceback."""
+    """Make an exception for one caller: each raise adds to its traceback."""
     return type(error)(str(error))

@@ -1,4 +1,4 @@
-"""What the workers of a group wrote, read back for a message.
+"""Read back what the workers of a group wrote, for a message.
 
 Workers' lines carry the prefix `[name rank]`; lines without one are the launcher's own.
 """
@@ -27,7 +27,7 @@ class WorkerLog:
         return cls(file, group_name, file.stat().st_size if file.exists() else 0)
 
     def last_words(self, rank: int) -> str:
-        """The last lines of a rank, or of the launcher if the rank wrote none; ready to append."""
+        """Return the last lines of a rank, or the launcher's if it wrote none; ready to append."""
         mine, anyones = f"[{self.group_name} {rank}] ", f"[{self.group_name} "
         lines = self._tail()
         own = [line.removeprefix(mine) for line in lines if line.startswith(mine)]
@@ -47,8 +47,8 @@ class WorkerLog:
 
 
 def _first_shown(lines: list[str]) -> int:
-    """Where the last lines begin: before the stack that Python prints of a crash, if there is one,
-    for what a library said of its cause stands above that."""
+    """Find where the last lines begin: before the stack that Python prints of a crash, if there is
+    one, because what a library said of the cause stands above it."""
     crashes = [at for at, line in enumerate(lines) if line.startswith("Fatal Python error")]
     last = max(0, len(lines) - TAIL_LINES)
     return max(0, min(last, crashes[-1] - TAIL_LINES // 3)) if crashes else last

@@ -1,6 +1,6 @@
-"""A group of worker processes, started by any launcher, driven over AF_UNIX sockets.
+"""A group of worker processes of this host, started by any launcher, driven over channels.
 
-    start_processes -> launcher -> child.py x size -> reception -> "(start)" -> ProcessGroup
+    open_processes -> launcher -> child.py x size -> reception -> "(start)" -> ProcessGroup
 
 A rank that dies fails all pending calls of the group, with a report, and ends the other ranks: they
 may be waiting for it in a collective. What has ended stays so; the remedy is a new group.
@@ -9,7 +9,6 @@ may be waiting for it in a collective. What has ended stays so; the remedy is a 
 from __future__ import annotations
 
 import logging
-import pickle
 import signal
 import subprocess
 import threading
@@ -18,17 +17,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
+from homeostat.config.cluster import AnyCluster
 from homeostat.errors import WorkerDiedError, WorkerError, WorkerOutOfMemoryError
 from homeostat.observe.exits import describe_exit, is_death_of_memory, num_kernel_kills
 from homeostat.workers.child import Ticket
 from homeostat.workers.group import Pending, describe_overdue, gather
 from homeostat.workers.hosting import CLOSE, START
-from homeostat.workers.launchers import END_SECONDS, LAUNCHERS, end_launchers
+from homeostat.workers.launchers import END_SECONDS, Launch, end_launchers
 from homeostat.workers.link import RankLink
 from homeostat.workers.log import WorkerLog
 from homeostat.workers.reception import Reception
+from homeostat.workers.spec import GroupSpec
+from homeostat.workers.wire import pack
 
 TERM_SECONDS = 2.0
 KILL_SECONDS = 5.0
@@ -38,31 +40,15 @@ HOLD_BACK_SECONDS = 0.5
 log = logging.getLogger(__name__)
 
 
-def start_processes(
-    factory: str,
-    kwargs: Mapping[str, Any],
-    *,
-    name: str,
-    log_file: Path,
-    launcher: Literal["spawn", "torchrun"] = "spawn",
-    size: int = 1,
-    per_rank: Sequence[Mapping[str, Any]] = (),
-    env: Mapping[str, str] | None = None,
-    start_timeout_s: float = 300.0,
-    close_timeout_s: float = 30.0,
-) -> ProcessGroup:
-    """Start `size` workers and have each build its object. `per_rank` goes on top of `kwargs`."""
-    end = time.monotonic() + start_timeout_s
-    own = per_rank or [{}] * size
-    bodies = [_pack((factory,), {**kwargs, **mine}) for mine in own]
-    assert len(bodies) == size, f"{name} has {size} ranks and {len(bodies)} sets of arguments"
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    worker_log = WorkerLog.begin_now(log_file.absolute(), group_name=name)
+def open_processes(cluster: AnyCluster, spec: GroupSpec, *, launch: Launch) -> ProcessGroup:
+    """Start the workers of a group as processes of this host."""
+    end = time.monotonic() + spec.start_timeout_s
+    bodies = [_pack_call((spec.factory,), kwargs) for kwargs in spec.kwargs_of_ranks()]
+    spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+    worker_log = WorkerLog.begin_now(spec.log_file.absolute(), group_name=spec.name)
     with ExitStack() as undo:
-        links, launchers = _launch(
-            worker_log, launcher, size=size, env=env or {}, timeout_s=start_timeout_s
-        )
-        group = ProcessGroup(links, launchers, log=worker_log, close_timeout_s=close_timeout_s)
+        links, launchers = _launch(spec, launch, host=cluster.host, log=worker_log)
+        group = ProcessGroup(links, launchers, log=worker_log, close_timeout_s=spec.close_timeout_s)
         undo.callback(group.abandon)
         started = [link.ask(START, body) for link, body in zip(links, bodies, strict=True)]
         gather(started, timeout_s=max(0.0, end - time.monotonic()))
@@ -71,9 +57,9 @@ def start_processes(
 
 
 def _launch(
-    worker_log: WorkerLog, launcher: str, *, size: int, env: Mapping[str, str], timeout_s: float
+    spec: GroupSpec, launch: Launch, *, host: str, log: WorkerLog
 ) -> tuple[list[RankLink], list[subprocess.Popen[bytes]]]:
-    """Processes that have checked in. The socket and its folder are of no use after that."""
+    """Return processes that have checked in. The listener's folder is of no use after that."""
     launchers: list[subprocess.Popen[bytes]] = []
     with (
         TemporaryDirectory(prefix="homeostat-") as folder,
@@ -81,23 +67,23 @@ def _launch(
     ):
         # After the reception has closed, which is enough to end those who have checked in.
         undo.callback(end_launchers, launchers, patience_s=0.5)
-        with closing(Reception(Path(folder), size=size, log=worker_log)) as reception:
+        with closing(Reception(Path(folder), size=spec.size, log=log)) as reception:
             ticket = Ticket(
-                address=reception.address,
-                authkey=reception.authkey.hex(),
-                group_name=worker_log.group_name,
-                size=size,
-                log_file=str(worker_log.file),
+                address=reception.listener.address,
+                key=reception.listener.key.hex(),
+                group_name=spec.name,
+                size=spec.size,
+                host=host,
+                log_file=str(log.file),
             )
-            launchers += LAUNCHERS[launcher](ticket, env=env, folder=Path(folder))
-            links = reception.links(launchers, timeout_s=timeout_s)
+            launchers += launch(ticket, env=spec.env, folder=Path(folder))
+            links = reception.links(launchers, timeout_s=spec.start_timeout_s)
         undo.pop_all()
     return links, launchers
 
 
-def _pack(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    # Not by multiprocessing's pickler: torch has taught it to share memory instead of copying.
-    return pickle.dumps((args, dict(kwargs)), protocol=5)
+def _pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    return pack((args, dict(kwargs)))
 
 
 class ProcessGroup:
@@ -129,13 +115,13 @@ class ProcessGroup:
 
     def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Pending[Any]:
         assert 0 <= rank < self.size, f"{self.name} has {self.size} workers, no rank {rank}"
-        return self._ask([rank], method, [_pack(args, kwargs)])[0]
+        return self._ask([rank], method, [_pack_call(args, kwargs)])[0]
 
     def call_all(self, method: str, /, *args: Any, **kwargs: Any) -> list[Pending[Any]]:
-        return self._ask(range(self.size), method, [_pack(args, kwargs)] * self.size)
+        return self._ask(range(self.size), method, [_pack_call(args, kwargs)] * self.size)
 
     def call_each(self, method: str, per_rank: Sequence[tuple[Any, ...]], /) -> list[Pending[Any]]:
-        return self._ask(range(self.size), method, [_pack(args, {}) for args in per_rank])
+        return self._ask(range(self.size), method, [_pack_call(args, {}) for args in per_rank])
 
     def health(self) -> str | None:
         late = [one for link in self._links for one in link.overdue()]
@@ -156,7 +142,7 @@ class ProcessGroup:
         with self._lock:
             self._is_closed = True
         self._end()
-        # Whoever waits is to hear how its worker ended, which is about to be told.
+        # Whoever waits should learn how its worker ended, which is about to be reported.
         last = time.monotonic() + HOLD_BACK_SECONDS
         while any(link.is_awaited for link in self._links) and time.monotonic() < last:
             time.sleep(0.01)
@@ -177,7 +163,7 @@ class ProcessGroup:
         for link in self._links:
             # It may have died just now.
             with suppress(WorkerError):
-                asked.append(link.ask(CLOSE, _pack((), {})))
+                asked.append(link.ask(CLOSE, _pack_call((), {})))
         self._wait_for_ends(self._close_timeout_s)
         for one in asked:
             error = one.future.exception() if one.future.done() else None
@@ -185,12 +171,12 @@ class ProcessGroup:
                 log.warning("%s: closing went wrong: %s", self.name, error)
 
     def _hold_back(self) -> None:
-        """A rank's death breaks the others' collectives: the cause is to be told, not these."""
+        """Wait a while for a rank's death: it breaks the others' collectives, and is the cause."""
         if self.size > 1:
             self._death.wait(HOLD_BACK_SECONDS)
 
     def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
-        """A launcher that is killed leaves its workers behind. Their own end is told by them."""
+        """End the group with a launcher that was killed: its workers would be left behind."""
         code = launcher.wait()
         if not self._death.wait(HOLD_BACK_SECONDS):
             end = f"{self.name}: the launcher of its workers {describe_exit(code)}."
@@ -204,7 +190,7 @@ class ProcessGroup:
             self._die(report)
 
     def _report_of(self, link: RankLink) -> WorkerDiedError:
-        """How a rank ended, in the class of error that says why."""
+        """Describe how a rank ended, in the class of error that says why."""
         words = link.log.last_words(link.rank)
         text = f"{self.name} rank {link.rank} {describe_exit(link.exit_code)}.{words}"
         kills = num_kernel_kills() - self._kernel_kills_before
@@ -223,7 +209,7 @@ class ProcessGroup:
         self._end()
 
     def _end(self) -> None:
-        """One at a time: who comes second finds it done."""
+        """End all ranks. Callers come one at a time: the second finds it done."""
         with self._ending:
             for seconds, number in ((TERM_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
                 for link in self._links:
@@ -232,7 +218,7 @@ class ProcessGroup:
                 self._wait_for_ends(seconds)
             for link in self._links:
                 if not link.ended.is_set():
-                    link.kill_outright()
+                    link.kill()
                 link.hang_up()
             end_launchers(self._launchers, patience_s=END_SECONDS)
 

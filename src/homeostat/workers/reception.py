@@ -1,51 +1,55 @@
-"""Where the processes of a group check in: one listening socket, two lines for each rank.
+"""Let the processes of a group check in: two channels for each rank, its worker's and guardian's.
 
-The socket lies in a folder that only this user can enter, and a caller must know a random key.
+Processes that are launched on this host are watched while they start, and can be killed by their
+pid.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pickle
-import secrets
-import socket
-import struct
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from homeostat.errors import WorkerDiedError, WorkerError
 from homeostat.observe.exits import describe_exit
+from homeostat.workers.channel import Channel, SocketListener
 from homeostat.workers.child import GUARDIAN, WORKER, exit_code_of_worker
-from homeostat.workers.link import Line, RankLink
+from homeostat.workers.link import RankLink
 from homeostat.workers.log import WorkerLog
+from homeostat.workers.wire import Greeting
 
-GREETING_SECONDS = 5
+GREETING_SECONDS = 5.0
 LOOK_ROUND_SECONDS = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A process that has checked in."""
+
+    channel: Channel
+    pid: int
+
+
 class Reception:
-    """Open while a group starts. Lines that it took and did not hand out are closed with it."""
+    """Open while a group starts. Channels that it took and did not hand out are closed with it."""
 
     def __init__(self, folder: Path, *, size: int, log: WorkerLog) -> None:
-        self.address = str(folder / "socket")
-        self.authkey = secrets.token_bytes(32)
         self._size = size
         self._log = log
-        self._lines: dict[tuple[str, int], Line] = {}
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.settimeout(LOOK_ROUND_SECONDS)
+        self._arrived: dict[tuple[str, int], Arrival] = {}
         try:
-            self._server.bind(self.address)
+            self.listener = SocketListener(folder, backlog=2 * size)
         except OSError as error:
             raise WorkerError(
-                f"{log.group_name}: no socket can be made at {self.address}: {error}. "
+                f"{log.group_name}: no socket can be made in {folder}: {error}. "
                 "Set TMPDIR to a short path on a local disk."
             ) from error
-        self._server.listen(2 * size)
 
     def links(
         self, launchers: Sequence[subprocess.Popen[bytes]], *, timeout_s: float
@@ -59,26 +63,30 @@ class Reception:
                     f"{self._log.group_name}: rank {', '.join(map(str, absent))} did not start "
                     f"within {timeout_s:.4g} s." + self._log.last_words(absent[0])
                 )
-            self._accept()
-        lines, self._lines = self._lines, {}
+            self._admit()
+        arrived, self._arrived = self._arrived, {}
         return [
-            RankLink(
-                rank,
-                worker=lines[WORKER, rank],
-                guardian=lines[GUARDIAN, rank],
-                log=self._log,
-            )
+            self._link(rank, worker=arrived[WORKER, rank], guardian=arrived[GUARDIAN, rank])
             for rank in range(self._size)
         ]
 
     def close(self) -> None:
-        self._server.close()
-        for line in self._lines.values():
-            line.connection.close()
+        self.listener.close()
+        for arrival in self._arrived.values():
+            arrival.channel.close()
+
+    def _link(self, rank: int, *, worker: Arrival, guardian: Arrival) -> RankLink:
+        return RankLink(
+            rank,
+            worker=worker.channel,
+            guardian=guardian.channel,
+            kill=partial(_kill_groups, (worker.pid, guardian.pid)),
+            log=self._log,
+        )
 
     def _absent(self) -> list[int]:
         both = (WORKER, GUARDIAN)
-        return [r for r in range(self._size) if any((p, r) not in self._lines for p in both)]
+        return [r for r in range(self._size) if any((p, r) not in self._arrived for p in both)]
 
     def _look_after(self, launchers: Sequence[subprocess.Popen[bytes]], absent: int) -> None:
         for rank, process in enumerate(launchers):
@@ -92,26 +100,22 @@ class Reception:
                     + self._log.last_words(rank if is_own else absent)
                 )
 
-    def _accept(self) -> None:
-        try:
-            caller, _ = self._server.accept()
-        except TimeoutError:
+    def _admit(self) -> None:
+        """Take in the next process, if one comes soon."""
+        channel = self.listener.accept(timeout_s=LOOK_ROUND_SECONDS)
+        if channel is None:
             return
-        with caller:
-            line = Connection(os.dup(caller.fileno()))
-            try:
-                _limit_reads(caller, GREETING_SECONDS)
-                deliver_challenge(line, self.authkey)
-                answer_challenge(line, self.authkey)
-                part, rank, pid = pickle.loads(line.recv_bytes())
-                _limit_reads(caller, 0)
-            except (AuthenticationError, EOFError, OSError):
-                # It died while it spoke, which is noticed elsewhere, or is none of ours.
-                line.close()
-                return
-        self._lines[part, rank] = Line(line, pid)
+        try:
+            greeting = Greeting.unpacked(channel.receive(timeout_s=GREETING_SECONDS))
+        except OSError:
+            # It died while it spoke, which is noticed elsewhere.
+            channel.close()
+            return
+        self._arrived[greeting.part, greeting.rank] = Arrival(channel, greeting.pid)
 
 
-def _limit_reads(line: socket.socket, seconds: int) -> None:
-    """Reads of a blocking socket fail after so long; 0 is for ever."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+def _kill_groups(leaders: Iterable[int]) -> None:
+    """Kill the process groups that these processes lead."""
+    for pid in leaders:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Cases of the vLLM engine's keys. They need vLLM: tests/vllm runs them.
 
-Two runs show most keys, each by what vLLM itself says it was told, and by what the run measured.
+Two runs show most keys, each by the settings that vLLM itself reports, and by measurements.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def memory_bounds_what_runs(workshop: VllmWorkshop) -> None:
     seen = workshop.narrow
     # What is free changes between two looks.
     assert 4 * BLOCK_BYTES <= seen.settings["cache_bytes"] <= 7 * BLOCK_BYTES
-    # A request of up to 22 tokens takes a block of its own.
+    # A request of up to 22 tokens takes one block.
     assert only("engine/max_running", seen.run) < 7
     workshop.refuses("engine.memory_share=1e-12", r"engine\.memory_share")
 

@@ -26,6 +26,7 @@ from tests.support.every_key.workshop import (
     has_file,
     losses,
     metric,
+    prepares,
     refuses,
     shows,
 )
@@ -107,7 +108,10 @@ def rows_are_tokenised_by_as_many_processes(workshop: Workshop) -> None:
 
 @contextmanager
 def plans_ahead(expected: int) -> Iterator[list[int]]:
-    """How far ahead of the last applied step plans were made. Step 1 waits for its successors."""
+    """Return how far ahead of the last applied step plans were made.
+
+    Step 1 waits for its successors.
+    """
     applied, ahead = [0], [0]
     make, apply = PlanLoader.plan, LocalTrainer.apply
 
@@ -163,7 +167,7 @@ def flawed_rows_are_refused_or_dropped(workshop: Workshop) -> None:
 
 
 def prepared(group: str) -> Any:
-    """How many rows and tokens the group's sources came to."""
+    """Return how many rows and tokens the group's sources gave."""
     names = ("seen", "kept", "tokens", "trained_tokens")
 
     def see(run: Run) -> dict[str, int]:
@@ -177,14 +181,18 @@ OPTIONS = ("model.chat_template=options.jinja",)
 
 
 def source_case(group: str, kind: str, change: str) -> Case:
-    """The source's tokens change; of a validation source, that is all that changes."""
+    """Other rows are prepared. A run over another file shows that they are what it learns from."""
     # The template shows tools where there are any, and is the model's own otherwise.
     base = (f"data.{group}=[{{type: {kind}, path: rows.jsonl}}]", *OPTIONS)
     change = f"data.{group}.0.{change}"
+    rows = prepares(change, group, base=base)
+    if not change.endswith("path=fewer.jsonl"):
+        return rows
     seen = alters(
         change, prepared(group), base=base, same="bits" if group == "validation" else None
     )
-    return all_of(seen, alters(change, losses if group == "train" else eval_losses, base=base))
+    learnt = alters(change, losses if group == "train" else eval_losses, base=base)
+    return all_of(rows, seen, learnt)
 
 
 # Of each type of source: key -> the change that is seen.

@@ -36,6 +36,8 @@ EVERY_STEP = (*HELD_OUT, "eval.interval_steps=1")
 STILL = (*EVERY_STEP, "trainer.lr=0.0")
 SAVING = ("checkpoint.interval_steps=1", "checkpoint.keep_last=3")
 TRACED = ("observe.profiler={steps: [2]}",)
+# All keys of the profiler changed at once: each shows in another part of what is written.
+TRACED_ELSEWHERE = "observe.profiler={steps: [1,3], folder: profiles, memory: false}"
 
 
 def eval_steps(run: Run) -> list[int]:
@@ -58,12 +60,20 @@ def num_shards(run: Run) -> int:
     return len(list(run.dir.glob("checkpoints/step_*/hf/model*.safetensors")))
 
 
-def files_in(folder: str) -> See:
-    return lambda run: sorted(file.name for file in (run.dir / folder).glob("step_*.json"))
+def traced_files(run: Run) -> list[Path]:
+    return sorted(run.dir.glob("*/step_*.json"))
+
+
+def traced_steps(run: Run) -> list[str]:
+    return [file.name for file in traced_files(run)]
+
+
+def traced_folders(run: Run) -> list[str]:
+    return sorted({file.parent.name for file in traced_files(run)})
 
 
 def traces_memory(run: Run) -> bool:
-    return '"[memory]"' in (run.dir / "trace" / "step_00000002.json").read_text()
+    return any('"[memory]"' in file.read_text() for file in traced_files(run))
 
 
 def console_style(run: Run) -> str:
@@ -132,18 +142,29 @@ def wandb_holds(run: Run, word: str) -> bool:
         time.sleep(0.05)
 
 
-def wandb_takes(key: str, value: str) -> Case:
+# Key -> what it is set to: all in one run, since each value is found by itself.
+WANDB_NAMES = {
+    "project": "some-project",
+    "entity": "some-team",
+    "name": "shown-name",
+    "run_id": "chosen42",
+}
+NAMED = ", ".join(f"{key}: {value}" for key, value in WANDB_NAMES.items())
+WANDB_NAMED = f"observe.sinks=[{{type: wandb, mode: offline, {NAMED}}}]"
+
+
+def wandb_takes(key: str) -> Case:
     def case(workshop: Workshop) -> None:
-        plain, changed = workshop.run(WANDB), workshop.run(WANDB, f"observe.sinks.0.{key}={value}")
-        assert [wandb_holds(run, value) for run in (plain, changed)] == [False, True]
-        assert_same(plain, changed)
+        plain, named = workshop.run(WANDB), workshop.run(WANDB_NAMED)
+        assert [wandb_holds(run, WANDB_NAMES[key]) for run in (plain, named)] == [False, True]
+        assert_same(plain, named)
 
     return case
 
 
 def wandb_run_id_names_the_files(workshop: Workshop) -> None:
-    wandb_takes("run_id", "chosen42")(workshop)
-    run = workshop.run(WANDB, "observe.sinks.0.run_id=chosen42")
+    wandb_takes("run_id")(workshop)
+    run = workshop.run(WANDB_NAMED)
     assert list(run.dir.glob("wandb/offline-run-*-chosen42/run-chosen42.wandb"))
 
 
@@ -232,28 +253,24 @@ CASES: dict[str, Case] = {
     "observe.sinks[].type (wandb)": shows(
         WANDB, lambda run: (run.dir / "wandb").is_dir(), was=False, now=True, same="bits"
     ),
-    "observe.sinks[].project (wandb)": wandb_takes("project", "some-project"),
-    "observe.sinks[].entity (wandb)": wandb_takes("entity", "some-team"),
-    "observe.sinks[].name (wandb)": wandb_takes("name", "shown-name"),
+    "observe.sinks[].project (wandb)": wandb_takes("project"),
+    "observe.sinks[].entity (wandb)": wandb_takes("entity"),
+    "observe.sinks[].name (wandb)": wandb_takes("name"),
     "observe.sinks[].run_id (wandb)": wandb_run_id_names_the_files,
     "observe.sinks[].mode (wandb)": wandb_online_needs_an_account,
     "observe.sinks[].type (trackio)": trackio_project_and_name,
     "observe.sinks[].project (trackio)": trackio_project_and_name,
     "observe.sinks[].name (trackio)": trackio_project_and_name,
     "observe.profiler.steps": shows(
-        "observe.profiler.steps=[1,3]", files_in("trace"), was=["step_00000002.json"],
+        TRACED_ELSEWHERE, traced_steps, was=["step_00000002.json"],
         now=["step_00000001.json", "step_00000003.json"], base=TRACED, same="bits",
     ),
     "observe.profiler.folder": all_of(
-        shows(
-            "observe.profiler.folder=profiles", files_in("profiles"),
-            was=[], now=["step_00000002.json"], base=TRACED, same="bits",
-        ),
+        shows(TRACED_ELSEWHERE, traced_folders, was=["trace"], now=["profiles"], base=TRACED),
         refuses("observe.profiler.folder=../away", "outside the run directory", base=TRACED),
     ),
     "observe.profiler.memory": shows(
-        "observe.profiler.memory=false", traces_memory, was=True, now=False, base=TRACED,
-        same="bits",
+        TRACED_ELSEWHERE, traces_memory, was=True, now=False, base=TRACED
     ),
     "observe.row_losses": shows(
         "observe.row_losses=false", row_loss_steps, was=[1, 2, 3], now=[], same="bits"

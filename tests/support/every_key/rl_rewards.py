@@ -53,7 +53,7 @@ def recipe_of(kind: str) -> tuple[str, ...]:
 
 
 def given(run: Run, name: str) -> np.ndarray:
-    """What the function of this name gave to the samples of step 1."""
+    """Return what the function of this name gave to the samples of step 1."""
     rows = read_completions(run.dir / "completions", 1)
     return np.array([row[f"reward/{name}"] for row in rows], dtype=float)
 
@@ -141,7 +141,7 @@ def a_column_holds_the_answer(workshop: Workshop) -> None:
 
 
 def case_can_be_ignored(workshop: Workshop) -> None:
-    """Of a model that writes letters. Both ways are seen in the texts."""
+    """Use a model that writes letters; both cases are seen in the texts."""
     letters = ("model.path=letters", "data.train.0.path=asked.jsonl")
     base = (*SAMPLED_ONLY, *letters, "rewards.functions=[{type: exact_match, column: letter,"
             " extract: '[aA]'}]")  # fmt: skip

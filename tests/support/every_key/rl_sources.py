@@ -6,7 +6,7 @@ The reward is a checksum of prompt and completion: whatever changes in either is
 from __future__ import annotations
 
 from tests.support.every_key.rl_workshop import evaluated, samples
-from tests.support.every_key.workshop import Case, Run, See, all_of, alters, metric, shows
+from tests.support.every_key.workshop import Case, Run, See, all_of, alters, metric, prepares
 
 # The model has a chat template; a group is small, since only the prompts matter.
 BASE = (
@@ -32,8 +32,7 @@ CHANGES = {
     },
 }  # fmt: skip
 NUM_ROWS = {"limit": (12, 5), "size": (6, 5)}
-# What is in the text that was asked, besides in its tokens.
-ASKED = {"path", "prompt_column", "task", "seed", "options", "instruction"}
+GRAD_NORM = metric("grad_norm")
 OTHER = {"prompts": "reasoning_gym", "reasoning_gym": "prompts"}
 
 
@@ -57,32 +56,19 @@ def asked(run: Run) -> list[str]:
 
 
 def source_case(group: str, kind: str, name: str, value: str) -> Case:
-    """Other prompts are prepared and learnt from; of held-out ones, nothing else changes."""
+    """Other prompts are prepared. A run on other ones shows that they are what it learns from."""
     base, change = base_of(group, kind), f"data.{group}.0.{name}={value}"
-    held_out = group == "validation"
-    parts = [alters(change, evaluated if held_out else effect(name), base=base,
-                    same="bits" if held_out else None)]  # fmt: skip
-    if name in NUM_ROWS:
-        was, now = NUM_ROWS[name]
-        parts.append(shows(change, lambda run: prepared(group)(run)["kept"], was=was, now=now,
-                           base=base))  # fmt: skip
-    elif name != "seed":
-        parts.append(alters(change, prepared(group), base=base))
-    if name in ASKED and not held_out:
-        parts.append(alters(change, asked, base=base))
-    return all_of(*parts)
-
-
-def effect(name: str) -> See:
-    """Fewer prompts leave the first step as it is, and make the epoch shorter."""
-    return metric("epoch" if name in NUM_ROWS else "grad_norm")
+    prompts = prepares(change, group, base=base, num_rows=NUM_ROWS.get(name))
+    if name not in ("path", "task"):
+        return prompts
+    if group == "validation":
+        return all_of(prompts, alters(change, evaluated, base=base, same="bits"))
+    learnt = (alters(change, see, base=base) for see in (asked, prepared(group), GRAD_NORM))
+    return all_of(prompts, *learnt)
 
 
 def another_type(group: str, kind: str) -> Case:
-    base = base_of(group, OTHER[kind])
-    change = f"data.{group}=[{FIRST[kind]}]"
-    see = evaluated if group == "validation" else asked
-    return all_of(alters(change, see, base=base), alters(change, prepared(group), base=base))
+    return prepares(f"data.{group}=[{FIRST[kind]}]", group, base=base_of(group, OTHER[kind]))
 
 
 def cases_of(group: str) -> dict[str, Case]:

@@ -74,21 +74,21 @@ def what_is_published_is_scored(workshop: Workshop) -> None:
 
 
 def weights_travel_by(transport: str, *more: str) -> Case:
-    """Their way is told, each tensor is a parcel of its own, and what is learned is the same."""
+    """The transport is recorded, each tensor is a separate bucket, and the result is the same."""
 
     def case(workshop: Workshop) -> None:
-        parcels: list[int] = []
+        buckets: list[int] = []
         plain = RemoteEngine.apply
 
-        def apply(self: RemoteEngine, parcel: Any) -> None:
-            parcels.append(len(parcel.entries))
-            plain(self, parcel)
+        def apply(self: RemoteEngine, bucket: Any) -> None:
+            buckets.append(len(bucket.entries))
+            plain(self, bucket)
 
         way = f"sync.transport={{type: {transport}, {', '.join((SMALL, *more))}}}"
         run = workshop.again(*OWN, way, watch=patched(apply=apply))
         assert transports(run) == {transport}
-        assert set(parcels) == {1}
-        assert len(parcels) > 2
+        assert set(buckets) == {1}
+        assert len(buckets) > 2
         assert_same(workshop.run(), run)
 
     # One run shows all keys of a transport.

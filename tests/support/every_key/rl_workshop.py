@@ -1,7 +1,7 @@
 """The workshop of RL keys: tiny real runs that sample, and ones that train on what was sampled.
 
     base recipe                      one step of 4 prompts x 4 samples, one update   ~0.2 s
-    base recipe + SAVED + changes    the same rollouts, trained on anew              ~0.04 s
+    base recipe + SAVED + changes    the same rollouts, trained on again             ~0.04 s
 
 A key of the loss is judged on saved rollouts: nothing but the key differs, and with one update the
 ratio of new to old policy is exactly 1, so that what must come out is simple arithmetic.
@@ -45,6 +45,8 @@ def fails_on_zero(completions, **columns):
     return [float("nan") if text[:1] == "0" else float(text[:1] in "12") for text in completions]
 
 def process(completions, **columns):
+    # Groups are handed out as they come: each worker is to be busy when the next one does.
+    time.sleep(0.2)
     return [float(os.getpid())] * len(completions)
 
 def slow(completions, **columns):

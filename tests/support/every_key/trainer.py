@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.support.every_key.workshop import (
 )
 from torch import nn
 
+from homeostat.config import RunConfig
 from homeostat.errors import OutOfMemoryHaltError, TrainingHaltedError
 from homeostat.train import runtime
 from homeostat.train.lanes import Lanes
@@ -72,9 +73,8 @@ def tallest_tile(run: Run) -> int:
     return max(left[0] for left, right, *_ in shapes if right[1:] == [299])
 
 
-def learning_rates(run: Run) -> list[float]:
-    """As a share of the peak."""
-    return [round(rate / run.config.trainer.lr, 6) for rate in run.metric("learning_rate")]
+def shares_of_peak(rates: Iterable[float], config: RunConfig) -> list[float]:
+    return [round(rate / config.trainer.lr, 6) for rate in rates]
 
 
 def dtypes(run: Run) -> set[torch.dtype]:
@@ -91,12 +91,28 @@ MORE = {"wsd": ", decay_share: 0.5"}
 
 
 def scheduled(kind: str, change: str, *, was: list[float], now: list[float]) -> Case:
-    """Four steps of a schedule, and again with one of its keys changed."""
+    """Four steps of a schedule, and again with one of its keys changed.
+
+    Both loops ask the config for a step's rate (`the_loop_asks_for_the_rate`), and so does this.
+    """
+    assert was != now, f"{change}: a change that shows nothing proves nothing"
     base = ("trainer.max_steps=4", f"trainer.schedule={{type: {kind}{MORE.get(kind, '')}}}")
-    return shows(f"trainer.schedule{change}", learning_rates, was=was, now=now, base=base)
+
+    def case(workshop: Workshop) -> None:
+        for overrides, wanted in ((base, was), ((*base, f"trainer.schedule{change}"), now)):
+            config = workshop.config(*overrides)
+            rates = [config.trainer.learning_rate(step, 4) for step in range(1, 5)]
+            assert shares_of_peak(rates, config) == wanted
+
+    return case
 
 
-# The first of the four steps is warm-up unless a schedule is told otherwise.
+def the_loop_asks_for_the_rate(workshop: Workshop) -> None:
+    run = workshop.run("trainer.max_steps=4", "trainer.schedule={type: linear}")
+    assert shares_of_peak(run.metric("learning_rate"), run.config) == PLAIN["linear"]
+
+
+# The first of the four steps is warm-up unless the schedule is set otherwise.
 PLAIN = {
     "constant": [1.0, 1.0, 1.0, 1.0],
     "linear": [1.0, 1.0, 0.666667, 0.333333],
@@ -119,8 +135,9 @@ def schedule_cases() -> dict[str, Case]:
             case = scheduled(kind, f".{name}={value}", was=plain, now=WARMED[kind])
             cases[f"trainer.schedule.{name} ({kind})"] = case
         other = "constant" if kind != "constant" else "linear"
-        cases[f"trainer.schedule.type ({kind})"] = scheduled(
-            other, f"={{type: {kind}{MORE.get(kind, '')}}}", was=PLAIN[other], now=plain
+        change = f"={{type: {kind}{MORE.get(kind, '')}}}"
+        cases[f"trainer.schedule.type ({kind})"] = all_of(
+            scheduled(other, change, was=PLAIN[other], now=plain), the_loop_asks_for_the_rate
         )
     floors = {
         "linear": [1.0, 1.0, 0.833333, 0.666667],
@@ -160,7 +177,7 @@ def lanes_are_set(workshop: Workshop) -> None:
 
 @contextmanager
 def in_parts() -> Iterator[list[int]]:
-    """How many parts each micro-batch was computed in."""
+    """Return how many parts each micro-batch was computed in."""
     counts: list[int] = []
     inner = Lanes.map
 

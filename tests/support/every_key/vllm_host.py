@@ -1,6 +1,6 @@
-"""One process that serves one vLLM after another, and tells what vLLM was told.
+"""One process that serves one vLLM after another, and reports the settings that vLLM received.
 
-To import vLLM takes longer than to start it. `start` stands in for `start_processes` where a run
+To import vLLM takes longer than to start it. `open` stands in for `open_group` where a run
 starts its engine: real calls to a real process, without an import for each run.
 """
 
@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 from tests.support.own_process import Lease
 
+from homeostat.config.cluster import AnyCluster
 from homeostat.errors import WorkerError
-from homeostat.rollout.remote import EngineServer, serve_engine
+from homeostat.rollout.server import SERVER, EngineServer, serve_engine
 from homeostat.run.wiring import engines
 from homeostat.workers.context import WorkerContext
 from homeostat.workers.group import WorkerGroup
-from homeostat.workers.processes import start_processes
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 TIMEOUT_S = 240.0
 
@@ -75,31 +77,32 @@ class Seat(Lease):
 
 
 class VllmHost:
-    """The process, which begins when it is first needed, and what the last vLLM was told."""
+    """The process, which starts when it is first needed, and the settings of the last vLLM."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
         self._group: WorkerGroup | None = None
         self._folder = TemporaryDirectory(prefix="vllm-host-")
 
-    def start(self, factory: str, kwargs: dict[str, Any], **named: Any) -> Seat:
-        assert factory == engines.SERVER, factory
+    def open(self, cluster: AnyCluster, spec: GroupSpec) -> Seat:
+        assert spec.factory == SERVER, spec.factory
         if self._group is not None and self._group.health() is not None:
             self._group.close()
             self._group = None
         if self._group is None:
             log_file = Path(self._folder.name) / "engine.log"
-            self._group = start_processes(
-                f"{__name__}:make_host", {}, name="engine", log_file=log_file
+            host = GroupSpec(
+                factory=f"{__name__}:make_host", kind="engine", name="engine", log_file=log_file
             )
-        self.settings = self._group.call(0, "rebuild", kwargs).result(timeout_s=TIMEOUT_S)
+            self._group = open_group(cluster, host)
+        self.settings = self._group.call(0, "rebuild", spec.kwargs).result(timeout_s=TIMEOUT_S)
         return Seat(self._group)
 
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Runs have their engine here."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engines, "start_processes", self.start)
+            patch.setattr(engines, "open_group", self.open)
             yield
 
     def close(self) -> None:

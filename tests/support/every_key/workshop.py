@@ -31,10 +31,22 @@ from homeostat import api
 from homeostat.config import RunConfig
 from homeostat.config.load import build_config
 from homeostat.config.resume import compare_configs
+from homeostat.data.inputs import (
+    Inputs,
+    RowSet,
+    choose_rows,
+    parts_of,
+    prepare_prompt_part,
+    prepare_row_part,
+)
+from homeostat.data.prompts import PromptSet
+from homeostat.data.store import RowStore
+from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import HomeostatError
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
 from homeostat.run.session.session import open_session
 from homeostat.train.checkpoint import CheckpointStore
+from homeostat.types import TokenRow
 
 # The weights that a run of the base recipe came to, in HF format; and an adapter on top of them.
 TRAINED = ("model.path=trained", "model.init=pretrained")
@@ -44,7 +56,7 @@ EXPORTED = ("checkpoint.export=final",)
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind. `error` is how it ended, where it ended early."""
+    """The result of a run. `error` is how it ended, if it ended early."""
 
     config: RunConfig
     output: str
@@ -69,7 +81,7 @@ class Run:
         return [event for event in iter_jsonl(self.dir / "events.jsonl") if event["kind"] == kind]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """What the last checkpoint holds of the model."""
+        """Return the model's weights in the last checkpoint."""
         store = self.checkpoints
         return load_file(store.path(store.steps()[-1]) / "model.safetensors")
 
@@ -95,7 +107,7 @@ class Workshop:
         self.keep_export(self.run(*LORA, *EXPORTED), "adapter")
 
     def recipe(self, name: str) -> dict[str, Any]:
-        """What overrides are put on."""
+        """Return the recipe to which overrides are applied."""
         return base_recipe(self.folder, name=name)
 
     def run(self, *overrides: str) -> Run:
@@ -105,7 +117,7 @@ class Workshop:
         return self._kept[overrides]
 
     def again(self, *overrides: str, watch: AbstractContextManager[Any] | None = None) -> Run:
-        """A run of its own, under the eyes of `watch`."""
+        """Make a separate run, inside the context manager `watch`."""
         run = self.attempt(*overrides, watch=watch)
         if run.error is not None:
             raise run.error
@@ -131,6 +143,21 @@ class Workshop:
         self._num_runs += 1
         raw = self.recipe(f"run_{self._num_runs}")
         return build_config(raw, list(overrides), file=None)
+
+    def inputs(self, *overrides: str) -> Inputs[RowStore] | Inputs[PromptSet]:
+        """Open what a run with these overrides would train on and hold out, as the run would."""
+        config = self.config(*overrides)
+        with contextlib.chdir(self.folder):
+            tokenizer = load_tokenizer(config.model)
+            parts = parts_of(config.data)
+            if config.is_rl:
+                made = [prepare_prompt_part(config, tokenizer, part) for part in parts]
+            else:
+                cache_dir = self.folder / "rows"
+                made = [
+                    prepare_row_part(config, tokenizer, part, cache_dir=cache_dir) for part in parts
+                ]
+            return choose_rows(config, made[0], made[1] if len(made) > 1 else None)
 
     def keep_export(self, run: Run, name: str) -> None:
         last = run.checkpoints.steps()[-1]
@@ -266,6 +293,44 @@ def alters(
     return case
 
 
+def prepares(
+    change: str, group: str, *, base: tuple[str, ...], num_rows: tuple[int, int] | None = None
+) -> Case:
+    """The rows of this group differ, and those of the other group do not.
+
+    Nothing is trained: that a run learns from these rows, and evaluates the held-out ones, other
+    cases show. `num_rows` are the numbers of rows before and after, where the change is one of
+    them.
+    """
+
+    def case(workshop: Workshop) -> None:
+        before, after = workshop.inputs(*base), workshop.inputs(*base, change)
+        trained, held_out = (
+            (contents(before.train), contents(after.train)),
+            (contents(before.evaluation), contents(after.evaluation)),
+        )
+        is_same = [one == other for one, other in (trained, held_out)]
+        assert is_same == [group != "train", group != "validation"]
+        if num_rows is not None:
+            changed = trained if group == "train" else held_out
+            assert tuple(map(len, changed)) == num_rows
+
+    return case
+
+
+def contents(chosen: RowSet[RowStore] | RowSet[PromptSet] | None) -> list[Any]:
+    """Everything of the chosen rows that training depends on."""
+    if chosen is None:
+        return []
+    found = [chosen.rows[int(row)] for row in chosen.ids]
+    return [
+        (one.tokens_T.tolist(), one.weights_T.tolist())
+        if isinstance(one, TokenRow)
+        else (one.tokens_T.tolist(), one.prompt, dict(one.columns))
+        for one in found
+    ]
+
+
 def refuses(change: str, why: str, *, base: tuple[str, ...] = ()) -> Case:
     """The base run works; with the change it is refused, for this reason."""
 
@@ -286,7 +351,7 @@ def all_of(*cases: Case) -> Case:
 
 
 def assert_same(first: Run, second: Run, same: Same | None = "bits") -> None:
-    """bits: the final weights are equal to the bit. losses: sums were taken in another order."""
+    """Compare the final weights (bits), or losses, if sums were taken in another order (losses)."""
     if same == "bits":
         assert weight_bytes(first) == weight_bytes(second)
     elif same == "losses":

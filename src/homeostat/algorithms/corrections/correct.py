@@ -1,11 +1,13 @@
-"""All corrections of a loss put together, from config to what multiplies the surrogate.
+"""Combine all corrections of a loss into the factor that multiplies the surrogate.
 
 Only the surrogate is corrected. Its advantage is evidence from a sample, and a sample of another
 policy is weaker evidence. The KL term and the entropy hold the policy back wherever it is
-evaluated: masked along with the evidence they would let go just where the data is worst.
+evaluated; if they were masked along with the evidence, they would stop doing so exactly where the
+data is worst.
 
-Denominators stay those of the whole update before anything is left out: a token left out is a
-gradient of 0. Divided by what remains, the step would grow as the data gets worse.
+Denominators are those of the whole update before anything is left out, so a token that is left out
+contributes a gradient of 0. If the sum were divided by what remains, the step would grow as the
+data gets worse.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ PARTS = ("weight_level", "reject_level", "veto", "off_policy_mask")
 def correction_params(
     config: CorrectionConfig | None, *, weight_mean: float
 ) -> dict[str, float | str]:
-    """As parameters of a loss. `weight_mean` is what weights are divided by, 1 for nothing."""
+    """Return the correction as parameters of a loss.
+
+    Weights are divided by `weight_mean`; 1 means no normalisation.
+    """
     params: dict[str, float | str] = {}
     if config is None:
         return params
@@ -50,13 +55,13 @@ def correction_params(
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What multiplies the surrogate at every token, detached, and where each part acted."""
+    """The factor of the surrogate at every token, detached, and where each part acted."""
 
     factor_M: Tensor
     acted: dict[str, Tensor]
 
     def sums(self, row_of_M: Tensor, num_rows: int) -> dict[str, Tensor]:
-        """Tokens and sequences that each part acted on, and the factors' sum."""
+        """Return the sum of the factors, and the tokens and sequences on which each part acted."""
         every_M = row_of_M.new_ones(row_of_M.shape)
         found = {
             "factor": self.factor_M.sum(),
@@ -71,13 +76,16 @@ class Correction:
 def correct(
     tokens: PolicyTokens, old_M: Tensor, params: Mapping[str, float | str]
 ) -> Correction | None:
-    """None where the loss has no correction."""
+    """Compute the correction; None if the loss has none."""
     if not any(part in params for part in PARTS):
         return None
     engine_M = tokens.engine_logp_M
     assert engine_M is not None, "a correction needs the engine's log-probs"
+    # Old, not current log-probs: the mismatch of engine and trainer must not change with each
+    # update.
     log_ratio_M, rows = old_M - engine_M, (tokens.row_of_M, tokens.num_rows)
     factor_M = log_ratio_M.new_ones(log_ratio_M.shape)
+    # Without a weight the factor would be 1 even for a NaN, which would hide it.
     factor_M = factor_M.masked_fill(log_ratio_M.isnan(), math.nan)
     acted: dict[str, Tensor] = {}
     if "weight_level" in params:
@@ -87,7 +95,7 @@ def correct(
         acted["masked" if rule.masks else "truncated"] = outside_M
     drops = _drops(tokens, engine_M, log_ratio_M, params)
     for drop_M in drops.values():
-        # A product, so that a NaN stays one.
+        # Multiply instead of masking, so that a NaN stays NaN.
         factor_M = factor_M * ~drop_M
     return Correction(factor_M, acted | drops)
 
@@ -95,7 +103,7 @@ def correct(
 def _drops(
     tokens: PolicyTokens, engine_M: Tensor, log_ratio_M: Tensor, params: Mapping[str, float | str]
 ) -> dict[str, Tensor]:
-    """Where each part leaves a token out."""
+    """Return masks of the tokens that each part leaves out."""
     rows, drops = (tokens.row_of_M, tokens.num_rows), {}
     if "reject_level" in params:
         drops["rejected"] = rejected(log_ratio_M, *rows, Band.of(params, "reject"))

@@ -1,9 +1,9 @@
-"""Rejection: tokens or sequences whose ratio is outside bounds of its own are left out.
+"""Rejection: leave out tokens or sequences whose ratio is outside separate bounds.
 
     keep_m = 1[low <= w_m <= high]        at its level
 
-Independent of the weight: a sequence may be rejected by its geometric mean while the tokens of
-those that stay are weighted by their own ratios.
+This is independent of the weight: sequences may be rejected by their geometric mean while the
+tokens of the others are weighted by their own ratios.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ if TYPE_CHECKING:
 
 
 def rejected(log_ratio_M: Tensor, row_of_M: Tensor, num_rows: int, band: Band) -> Tensor:
-    """True where a token is left out."""
+    """Return True for tokens that are left out."""
     return band.outside(ratio_at(log_ratio_M, row_of_M, num_rows, level=band.level))

@@ -1,1 +1,1 @@
-"""The faults, one file per part of a run that they befall. Each lists its own in FAULTS."""
+"""The faults, one file per part of a run that they alter. Each file lists its own in FAULTS."""

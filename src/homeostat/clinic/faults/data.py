@@ -103,7 +103,7 @@ class WrongTemplate(_Data):
 
 
 class TornRow(_Data):
-    """A line of the data file was cut in the middle."""
+    """A line of the data file is cut in the middle."""
 
     name, expects, is_fatal = "torn_row", ("data-file-unreadable",), True
 
@@ -197,7 +197,7 @@ class LargerVocabulary(_Data):
 
 
 class PackingEmpty(_Data):
-    """A micro-batch has room for a row and most of a second one: each row gets one of its own."""
+    """A micro-batch has room for one row and most of a second one, so each row is alone."""
 
     name, family, strength = "packing_empty", Family.PERFORMANCE, (19.0, 23.0)
     expects = ("packing-low",)

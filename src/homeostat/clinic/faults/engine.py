@@ -1,4 +1,4 @@
-"""Faults between trainer and engine: other weights, other sampling, a process that is gone."""
+"""Faults between trainer and engine: other weights, other sampling, a dead process."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.models.decoder import Decoder
 from homeostat.run.session.session import Session
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.types import Role
 
 OWN_PROCESS = Body("sort", steps=30, changes={"engine": {"type": "native", "own_process": True}})
 
 
 def part_ways(engine: Any) -> Decoder:
-    """From here on the engine computes with a copy of the weights as they are now."""
+    """Let the engine compute with a copy of the weights as they are now."""
     engine.model = copy.deepcopy(engine.model)
     engine.runner.model = engine.model
     return engine.model
 
 
 class StaleEngine(Injector):
-    """Publications get lost: the engine goes on with old weights, and names them new."""
+    """Publications get lost: the engine keeps old weights but reports the new version."""
 
     name, family = "stale_engine", Family.SYNC
     expects = ("weights-not-updated", "train-infer-logprob-drift", "engine-weights-differ")
@@ -46,7 +46,7 @@ class StaleEngine(Injector):
 
 
 class LayerDamaged(Injector):
-    """One layer arrives damaged in the engine, at every publication; the rest arrives whole."""
+    """One layer arrives damaged in the engine at every publication; the rest is correct."""
 
     name, family = "engine_layer_damaged", Family.SYNC
     expects = ("engine-weights-differ", "engine-logprob-mismatch", "weight-conversion-wrong")
@@ -58,7 +58,7 @@ class LayerDamaged(Injector):
         if self.strikes(step):
             self.model = part_ways(parts.engine)
         torch.manual_seed(self.dose.seed)
-        published = dict(parts.trainer.model.causal_lm.named_parameters())
+        published = dict(parts.trainer.roles[Role.POLICY].model.causal_lm.named_parameters())
         with torch.no_grad():
             for name, param in self.model.causal_lm.named_parameters():
                 param.copy_(published[name])
@@ -120,14 +120,14 @@ class BadPublication(Injector):
         raw["trainer"]["lr"] /= 20
 
     def started(self, parts: Any, session: Session) -> None:
-        trainer, parcels = parts.trainer, parts.trainer.parcels
+        trainer, buckets = parts.trainer, parts.trainer.buckets
 
-        def damaged(role: Role, packer: Packer) -> Iterator[Parcel]:
+        def damaged(role: Role, packer: Packer) -> Iterator[Bucket]:
             if not self.strikes(parts.state.step + 1):
-                return parcels(role, packer)
+                return buckets(role, packer)
             return packer.pack(self._with_noise(trainer.weights(role)))
 
-        trainer.parcels = damaged
+        trainer.buckets = damaged
 
     def _with_noise(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         torch.manual_seed(self.dose.seed)
@@ -137,7 +137,7 @@ class BadPublication(Injector):
 
 
 class BadPublicationVerified(BadPublication):
-    """The same under sync.verify: it is found out at once, and ends a run that may not heal."""
+    """A damaged publication with sync.verify: it is detected, and ends a run that may not heal."""
 
     name, verify, is_fatal = "bad_publication_verified", True, True
 
@@ -157,7 +157,7 @@ class EngineKilled(Injector):
 
 
 class EngineHung(Injector):
-    """The engine's process stops, and answers nothing any more."""
+    """The engine's process stops and no longer answers."""
 
     name, family = "engine_hung", Family.GENERATION
     expects = ("engine-step-timeout", "hang-after-weight-update")

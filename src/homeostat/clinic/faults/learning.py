@@ -1,4 +1,4 @@
-"""Faults of the updates: rates, schedules, and weights that do not move or move too far."""
+"""Faults of the updates: learning rates, schedules, and weights that move too little or too far."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from homeostat.clinic.injector import FROM_START, SORT, SORT_SFT, Cure, Injector
 from homeostat.clinic.recipes import Body, Raw, put
 from homeostat.health.finding import Family
 from homeostat.run.session.session import Session
+from homeostat.types import Role
 
 
 class RateTooHigh(Injector):
@@ -27,7 +28,7 @@ class RateTooHigh(Injector):
 
 
 class RateTooHighInRl(Injector):
-    """The learning rate of a policy is far above what it can bear."""
+    """The learning rate of a policy is far too high."""
 
     name, family = "lr_too_high_rl", Family.LEARNING
     expects = ("lr-too-high", "policy-collapse", "update-too-large")
@@ -50,7 +51,7 @@ class RateTenfoldInRl(Injector):
 
 
 class RateJumps(Injector):
-    """From a step on, the optimizer moves by many times what the schedule says."""
+    """From a step on, the optimizer moves many times as far as the schedule says."""
 
     name, family = "lr_jumps", Family.LEARNING
     expects = ("lr-too-high", "policy-collapse", "update-too-large")
@@ -63,7 +64,7 @@ class RateJumps(Injector):
                 for group in optimizer.param_groups:
                     group["lr"] *= self.dose.strength
 
-        parts.trainer.optimizer.adamw.register_step_pre_hook(faster)
+        parts.trainer.roles[Role.POLICY].training.optimizer.adamw.register_step_pre_hook(faster)
 
 
 class RateZero(Injector):
@@ -89,7 +90,7 @@ class RateTooLow(Injector):
 
 
 class ScheduleTooLong(Injector):
-    """The warm-up takes all of the run: the rate that was asked for is never reached."""
+    """The warm-up takes the whole run: the configured learning rate is never reached."""
 
     name, family = "schedule_horizon", Family.LEARNING
     expects = ("lr-schedule-horizon-wrong", "warm-up-too-long")
@@ -112,7 +113,7 @@ class WeightDecayTooHigh(Injector):
 
 
 class NoClipping(Injector):
-    """No gradient clipping, no warm-up, and a rate that needs both."""
+    """There is no gradient clipping, no warm-up, and a rate that needs both."""
 
     name, family = "no_clipping", Family.LEARNING
     expects = ("lr-too-high", "no-gradient-clipping", "grad-norm-explosion", "loss-divergence")
@@ -126,7 +127,7 @@ class NoClipping(Injector):
 
 
 class FrozenLayers(Injector):
-    """Some layers lost requires_grad behind the optimizer's back."""
+    """Some layers lost requires_grad without the optimizer knowing."""
 
     name, family = "frozen_layers", Family.LEARNING
     expects = ("trained-weights-unmoved", "no-gradient-flow")
@@ -134,13 +135,13 @@ class FrozenLayers(Injector):
 
     def before_step(self, step: int, parts: Any) -> None:
         if self.strikes(step):
-            for name, param in parts.trainer.model.causal_lm.named_parameters():
+            for name, param in parts.trainer.roles[Role.POLICY].model.causal_lm.named_parameters():
                 if ".layers.0." in name:
                     param.requires_grad_(False)
 
 
 class WeightsStay(Injector):
-    """Gradients arrive, and the optimizer moves nothing: the rate of its groups is 0."""
+    """Gradients arrive, but the optimizer moves nothing: the rate of its groups is 0."""
 
     name, family = "weights_stay", Family.LEARNING
     expects = ("trained-weights-unmoved", "no-gradient-flow")
@@ -151,11 +152,11 @@ class WeightsStay(Injector):
                 for group in optimizer.param_groups:
                     group["lr"] = 0.0
 
-        parts.trainer.optimizer.adamw.register_step_pre_hook(stop)
+        parts.trainer.roles[Role.POLICY].training.optimizer.adamw.register_step_pre_hook(stop)
 
 
 class Overfitting(Injector):
-    """A handful of rows, shown again and again."""
+    """A handful of rows is shown again and again."""
 
     name, family = "overfitting", Family.LEARNING
     expects = ("overfitting", "data-repeated")
@@ -169,7 +170,7 @@ class Overfitting(Injector):
 
 
 class GradientSpikes(Injector):
-    """Now and then a gradient is damaged on its way, as by a bit that flipped."""
+    """Now and then a gradient is damaged, as if a bit had flipped."""
 
     name, family, expects = "gradient_spikes", Family.LEARNING, ("grad-norm-spikes",)
     strength = (300.0, 3000.0)
@@ -179,7 +180,7 @@ class GradientSpikes(Injector):
             since = parts.state.step + 1 - self.dose.onset
             return grad * self.dose.strength if since >= 0 and since % 4 == 0 else grad
 
-        parts.trainer.model.output_weight().register_hook(damage)
+        parts.trainer.roles[Role.POLICY].model.output_weight().register_hook(damage)
 
 
 class WeightsDrift(Injector):
@@ -194,7 +195,7 @@ class WeightsDrift(Injector):
             return
         torch.manual_seed(step)
         with torch.no_grad():
-            for param in parts.trainer.model.causal_lm.parameters():
+            for param in parts.trainer.roles[Role.POLICY].model.causal_lm.parameters():
                 param.add_(self.dose.strength * torch.randn_like(param))
 
 

@@ -23,7 +23,7 @@ SAVES_OFTEN = Body("sort", "sft", steps=40, changes={"checkpoint.interval_steps"
 
 
 class LeakedMemory(Injector):
-    """Every step keeps some host memory for ever."""
+    """Every step leaks some host memory."""
 
     name, family, strength = "leaked_memory", Family.MEMORY, (2e7, 6e7)
     expects = ("host-memory-leak",)
@@ -96,7 +96,7 @@ class DiskQuota(Injector):
 
 
 class CorruptCheckpoint(Injector):
-    """The run is stopped, its newest checkpoint is damaged, and it is told to go on."""
+    """The run is stopped, its newest checkpoint is damaged, and it is resumed."""
 
     name, family = "corrupt_checkpoint", Family.CHECKPOINT
     expects = ("resumed-from-older", "checkpoint-file-damaged")
@@ -116,7 +116,7 @@ class CorruptCheckpoint(Injector):
 
 
 class FrequentSaves(Injector):
-    """A checkpoint after every step, on a disk that takes its time."""
+    """A checkpoint is saved after every step, on a slow disk."""
 
     name, family = "frequent_saves", Family.PERFORMANCE
     expects = ("checkpoint-slow",)
@@ -136,7 +136,7 @@ class FrequentSaves(Injector):
 
 
 class SlowStore:
-    """Rows from a disk, or a network, that takes its time."""
+    """Rows from a slow disk or network."""
 
     def __init__(self, store: Any, seconds: float) -> None:
         self._store, self._seconds = store, seconds
@@ -150,7 +150,7 @@ class SlowStore:
 
 
 class SlowData(Injector):
-    """Rows come slower than they are trained on."""
+    """Rows arrive more slowly than they are trained on."""
 
     name, family, strength = "slow_data", Family.PERFORMANCE, (0.005, 0.01)
     expects = ("data-starved", "data-loading-slow")
@@ -158,7 +158,7 @@ class SlowData(Injector):
 
     def started(self, parts: Any, session: Session) -> None:
         rows = parts.train_rows
-        object.__setattr__(rows, "store", SlowStore(rows.store, self.dose.strength))
+        object.__setattr__(rows, "rows", SlowStore(rows.rows, self.dose.strength))
 
 
 FAULTS: tuple[type[Injector], ...] = (

@@ -1,4 +1,4 @@
-"""Faults of the numbers: weights and rows that are not finite, updates that rounding swallows."""
+"""Faults of the numbers: weights and rows that are not finite, updates lost to rounding."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from homeostat.clinic.injector import FROM_START, SORT_SFT, Cure, Injector
 from homeostat.clinic.recipes import Raw
 from homeostat.health.finding import Family
 from homeostat.run.session.session import Session
+from homeostat.types import Role
 
 NONFINITE = ("nan-update-poisoned-weights", "nan-loss")
 
@@ -26,25 +27,25 @@ class NanWeight(Injector):
 
     def after_update(self, step: int, parts: Any) -> None:
         if self.strikes(step):
-            named = sorted(parts.trainer.optimizer.params.items())
+            named = sorted(parts.trainer.roles[Role.POLICY].training.optimizer.params.items())
             _, param = random.Random(self.dose.seed).choice(named)
             param.data.view(-1)[0] = float("nan")
 
 
 class NanWeightInSft(NanWeight):
-    """The same in SFT, where no engine would notice."""
+    """One weight becomes NaN in SFT, where no engine would notice."""
 
     name, body = "nan_weight_sft", SORT_SFT
     vital = "train/loss"
 
 
 class InfiniteRow(Injector):
-    """A symbol of a few rows overflows where it enters the model: their loss is not finite."""
+    """A symbol of a few rows overflows in the embedding: their loss is not finite."""
 
     name, family = "infinite_row", Family.NUMERICS
     expects = ("nonfinite-isolated", "bad-batch", "steps-skipped", "nan-loss")
     body, onset, strength = SORT_SFT, FROM_START, (10.0, 25.0)
-    # The trainer skips such steps whatever health.heal is.
+    # The trainer skips such steps whatever health.heal says.
     cure, vital, stays, learns = Cure.SAFE, "train/loss", True, True
 
     def prepare(self, raw: Raw, folder: Path) -> None:
@@ -59,7 +60,9 @@ class InfiniteRow(Injector):
             is_bad_N = args[0] == bodies.SYMBOLS.index("h")
             return hidden_ND.masked_fill(is_bad_N[:, None], float("inf"))
 
-        parts.trainer.model.causal_lm.model.embed_tokens.register_forward_hook(overflow)
+        parts.trainer.roles[Role.POLICY].model.causal_lm.model.embed_tokens.register_forward_hook(
+            overflow
+        )
 
 
 class RoundedAway(Injector):
@@ -73,14 +76,14 @@ class RoundedAway(Injector):
         raw["trainer"]["lr"] = self.dose.strength
 
     def started(self, parts: Any, session: Session) -> None:
-        params = list(parts.trainer.optimizer.params.values())
+        params = list(parts.trainer.roles[Role.POLICY].training.optimizer.params.values())
 
         def round_all(*_: Any) -> None:
             for param in params:
                 param.data.copy_(param.data.to(torch.bfloat16))
 
         round_all()
-        parts.trainer.optimizer.adamw.register_step_post_hook(round_all)
+        parts.trainer.roles[Role.POLICY].training.optimizer.adamw.register_step_post_hook(round_all)
 
 
 FAULTS: tuple[type[Injector], ...] = (NanWeight, NanWeightInSft, InfiniteRow, RoundedAway)

@@ -1,4 +1,4 @@
-"""Faults of the policy and of what it is asked to say."""
+"""Faults of the policy and of sampling."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from homeostat.health.finding import Family
 from homeostat.rollout.engine import Request
 from homeostat.rollout.noise import noise_key
 from homeostat.run.session.session import Session
+from homeostat.types import Role
 
 WITH_KL = Body("sort", steps=60, changes={"algorithm.kl": {"coefficient": 1e-5}})
 
@@ -45,13 +46,13 @@ class DuplicateSamples(Injector):
             step = int(request.id.split("/")[1])
             if self.is_ill(step):
                 key = noise_key(request.seed, request.session_key or "")
-                engine._flying[request.id].noise_key = key
+                engine.life.in_flight[request.id].noise_key = key
 
         engine.submit = same_noise
 
 
 class EntropyCollapse(Injector):
-    """The logits grow with every update: the policy becomes sure of whatever it says."""
+    """The logits grow with every update: the policy becomes certain of whatever it says."""
 
     name, family, expects = "entropy_collapse", Family.POLICY, ("entropy-collapse", "mode-collapse")
     strength = (1.15, 1.4)
@@ -59,11 +60,11 @@ class EntropyCollapse(Injector):
     def after_update(self, step: int, parts: Any) -> None:
         if self.is_ill(step):
             with torch.no_grad():
-                parts.trainer.model.output_weight().mul_(self.dose.strength)
+                parts.trainer.roles[Role.POLICY].model.output_weight().mul_(self.dose.strength)
 
 
 class EntropyBonusTooHigh(Injector):
-    """The bonus for entropy outweighs the reward: the policy says anything."""
+    """The entropy bonus outweighs the reward: the policy becomes uniform."""
 
     name, family = "entropy_bonus", Family.POLICY
     expects = ("entropy-explosion", "entropy-bonus-too-high")
@@ -74,7 +75,7 @@ class EntropyBonusTooHigh(Injector):
 
 
 class KlRunaway(Injector):
-    """The reward pays for one word, and the penalty for leaving the reference is next to none."""
+    """The reward pays for one word, and the KL penalty is almost 0."""
 
     name, family, expects = "kl_runaway", Family.POLICY, ("kl-runaway",)
     body, onset, strength = WITH_KL, FROM_START, (3.0, 6.0)
@@ -87,7 +88,7 @@ class KlRunaway(Injector):
 
 
 class TooManyUpdates(Injector):
-    """Many updates on the same samples, with bounds too wide to hold any of them."""
+    """Many updates are made on the same samples, with bounds too wide to clip any of them."""
 
     name, family = "many_updates", Family.OFFPOLICY
     expects = ("too-many-updates-per-rollout", "ppo-ratio-exceeds-threshold")
@@ -111,7 +112,7 @@ class Truncated(Injector):
 
 
 class WrongEos(Injector):
-    """Model and tokenizer name another token as the end than the one that was taught."""
+    """Model and tokenizer name another end token than the one that was taught."""
 
     name, family, onset = "wrong_eos", Family.GENERATION, FROM_START
     expects = ("no-eos", "missing-stop-token", "truncation-at-cap")
@@ -138,7 +139,9 @@ class EosForgotten(Injector):
         if not self.is_ill(step):
             return
         with torch.no_grad():
-            row_D = parts.trainer.model.output_weight()[bodies.SYMBOLS.index(bodies.END)]
+            row_D = parts.trainer.roles[Role.POLICY].model.output_weight()[
+                bodies.SYMBOLS.index(bodies.END)
+            ]
             if self.strikes(step):
                 self.damaged_D = -row_D.clone()
             row_D.copy_(self.damaged_D)

@@ -1,4 +1,4 @@
-"""Faults of the reward: what it says, and whether it answers at all."""
+"""Faults of the reward: wrong values, and rewards that do not answer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from homeostat.clinic.injector import FROM_START, Cure, Injector
 from homeostat.clinic.recipes import Body, Raw
 from homeostat.health.finding import Family
 
-# Few prompts and steps, for rewards that take their time.
+# Few prompts and steps, for slow rewards.
 FEW = Body("sort", steps=24, changes={"rollout.prompts_per_step": 8})
 
 
 class _Reward(Injector):
-    """Replaces the run's reward by a function of clinic/rewards.py."""
+    """Replace the run's reward by a function of clinic/rewards.py."""
 
     family = Family.REWARD
     function: ClassVar[str]
@@ -62,7 +62,7 @@ class AlwaysFull(_Reward):
 
 
 class Silent(_Reward):
-    """The reward says None for every sample."""
+    """The reward returns None for every sample."""
 
     name, function = "reward_none", "silent"
     expects = ("reward-fn-returns-none",)
@@ -76,7 +76,7 @@ class Raises(_Reward):
 
 
 class FailsOnSome(_Reward):
-    """The function raises on some answers: it looks up what they do not have."""
+    """The function raises on some answers, because a table that it uses lacks them."""
 
     name, function, strength = "reward_fails_on_some", "stumbling", (0.3, 0.8)
     expects = ("reward-fn-failing", "user-code-failed")
@@ -94,7 +94,7 @@ class NotANumber(_Reward):
 
 
 class WrongLength(_Reward):
-    """The function gives one value for a whole group."""
+    """The function returns one value for a whole group."""
 
     name, function = "reward_wrong_length", "wrong_length"
     expects = ("reward-fn-failing", "reward-count-mismatch")
@@ -125,7 +125,7 @@ class Hangs(_Reward):
 
 
 class WorkerKilled(_Reward):
-    """The reward's process is killed, now and then."""
+    """The reward's process is killed now and then."""
 
     name, function, strength = "reward_killed", "deadly", (0.1, 0.4)
     expects = ("reward-fn-failing",)
@@ -137,7 +137,7 @@ class WorkerKilled(_Reward):
 
 
 class _Beside(_Reward):
-    """A reward that fails on a share of the prompts, beside a format reward that never does."""
+    """A reward fails on a share of the prompts, next to a format reward that never does."""
 
     expects = ("reward-fn-failing", "reward-timeout")
     strength = (0.25, 0.6)
@@ -223,7 +223,7 @@ class FormatNeverMet(_Reward):
 
 
 class Saturated(Injector):
-    """Whatever is said is right."""
+    """Every answer is right."""
 
     name, family, onset = "reward_saturated", Family.REWARD, FROM_START
     expects = ("reward-saturated",)
@@ -233,7 +233,7 @@ class Saturated(Injector):
 
 
 class TooHard(Injector):
-    """The answers are those of a game that the policy was never shown."""
+    """The answers are those of a game that the policy has never seen."""
 
     name, family, onset = "task_too_hard", Family.REWARD, FROM_START
     expects = ("task-too-hard", "reward-always-zero")

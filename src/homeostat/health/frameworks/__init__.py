@@ -1,10 +1,11 @@
-"""What other frameworks call things: metrics, settings, and the marks they are known by.
+"""The names that other frameworks use: metrics, settings, and marks that identify them.
 
-A framework's table is one file. Its `settings` are read both ways: a value that a log states under
-their name is looked up under ours, and a fix that we know under our key is told under theirs.
+A framework's table is one file. Its `settings` are used in both directions: a value that a log
+states under their name is looked up under ours, and a fix that we know under our key is shown under
+theirs.
 
-Of two that a log speaks for alike, the earlier in ALL is taken. One that is built on another goes
-before it wherever it shows itself at all (`Framework.built_on`).
+If a log has equal evidence for two, the earlier in ALL is taken. One that is built on another takes
+precedence wherever it is visible at all (`Framework.built_on`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""axolotl: YAML over transformers and TRL, with GRPO and energy-based fine-tuning of its own."""
+"""The axolotl framework: YAML over transformers and TRL, with its own GRPO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed, where a log shows no more of what runs on it."""
+"""DeepSpeed, for logs that show nothing of what runs on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines that sample, and Ray, where a log shows no trainer above them."""
+"""The sampling engines, and Ray, for logs that show no trainer above them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which settings exist in a framework, and what values they take: facts read from its sources.
+"""The settings that exist in a framework, and the values they take, as read from its sources.
 
 `known/<framework>.toml` lists them with the repositories, commits and dates of the reading. The
-doctor names no setting that is not in there: guides and older versions name some that are not.
+doctor names no setting that is not listed there: guides and older versions name some that do not
+exist.
 
 A setting's kind is the tuple of values that it allows, or one of
 
@@ -32,7 +33,7 @@ _WORDS = {
     "off": False,
     "no": False,
 }
-# A precision has two names, and frameworks take one or the other.
+# A precision has two names, and frameworks accept one or the other.
 _DTYPES = {
     "fp32": ("float32", "32-true"),
     "bf16": ("bfloat16", "bf16-true"),
@@ -44,7 +45,7 @@ Kind = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the settings of a file were read."""
+    """The place where the settings of a file were read."""
 
     repository: str
     commit: str
@@ -59,14 +60,17 @@ class Known:
     settings: Mapping[str, Kind] | None = None
 
     def spelling(self, name: str) -> str | None:
-        """The name as their sources have it, None where they have no such setting.
+        """Return the name as their sources have it, None if they have no such setting.
 
         Tables that several frameworks share leave out the dashes of the command line.
         """
         return next((one for one in (name, f"--{name}") if one in (self.settings or {})), None)
 
     def kind(self, name: str) -> Kind:
-        """Raises KeyError for a name that `spelling` does not give."""
+        """Return the kind of a setting.
+
+        Raises KeyError for a name that `spelling` does not return.
+        """
         return (self.settings or {})[name]
 
 
@@ -75,7 +79,7 @@ NOTHING = Known()
 
 @cache
 def known(framework: str) -> Known:
-    """The facts about a framework; NOTHING where there is no file."""
+    """Return the facts about a framework; NOTHING if there is no file."""
     path = _FOLDER / f"{framework}.toml"
     if not path.exists():
         return NOTHING
@@ -88,7 +92,7 @@ def known(framework: str) -> Known:
 
 
 def written(text: str, kind: Kind) -> str | None:
-    """A value as their config has it; None for one that is not of the kind: prose, for one."""
+    """Return a value as their config has it; None if it is not of the kind, such as prose."""
     found = literal(text)
     if isinstance(kind, tuple):
         meant = (text.lower(), *_DTYPES.get(text.lower(), ()))
@@ -104,7 +108,7 @@ def written(text: str, kind: Kind) -> str | None:
 
 
 def literal(text: str) -> bool | int | float | None:
-    """The truth value or number that a text stands for; None for words."""
+    """Return the boolean or number that a text stands for; None for words."""
     folded = text.strip().lower()
     if folded in _WORDS:
         return _WORDS[folded]
@@ -118,7 +122,7 @@ def literal(text: str) -> bool | int | float | None:
 
 
 def is_same_value(one: object, other: object) -> bool:
-    """Whether two values of a setting mean the same, however a log or a fix spells them."""
+    """Return whether two values of a setting mean the same, however they are written."""
     return _normal(one) == _normal(other)
 
 

@@ -40,7 +40,7 @@ _PLAIN: dict[str, str] = {
     "model_reward_mean": "rewards/model/mean",
     "rule_reward_mean": "rewards/rule/mean",
 }
-# Loggers put "train/" or "rollout/" before them.
+# Loggers add the prefix "train/" or "rollout/".
 METRICS: dict[str, str] = {
     **_PLAIN,
     **{f"train/{name}": ours for name, ours in _PLAIN.items()},

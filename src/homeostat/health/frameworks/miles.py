@@ -1,4 +1,4 @@
-"""miles: slime's fork, with FSDP, LoRA, FP8/INT4 and speculative training of its own."""
+"""The miles framework: slime's fork, with its own FSDP, LoRA, FP8/INT4 and speculative training."""
 
 from __future__ import annotations
 

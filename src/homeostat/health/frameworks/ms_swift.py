@@ -1,4 +1,4 @@
-"""ms-swift: flags over transformers, TRL or Megatron, with GRPO of its own."""
+"""ms-swift: flags over transformers, TRL or Megatron, with its own GRPO."""
 
 from __future__ import annotations
 

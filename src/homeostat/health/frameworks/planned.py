@@ -1,7 +1,7 @@
-"""Settings that our recipes do not have, under the keys that rules and tables know them by.
+"""Settings that our recipes do not have, under the keys by which rules and tables know them.
 
-PLANNED   keys that later stages bring. One leaves when a recipe accepts it: a test says so.
-FOREIGN   what only other frameworks need to be told. No recipe of ours will accept them.
+PLANNED   keys that later versions will have. A test fails once a recipe accepts one of them.
+FOREIGN   settings that only other frameworks need. No recipe of ours will accept them.
 """
 
 from __future__ import annotations

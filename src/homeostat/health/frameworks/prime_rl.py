@@ -1,4 +1,4 @@
-"""prime-rl: asynchronous RL of an orchestrator, a trainer (FSDP2) and vLLM servers."""
+"""prime-rl: asynchronous RL with an orchestrator, a trainer (FSDP2) and vLLM servers."""
 
 from __future__ import annotations
 

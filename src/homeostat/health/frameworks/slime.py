@@ -1,4 +1,4 @@
-"""slime: Megatron training with SGLang rollouts. miles, its fork, shares most of it."""
+"""The slime framework: Megatron training with SGLang rollouts. Its fork miles shares most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frameworks of which a few names are all that is needed."""
+"""Frameworks of which only a few names are needed."""
 
 from __future__ import annotations
 

@@ -13,14 +13,16 @@ HOLE = "<name>"
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """`metrics`: their name -> ours; one `<name>` stands for the same text on both sides. Where
-    several of theirs mean the same, the first in the table that a run logged is the one to read.
-    `scales`: our metric -> factor from their unit to ours (GB to bytes, say). `settings`: our key
-    -> their name, first the one that a user would set, then other spellings that logs use.
-    `flags`: their switch -> our key and the value that it stands for when it is on.
-    `base`: the framework whose settings it takes as they are, by its name here. `built_on`: further
-    ones whose modules, actors and rows its own output shows, too.
-    `marks`: texts that only this framework's output has (patterns of log.py).
+    """The names of one framework.
+
+    `metrics` maps their name -> ours; one `<name>` stands for the same text on both sides. If
+    several of theirs mean the same, the first in the table that a run logged is used. `scales` maps
+    our metric -> factor from their unit to ours (for example GB to bytes). `settings` maps our key
+    -> their name, first the one that a user would set, then other spellings that logs use. `flags`
+    maps their switch -> our key and its value when it is on. `base` is the framework whose settings
+    it accepts unchanged, by its name here. `built_on` are further ones whose modules, actors and
+    rows appear in its output. `marks` are texts that only this framework's output has (patterns of
+    log.py).
     """
 
     name: str
@@ -40,9 +42,9 @@ class Framework:
         object.__setattr__(self, "_holes", holes)
 
     def canonical(self, name: str) -> str | None:
-        """Our name of one of their metrics; None for one that no rule knows.
+        """Return our name of one of their metrics; None for one that no rule knows.
 
-        A name of our own catalogue is its own: frameworks borrow them from each other.
+        A name of our own catalogue maps to itself: frameworks borrow them from each other.
         """
         found = self.metrics.get(name)
         if found is not None:
@@ -54,7 +56,7 @@ class Framework:
         return name if name in names.FOREIGN or describe(name) is not None else None
 
     def switched(self, name: str, value: object) -> tuple[str, object] | None:
-        """Our key and value that one of their switches stands for when it is on."""
+        """Return our key and its value when one of their switches is on."""
         is_on = value is True or str(value).lower() in ("true", "1")
         return self.flags.get(_plain(name)) if is_on else None
 

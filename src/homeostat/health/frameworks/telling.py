@@ -1,8 +1,8 @@
-"""A fix in the words of the framework that was run: its setting, a value of the setting's kind.
+"""Express a fix in the terms of the framework that was run: its setting, and a valid value.
 
-One function decides what is printed, for people and for programs. A setting is named only where
-the framework's own sources have it (known.py), a value only where it is of the setting's kind;
-whatever else a fix says is advice in words. Our own keys are told to our own runs alone.
+One function decides what is printed, for people and for programs. A setting is named only if the
+framework's own sources have it (known.py), a value only if it is of the setting's kind; everything
+else in a fix is advice in words. Our own keys are shown only to our own runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OUR_KEY = re.compile(
     r"|observe|preference|reference|rewards|rollout|sync|trainer)(?:\.[a-z][a-z_]*)+(?<!\.py)\b"
 )
 _SEVERAL = ", "
-# Last parts of keys that say too little without their section.
+# Last parts of keys that are unclear without their section.
 _SHARED = frozenset(
     {"coefficient", "estimator", "interval", "lr", "path", "timeout_s", "train", "type", "workers"}
 )
@@ -34,8 +34,11 @@ _SHARED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ToldFix:
-    """`setting` is None where they have none that we know; `value` is "" where there is none of the
-    setting's kind, and `advice` then says in words what to do."""
+    """A fix in the terms of a framework.
+
+    `setting` is None if they have none that we know; `value` is "" if there is none of the
+    setting's kind, and `advice` then says in words what to do.
+    """
 
     setting: str | None
     value: str
@@ -45,11 +48,11 @@ class ToldFix:
 
 
 def told(fix: Fix, framework: Framework) -> ToldFix:
-    """What to change, by the setting's name in the framework that the run was made with."""
+    """Return the change, by the setting's name in the framework of the run."""
     why = in_their_words(fix.why, framework)
     found = _named(fix, framework)
     if not found:
-        # Where we cannot name their setting, it is said what it is about.
+        # If we cannot name their setting, describe it.
         words = [_plainly(fix.setting)] if fix.setting else []
         words += [in_their_words(fix.value, framework)] if fix.value else []
         return ToldFix(None, "", ": ".join(words), why, fix.grade.value)
@@ -63,10 +66,10 @@ def told(fix: Fix, framework: Framework) -> ToldFix:
 
 
 def told_all(fixes: Sequence[Fix], framework: Framework) -> list[ToldFix]:
-    """The fixes of a finding, without those about something that the framework does not have.
+    """Return the fixes of a finding, without those about something that the framework does not
+    have.
 
-    Where none would be left, all stay, in words. Of a framework that we do not know we cannot say
-    what it has.
+    If none would be left, all stay, in words. Of an unknown framework we cannot say what it has.
     """
     all_of_them = [told(fix, framework) for fix in fixes]
     if framework is UNKNOWN:
@@ -77,14 +80,14 @@ def told_all(fixes: Sequence[Fix], framework: Framework) -> list[ToldFix]:
 
 
 def in_their_words(text: str, framework: Framework) -> str:
-    """A sentence of ours with settings called what the framework calls them."""
+    """Return a sentence of ours with settings under the framework's names."""
     if framework.name == HOMEOSTAT.name:
         return text
     return _OUR_KEY.sub(lambda m: setting_name(m[0], framework) or _plainly(m[0]), text)
 
 
 def setting_name(key: str, framework: Framework) -> str | None:
-    """What they call one of our keys today; None where their sources have nothing like it."""
+    """Return their current name of one of our keys; None if their sources have nothing like it."""
     facts = known(framework.name)
     if framework.name == HOMEOSTAT.name:
         return facts.spelling(key)
@@ -96,7 +99,7 @@ def setting_name(key: str, framework: Framework) -> str | None:
 
 
 def lineage(framework: Framework) -> Iterator[Framework]:
-    """The framework, then those whose settings it takes as they are."""
+    """Return the framework, then those whose settings it accepts unchanged."""
     found: Framework | None = framework
     while found is not None:
         yield found
@@ -104,14 +107,14 @@ def lineage(framework: Framework) -> Iterator[Framework]:
 
 
 def named_settings(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values of an entry of `Fix.theirs`: `name`, `name=value`, several with commas."""
+    """Return names and values of an entry of `Fix.theirs` (`name`, or `name=value`, by commas)."""
     for part in text.split(_SEVERAL):
         name, _, value = part.partition("=")
         yield name.strip(), value.strip()
 
 
 def _named(fix: Fix, framework: Framework) -> list[tuple[str, str]]:
-    """The settings that a fix is told by, each with the value that goes with it or ""."""
+    """Return the settings of a fix, each with its value or ""."""
     facts = known(framework.name)
     for table in lineage(framework):
         pairs = named_settings(fix.theirs.get(table.name, ""))
@@ -129,19 +132,19 @@ def _named(fix: Fix, framework: Framework) -> list[tuple[str, str]]:
 
 
 def _value(fix: Fix, given: str, *, kind: Kind) -> tuple[str, str]:
-    """The value to print and the advice: one of the two, or neither."""
+    """Return the value to print and the advice: one of the two, or neither."""
     if given and kind in ("text", "list", "table"):
         return given, ""
     value = written(given or fix.value, kind)
     if kind == "switch":
-        # It is given or left out: there is no value to write.
+        # A switch is given or left out, so there is no value to write.
         return "", {"true": "", "false": "leave it out"}.get(value or "", given or fix.value)
     if value is not None:
         return value, ""
     is_on = literal(fix.value)
     if isinstance(is_on, bool):
         return "", "set it" if is_on else "do not set it"
-    # A choice of ours (auto, drop) says nothing where the setting has other ones.
+    # One of our choices (auto, drop) means nothing if the setting has other ones.
     return "", "" if _is_our_choice(fix) else fix.value
 
 
@@ -153,7 +156,7 @@ def _is_our_choice(fix: Fix) -> bool:
 
 
 def _plainly(key: str) -> str:
-    """What one of our keys is about, in words."""
+    """Describe one of our keys in words."""
     *sections, last = key.replace("[]", "").split(".")
     words = last.removesuffix("_s").replace("_", " ")
     return f"{sections[-1]} {words}" if sections and last in _SHARED else words

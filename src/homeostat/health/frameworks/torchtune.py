@@ -1,4 +1,4 @@
-"""torchtune: recipes of PyTorch that are set by YAML files."""
+"""torchtune: PyTorch's recipes, configured by YAML files."""
 
 from __future__ import annotations
 

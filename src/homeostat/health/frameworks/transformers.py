@@ -1,4 +1,4 @@
-"""Hugging Face Trainer, and what its many children share: TRL, axolotl, LLaMA-Factory, swift."""
+"""Hugging Face Trainer, and the names that frameworks built on it share (TRL, axolotl ...)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "lora.dropout": ("lora_dropout", "peft.lora_dropout"),
     "lora.targets": ("lora_target_modules", "target_modules"),
 }
-# A switch that is on stands for a value of ours.
+# A switch that is on means one of our values.
 FLAGS: dict[str, tuple[str, object]] = {
     "bf16": ("trainer.precision", "bf16"),
     "fp16": ("trainer.precision", "fp16"),

@@ -61,7 +61,7 @@ METRICS: dict[str, str] = {
     "tokens/queries_len_mean": "prompts/mean_length",
     "tokens/responses_len_mean": "completions/mean_length",
     "env/reward_mean": "reward",
-    # DPO and its kin.
+    # DPO and similar algorithms.
     "rewards/chosen": "preference/chosen",
     "rewards/rejected": "preference/rejected",
     "rewards/accuracies": "preference/accuracy",

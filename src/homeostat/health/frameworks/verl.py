@@ -1,4 +1,7 @@
-"""verl (and rLLM, which runs on it): PPO and GRPO over Ray, FSDP or Megatron, vLLM or SGLang."""
+"""The verl framework (and rLLM, which runs on it): PPO and GRPO over Ray with FSDP or Megatron.
+
+Its engines are vLLM and SGLang.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Logs, metric files and run folders of any framework -> RunView.
+"""Read logs, metric files and run folders of any framework into a RunView.
 
     open_run(path)     a file or a folder; of a folder with several runs the newest
-    runs_in(path)      the runs of a folder that holds several
-    read_text(text)    what a user pasted
+    runs_in(path)      the runs of a folder that contains several
+    read_text(text)    text that a user pasted
     read_stream(file)  standard input
 
-Whatever the bytes are, the answer is a view or a HomeostatError: what is not metrics is log.
+Whatever the bytes are, the answer is a view or a HomeostatError: text that is not metrics is log.
 """
 
 from __future__ import annotations
@@ -17,26 +17,41 @@ from typing import Any
 from homeostat.errors import DataError
 from homeostat.health.readers.build import Found, view_of
 from homeostat.health.readers.files import found_in_named, found_in_source, found_in_text
-from homeostat.health.readers.folders import runs_in
+from homeostat.health.readers.folders import RunPlace, runs_in
 from homeostat.health.readers.run_dir import is_our_run, view_of_run
 from homeostat.health.readers.settings import read_config
 from homeostat.health.readers.source import Source
 from homeostat.health.view import RunView
 
-__all__ = ["Found", "Source", "open_run", "read_stream", "read_text", "runs_in", "view_of_run"]
+__all__ = [
+    "Found",
+    "RunPlace",
+    "Source",
+    "open_run",
+    "read_stream",
+    "read_text",
+    "runs_in",
+    "view_of_run",
+]
 
-# What every recipe of ours has.
+# Keys that every recipe of ours has.
 _RECIPE_KEYS = frozenset({"model", "data"})
 # A file of a run folder of ours stands for the folder.
 _OUR_FILES = frozenset({"metrics.jsonl", "events.jsonl", "console.log", "config.json"})
 
 
-def open_run(path: Path, *, config: Path | None = None) -> RunView:
-    """The run in a file or folder. `config` is a file with its settings. Raises HomeostatError."""
+def open_run(place: Path | RunPlace, *, config: Path | None = None) -> RunView:
+    """Read the run in a file or folder.
+
+    `config` is a file with its settings. Raises HomeostatError.
+    """
     settings = read_config(config) if config is not None else None
+    path = place.path if isinstance(place, RunPlace) else place
     if path.is_dir():
-        several = [] if is_our_run(path) else runs_in(path)
-        return view_of_run(several[0] if several else path, config=settings)
+        if not isinstance(place, RunPlace):
+            several = [] if is_our_run(path) else runs_in(path)
+            place = several[0] if several else RunPlace(path)
+        return view_of_run(place.path, config=settings, only=place.files)
     if path.name in _OUR_FILES and is_our_run(path.parent):
         return view_of_run(path.parent, config=settings)
     _refuse_recipe(path)
@@ -44,12 +59,12 @@ def open_run(path: Path, *, config: Path | None = None) -> RunView:
 
 
 def read_stream(source: Source, *, config: Mapping[str, Any] | None = None) -> RunView:
-    """The run that a stream tells of, as far as it could be read."""
+    """Read the run that a stream describes, as far as it could be read."""
     return view_of(found_in_source(source), config=config)
 
 
 def _refuse_recipe(path: Path) -> None:
-    """Raise where a file is settings and no log: nothing in it has happened yet."""
+    """Refuse a file that contains settings and no log: nothing in it has happened yet."""
     if path.suffix not in {".yaml", ".yml", ".toml"} or not path.is_file():
         return
     try:
@@ -68,5 +83,5 @@ def _refuse_recipe(path: Path) -> None:
 
 
 def read_text(text: str, *, config: Mapping[str, Any] | None = None, name: str = "-") -> RunView:
-    """The run that a text tells of: a log, rows, JSON lines or a table."""
+    """Read the run that a text describes: a log, rows, JSON lines or a table."""
     return view_of(found_in_text(text, name=name), config=config)

@@ -1,8 +1,8 @@
-"""Progress bars as tqdm prints them, and the metrics some trainers put behind them.
+"""Parse progress bars as tqdm prints them, and the metrics that some trainers append.
 
     12%|#1        | 8/64 [00:52<06:09, 6.60s/it, pg=0.0496, rm=0.33, glen=759, kl=0.00112]
 
-A bar that begins anew counts on from where it was: it is drawn once per epoch or rollout.
+If a bar starts again, counting continues from where it was: it is drawn once per epoch or rollout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from homeostat.health.readers.numbers import NUMBER, VALUE, number
 from homeostat.health.readers.rows import Row
 
-# From the sign of the percentage on; what stands before it is read backwards from there.
+# Match from the percent sign on; the text before it is read backwards from there.
 _BAR = re.compile(
     r"%\|[^|]{0,400}+\|\s*+(?P<count>\d{1,12})/(?P<total>\d{1,12})"
     r"\s*+\[(?P<inside>[^\]]{0,5000}+)\]?"
@@ -56,7 +56,7 @@ def bar_in(body: str) -> Bar | None:
 
 
 def _title(body: str, at: int) -> str | None:
-    """What stands before a percentage, back to the last wall; None where there is no number."""
+    """Return the text before a percentage, back to the last bar; None if there is no number."""
     digits = 0
     while digits < 3 and body[at - digits - 1 : at - digits].isdecimal():
         digits += 1
@@ -83,7 +83,7 @@ def _bar(found: re.Match[str], title: str) -> Bar:
 
 @dataclass(slots=True)
 class _Drawn:
-    """What a bar of one title showed last, and the rows before the drawing that is open."""
+    """The last state of a bar of one title, and the rows before the current drawing."""
 
     count: int
     values: dict[str, float]
@@ -92,14 +92,14 @@ class _Drawn:
 
 
 class BarRows:
-    """Bars with metrics -> rows, counted through."""
+    """Turn bars with metrics into rows, with a continuous count."""
 
     def __init__(self) -> None:
         self._drawn: dict[str, _Drawn] = {}
         self._between: set[str] = set()
 
     def other(self, bar: Bar) -> None:
-        """A bar without metrics was drawn: those around it begin anew after it."""
+        """Note that a bar without metrics was drawn: those around it start again after it."""
         self._between = set(self._drawn) - {_untold(bar.title)}
 
     def row(self, bar: Bar) -> Row:

@@ -1,4 +1,4 @@
-"""Metrics over several lines below a header that names the step, and tables.
+"""Parse metrics over several lines below a header that names the step, and tables.
 
 ====== Step 31/500 ======              === [global_reduce] - METRICS STEP 4 ===
   * Loss: -0.0091                        grpo_loss/kl_divergence_mean: 1,568,987.96
@@ -25,21 +25,21 @@ _BULLET = re.compile(
     rf"^(?:\s*+[\u2022\u00b7*\u25cf-]\s++|\s{{2,}}+)(?P<name>[A-Za-z][^:=]{{0,120}}+)\s*+[:=]\s*+"
     rf"(?P<value>{VALUE}\s*+[^\s\d,:(]{{0,20}})(?:\s*+\([^()]*+\))?\s*+$"
 )
-# A run of spaces is tried once, from its first one on.
+# Possessive: a run of spaces is tried once, from its first one on.
 _CELLS = re.compile(r"(?:(?<!\s)\s++)?\|\s*+|\t|\s{2,}+")
 _NAMED_CELLS = re.compile(r"\bTraining Loss\b|\bValidation Loss\b|\S+")
 _NO_VALUE = frozenset({"no log", "n/a", "-", "", "none"})
 
 
 class Blocks:
-    """Remembers the header that is open."""
+    """Remember the open header."""
 
     def __init__(self) -> None:
         self.step: int | None = None
         self._form = "block"
 
     def header(self, body: str) -> tuple[int, int | None] | None:
-        """Step and total of a line that is nothing but a step's header."""
+        """Return step and total of a line that is only a step's header."""
         if len(body) > 200 or not (
             "tep" in body
             or "TEP" in body
@@ -59,11 +59,11 @@ class Blocks:
         return self.step, int(found["total"]) if found["total"] else None
 
     def may_be_row(self, body: str) -> bool:
-        """Whether a line looks like a metric of the open block, whatever its number."""
+        """Return whether a line looks like a metric of the open block, whatever its number."""
         return self.step is not None and len(body) <= 400 and _BULLET.match(body) is not None
 
     def row(self, body: str) -> Row | None:
-        """One metric of the open block."""
+        """Return one metric of the open block."""
         if self.step is None or len(body) > 400:
             return None
         found = _BULLET.match(body)
@@ -85,7 +85,7 @@ class Tables:
         self._names: list[str] = []
 
     def may_be_row(self, body: str) -> bool:
-        """Whether a line looks like a row of the open table, whatever its numbers."""
+        """Return whether a line looks like a row of the open table, whatever its numbers."""
         return bool(self._names) and body.lstrip(" \t|")[:1].isdigit()
 
     def row(self, body: str) -> Row | None:
@@ -114,7 +114,7 @@ class Tables:
 
 
 def _drawn(body: str) -> Row | None:
-    """A line of a drawn table that is nothing but names and their numbers, in turn."""
+    """Parse a line of a drawn table that consists only of names and numbers, alternating."""
     cells = [cell.strip() for cell in re.split("[\u2502\u2503]", body)[1:-1]]
     if len(cells) % 2 or len(body) > 2_000:
         return None

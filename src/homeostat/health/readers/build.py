@@ -1,9 +1,13 @@
-"""What the readers of formats found -> one RunView, under our names."""
+"""Join the results of the format readers into one RunView, under our names."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import re
+import stat
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,16 +25,19 @@ from homeostat.health.reading import Reading
 from homeostat.health.view import Event, Kind, RunView, SampleText, Series
 from homeostat.observe.names import describe
 
-# HF's trainer rounds the loss to so many decimals, and prints a loss that is not finite as 0.
+# HF's trainer rounds the loss to this many decimals, and prints a non-finite loss as 0.
 _LOSS_DECIMALS = 4
-# What the training loss is called where another name has ours already.
+# Name of the training loss if another metric already has ours.
 _LOSSES = {"loss", "train_loss", "training_loss", "loss train", "raw/loss", "lm loss"}
 _HF_FORMS = {"dict", "swift", "llamafactory"}
 
 
 @dataclass(slots=True)
 class Found:
-    """What was read, by the names it had there. Several of these are joined into one view."""
+    """The content of a file, by the names it had there.
+
+    Several of these are joined into one view.
+    """
 
     series: dict[str, Series] = field(default_factory=dict)
     forms: dict[str, int] = field(default_factory=dict)
@@ -43,6 +50,8 @@ class Found:
     runs: list[tuple[str, Mapping[str, Series], Mapping[str, Any]]] = field(default_factory=list)
     summary: dict[str, float] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
+    # Names of the files of a folder that were taken as one run.
+    joined: list[str] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
 
 
@@ -53,7 +62,7 @@ def view_of(
     framework: Framework | None = None,
     kind: Kind | None = None,
 ) -> RunView:
-    """One view of a run. `config` is what the user says the settings are: it goes before."""
+    """Build one view of a run. `config` are settings that the user gave; they take precedence."""
     raw = {**found.settings, **flat(config or {})}
     table = framework or framework_of(
         names=found.series.keys(), log=found.log, forms=found.forms, settings=raw
@@ -63,14 +72,18 @@ def view_of(
     _join_losses(metrics)
     _only_reward(metrics)
     if table is HOMEOSTAT:
-        # The clock of a record is no metric.
+        # The timestamp of a record is no metric.
         metrics.pop("time", None)
     settings = raw if table is HOMEOSTAT else ours(raw, table)
     facts: dict[str, Any] = {
         "sources": tuple(found.sources),
+        "joined": tuple(found.joined),
         "nan_prints_as_zero": False,
         "reading": _understood(found, table),
     }
+    quiet_s = _quiet_s(found.sources)
+    if quiet_s is not None:
+        facts["quiet_s"] = quiet_s
     if found.runs:
         facts["runs"] = tuple(
             {
@@ -103,8 +116,18 @@ def view_of(
     )
 
 
+def _quiet_s(sources: Collection[str]) -> float | None:
+    """Seconds since the newest of the files was written; None for a stream or a pasted text."""
+    newest = 0.0
+    for source in sources:
+        with contextlib.suppress(OSError, ValueError):
+            state = os.stat(source)
+            newest = max(newest, state.st_mtime if stat.S_ISREG(state.st_mode) else 0.0)
+    return max(0.0, time.time() - newest) if newest else None
+
+
 def _understood(found: Found, table: Framework) -> Reading:
-    """The reading, with which metrics have a name of ours and which have none."""
+    """Return the reading, with the metrics that have a name of ours and those that have none."""
     unknown = tuple(sorted(name for name in found.series if _our_name(name, table) is None))
     return dataclasses.replace(
         found.reading,
@@ -115,10 +138,10 @@ def _understood(found: Found, table: Framework) -> Reading:
 
 
 def translation(names: Collection[str], table: Framework) -> dict[str, str]:
-    """Their name -> ours; to itself where nobody knows it. No two get the same."""
+    """Return their name -> ours; an unknown name maps to itself. The mapping is injective."""
     rank = {name: place for place, name in enumerate(table.metrics)}
     for name in names:
-        # Behind the same metric without a prefix, where both were logged.
+        # After the same metric without a prefix, if both were logged.
         if unprefixed(name) != name and name not in rank:
             rank[name] = len(table.metrics) + 1
     taken: dict[str, str] = {}
@@ -130,7 +153,7 @@ def translation(names: Collection[str], table: Framework) -> dict[str, str]:
             result[name] = canonical
     for name in known:
         if name not in result:
-            # Another metric has the name that this one's own would be: it is told apart.
+            # Another metric already has this name, so make it distinct.
             result[name] = name if name not in taken else f"raw/{name}"
     return result
 
@@ -149,13 +172,13 @@ def _our_name(name: str, table: Framework) -> str | None:
         return None
     found = METRICS.get(folded(name)) or _others().get(name)
     bare = unprefixed(name)
-    # A name that nobody knows may be one that a tracker wrote something before.
+    # An unknown name may be a known one with a tracker's prefix.
     return found or (_our_name(bare, table) if bare != name else None)
 
 
 @lru_cache(maxsize=64)
 def _patterns(framework: str) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Entries with a hole, such as "reward/<name>": the hole's text goes to the hole of ours."""
+    """Return entries with a placeholder, such as "reward/<name>", and where its text goes."""
     table = ALL.get(framework)
     found = []
     for name, target in table.metrics.items() if table else ():
@@ -167,7 +190,7 @@ def _patterns(framework: str) -> tuple[tuple[re.Pattern[str], str], ...]:
 
 @lru_cache(maxsize=1)
 def _others() -> dict[str, str]:
-    """What all frameworks that have a name mean by it, where they agree."""
+    """Return what all frameworks that have a name mean by it, if they agree."""
     meanings: dict[str, set[str]] = {}
     for table in ALL.values():
         for name, target in table.metrics.items():
@@ -189,7 +212,7 @@ def _renamed(
 
 
 def _only_reward(metrics: dict[str, Series]) -> None:
-    """Where no total is printed, a reward function that stands alone is the total."""
+    """Use a single reward function as the total if no total is printed."""
     if "reward" in metrics:
         return
     parts = [name for name in metrics if name.startswith("rewards/") and name.endswith("/mean")]
@@ -198,7 +221,7 @@ def _only_reward(metrics: dict[str, Series]) -> None:
 
 
 def _join_losses(metrics: dict[str, Series]) -> None:
-    """A loss that rows of several shapes name differently is one series: no step has both."""
+    """Join a loss that rows of several shapes name differently: no step has both."""
     loss = metrics.get("train/loss")
     for name in sorted(_LOSSES & metrics.keys()):
         other = metrics[name]

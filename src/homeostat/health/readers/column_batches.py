@@ -1,7 +1,7 @@
-"""Records of JSON lines and tables, taken many at a time: a column at a time, not a value.
+"""Read records of JSON lines and tables in batches: a column at a time, not a value.
 
-A batch is taken whole where its steps grow and its values are plain numbers; otherwise it is left
-to the reader of rows, which knows every oddity and takes longer.
+A batch is taken as a whole if its steps increase and its values are plain numbers; otherwise it is
+left to the reader of rows, which handles every special case but takes longer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from homeostat.types import FloatArray64, IntArray
 
 BATCH = 2_048
 _MAX_NAMES = 2_000
-# A column of a batch: the places of the records that have it (None: all), and the values.
+# A column of a batch: the indices of the records that have it (None: all), and the values.
 Cells = tuple[IntArray | None, FloatArray64]
 
 
 def take_json_lines(recorder: Recorder, lines: Sequence[bytes]) -> bool:
-    """Take lines that are JSON objects with steps. False where they must go one by one."""
+    """Take lines that are JSON objects with steps. Return False if they must go one by one."""
     try:
         records = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
@@ -46,7 +46,7 @@ def take_json_lines(recorder: Recorder, lines: Sequence[bytes]) -> bool:
 def take_columns(
     recorder: Recorder, columns: Mapping[str, Sequence[Any]], *, step_key: str, form: str
 ) -> bool:
-    """Take columns of equal length. False where steps or values are not plain numbers."""
+    """Take columns of equal length. Return False if steps or values are not plain numbers."""
     steps = _steps(columns[step_key])
     if steps is None:
         return False
@@ -77,7 +77,7 @@ def _steps(column: Sequence[Any]) -> IntArray | None:
 
 
 def _cells(column: Sequence[Any]) -> Cells | None:
-    """The numbers of a column; None where one of its values is anything else."""
+    """Return the numbers of a column; None if one of its values is anything else."""
     places = None
     if None in column or "" in column:
         kept = [place for place, value in enumerate(column) if value is not None and value != ""]

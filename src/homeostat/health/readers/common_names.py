@@ -1,6 +1,6 @@
-"""Names that many frameworks share, for logs of those that have no table or no entry.
+"""Names that many frameworks share, for logs of frameworks without a table or an entry.
 
-A framework's own table comes first. What is in neither is kept under its own name.
+A framework's own table comes first. A name that is in neither is kept as it is.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ SETTINGS: dict[str, str] = {
     "attn_implementation": "model.attention",
 }
 
-# A word that says that a number is a metric, in a name that no table has.
+# Words that identify a number as a metric, in a name that no table has.
 _WORDS = re.compile(
     r"loss|reward|grad|(?:^|[/_ ])lr(?:$|[/_(-])|learning_rate|(?:^|[/_])kl|entropy|accurac|perplex"
     r"|(?:^|[/_])ppl|throughput|tokens_per|tok/s|(?:^|[/_])tps$|clip_?(?:ratio|frac)|advantage"
@@ -136,7 +136,7 @@ _WORDS = re.compile(
     r"|staleness|margins|pass@|runtime|samples_per_second|steps_per_second|perf/|timing|rollout/",
     re.IGNORECASE,
 )
-# Of these, one says that a mapping is settings.
+# One of these identifies a mapping as settings.
 _ONLY_SETTINGS = frozenset(
     {
         "seed",

@@ -1,4 +1,4 @@
-"""Metrics in columns, separated by commas or tabs, with a header: CSV exports of any tracker.
+"""Read metrics in columns, separated by commas or tabs, with a header: CSV exports of any tracker.
 
 step,train_loss,val_loss          Step,"run - train/loss","run - train/loss__MIN"
 """
@@ -22,7 +22,7 @@ _EDGES = ("__MIN", "__MAX")
 
 
 def is_table(head: str) -> bool:
-    """Whether a text begins with a header of names and a row of as many numbers."""
+    """Return whether a text begins with a header of names and a row of as many numbers."""
     lines = [line for line in head.splitlines()[:3] if line.strip()]
     if len(lines) < 2:
         return False
@@ -33,14 +33,14 @@ def is_table(head: str) -> bool:
     names = [_name(cell) for cell in first]
     numbers = [number(cell) is not None or not cell for cell in second]
     is_named = all(number(name) is None and len(name) < 200 for name in names if name)
-    # A printed literal has commas too.
+    # A printed literal has commas, too.
     is_named = is_named and all(names) and not any(mark in lines[0] for mark in "{}[")
     speaks = any(sounds_like_metric(name) for name in names)
     return is_named and speaks and sum(numbers) >= len(numbers) / 2
 
 
 def found_in(lines: Iterator[str], *, name: str) -> Found:
-    """All rows of a table; those that have another number of cells are passed over."""
+    """Read all rows of a table; those with another number of cells are skipped."""
     recorder = Recorder()
     header = next(lines, "").lstrip("\ufeff")
     sign = _separator(header)
@@ -88,5 +88,5 @@ def _cells(line: str, sign: str) -> list[str]:
 
 
 def _name(cell: str) -> str:
-    """A tracker puts the run's name before the metric's."""
+    """Return the metric's name without the run's name, which a tracker puts before it."""
     return cell.rpartition(" - ")[2].strip().strip('"')

@@ -1,7 +1,7 @@
-"""Which framework wrote a log: by its marks, its modules, its formats and its names.
+"""Detect which framework wrote a log: by its marks, its modules, its formats and its names.
 
-Frameworks build on each other: a log of axolotl shows TRL's and transformers' modules too. So
-evidence counts by how far up a framework stands.
+Frameworks build on each other: a log of axolotl also shows the modules of TRL and transformers. So
+evidence is weighted by how far up the stack a framework is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from homeostat.health.readers.settings import fold_setting
 from homeostat.health.view import Kind
 from homeostat.observe.names import describe
 
-# What others build on weighs less; all that are not named here stand on top.
+# Frameworks on which others build weigh less; all that are not listed here are on top.
 _WEIGHTS = {
     "ray": 0.25,
     "vllm": 0.3,
@@ -26,7 +26,7 @@ _WEIGHTS = {
     "transformers": 0.5,
     "trl": 0.75,
 }
-# Engines and back ends that trainers use: one of those that shows itself is the one that was run.
+# Engines and back ends that trainers use: if a trainer is visible, it is the one that was run.
 _PARTS = {"ray", "vllm", "sglang", "deepspeed", "megatron"}
 _FORMS = {
     "verl": "verl",
@@ -59,7 +59,7 @@ _RL_METRICS = frozenset(
         "rollout/rewards",
     }
 )
-# Beginnings of names in rows of TRL: GRPO and its like, SFT, preferences.
+# Prefixes of names in rows of TRL: GRPO and similar, SFT, preferences.
 _OF_TRL = ("completion", "reward", "clip_ratio", "mean_token_accuracy", "logps/")
 _RL_PREFIXES = ("rollout/", "actor/", "critic/", "grpo_loss/", "ppo/", "objective/")
 _RL_WORDS = frozenset({"grpo", "ppo", "rloo", "reinforce", "gspo", "dapo", "reinforce++", "gae"})
@@ -88,10 +88,10 @@ def framework_of(
     forms: Mapping[str, int],
     settings: Mapping[str, object],
 ) -> Framework:
-    """The framework with the strongest evidence, or UNKNOWN."""
+    """Return the framework with the strongest evidence, or UNKNOWN."""
     if _is_ours(names) or "homeostat" in forms:
         return HOMEOSTAT
-    # A framework shows itself when it starts and when it fails.
+    # A framework is visible when it starts and when it fails.
     log = Log((*log.lines[:_HEAD], *log.lines[_HEAD:][-_TAIL:]))
     folded_settings = {fold_setting(name) for name in settings}
     found: dict[str, float] = {}
@@ -102,19 +102,20 @@ def framework_of(
         weight = _WEIGHTS.get(table.name, 1.0)
         marks = weight * _marks(table, log=log, forms=forms, settings=folded_settings)
         points = marks + _names(table, names=names, forms=forms, settings=folded_settings)
-        # Names that a framework and what it is built on share speak for the latter.
+        # Names that a framework shares with its base are evidence for the base.
         points -= 0.01 * weight
-        # Without a mark of its own, shared names must say as much for a base as for anyone.
+        # Without its own mark, shared names must be at least as much evidence for a base as for
+        # others.
         if points >= (_ENOUGH * weight if marks else _ENOUGH - 0.01):
             found[table.name] = points
             if marks:
                 shown.add(table.name)
-    # What shows itself goes before all that it is built on, however much of that is seen.
+    # A visible framework wins over everything it is built on, however much of that is seen.
     beneath = {
         name
         for above in shown
         for name in _beneath(above)
-        # DeepSpeed takes the settings of transformers, but is a part that others use.
+        # DeepSpeed takes the settings of transformers, but it is a component that others use.
         if _WEIGHTS.get(above, 1.0) >= _WEIGHTS.get(name, 1.0)
     }
     if any(_WEIGHTS.get(name, 1.0) >= _WEIGHTS["trl"] for name in shown):
@@ -124,7 +125,7 @@ def framework_of(
 
 
 def _beneath(name: str) -> set[str]:
-    """What a framework is built on, by way of others, too."""
+    """Return the frameworks on which one is built, including indirect ones."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -139,8 +140,8 @@ def _beneath(name: str) -> set[str]:
 def _marks(
     table: Framework, *, log: Log, forms: Mapping[str, int], settings: Collection[str]
 ) -> float:
-    """What only this framework prints: its marks, its modules, its formats."""
-    # Paths of Windows are written with the other stroke.
+    """Count what only this framework prints: its marks, its modules, its formats."""
+    # Windows paths use backslashes.
     marks = sum(1 for mark in table.marks if log.has(mark, mark.replace("/", "\\")))
     marks += sum(1 for mark in table.marks if any(mark.lower() in name for name in settings))
     package = table.name.replace("_", "*")
@@ -156,14 +157,14 @@ def _names(
     forms: Mapping[str, int],
     settings: Collection[str],
 ) -> float:
-    """What it shares with few: metrics and settings whose names are not everybody's."""
+    """Count what it shares with few: metrics and settings with distinctive names."""
     special = [name for name in names if folded(name) not in METRICS]
     points = 0.0
     if special:
         known = [name for name in special if {name, unprefixed(name)} & table.metrics.keys()]
         points += 6.0 * len(known) / len(special)
     if "dict" in forms and "loss" in names:
-        # The plain rows of the HF trainer, and what TRL's trainers add to them.
+        # The plain rows of the HF trainer, and those that TRL's trainers add.
         is_trl = any(name.startswith(_OF_TRL) for name in names)
         points += _ENOUGH * (table.name == ("trl" if is_trl else "transformers"))
     theirs = {fold_setting(name) for spellings in table.settings.values() for name in spellings}
@@ -181,7 +182,7 @@ def _is_ours(names: Collection[str]) -> bool:
 def kind_of(
     names: Collection[str], settings: Mapping[str, object], *, log: Log, framework: Framework
 ) -> Kind:
-    """What the run does. PPO with a reward model is RL; DPO and its kin are preference."""
+    """Return the kind of the run. PPO with a reward model is RL; DPO and similar are preference."""
     if any(name in names for name in _PREFERENCE):
         return Kind.PREFERENCE
     if any(name in _RL_METRICS or name.startswith(_RL_PREFIXES) for name in names):

@@ -1,4 +1,4 @@
-"""Rows that are mappings: Python dicts and JSON objects, with what stands before them.
+"""Parse rows that are mappings: Python dicts and JSON objects, with their prefix.
 
 {'loss': 0.5, 'grad_norm': '0.31', 'epoch': 0.01}          HF Trainer and all that build on it
 rollout 3: {...}   perf 3: {...}   step 3: {...}           slime, miles
@@ -42,7 +42,7 @@ STEP_KEYS = (
 )
 TOTAL_KEYS = ("total_steps", "max_steps", "total_training_steps")
 _OF_TOTAL = "global_step/max_steps"
-# Not measured: clocks, counters of the logger, and texts of the progress.
+# Not measurements: clocks, counters of the logger, and progress texts.
 NOT_METRICS = frozenset(
     {
         "elapsed_time",
@@ -75,9 +75,9 @@ _PREFIX = re.compile(
 
 
 def mapping_in(body: str) -> tuple[str, dict[str, Any], str] | None:
-    """The first mapping of a line: what stands before it, itself, and what follows."""
+    """Return the first mapping of a line: the text before it, itself, and what follows."""
     start = body.find("{")
-    # A brace within a sentence may come first; more than a few are not tried.
+    # A brace within a sentence may come first, so try the first few only.
     for _ in range(3):
         if start < 0:
             return None
@@ -89,9 +89,9 @@ def mapping_in(body: str) -> tuple[str, dict[str, Any], str] | None:
 
 
 def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") -> Row | None:
-    """The row that a mapping is; None where it is something else."""
+    """Return the row that a mapping is; None if it is something else."""
     values = {name: value for name, value in numbers_in(mapping) if name not in NOT_METRICS}
-    # The prefix ends where the mapping begins: what stands further ahead is no part of it.
+    # The prefix ends where the mapping begins; earlier text is not part of it.
     before = before[-_MAX_PREFIX:]
     named = _PREFIX.search(before) if before else None
     step = int(named["step"]) if named else _step_in(mapping)
@@ -112,7 +112,7 @@ def row_of(mapping: Mapping[str, Any], *, before: str = "", source: str = "") ->
 
 
 def numbers_in(mapping: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Name and number, nested mappings joined by "/"; a list of one number is that number."""
+    """Yield name and number, nested mappings joined by "/"; a list of one number is that number."""
     waiting = [("", mapping, 0)]
     num_seen = 0
     while waiting:
@@ -143,13 +143,13 @@ def _is_row(mapping: Mapping[str, Any], values: dict[str, float], *, has_step: b
 
 
 def _is_result(name: str) -> bool:
-    """A learning rate alone may as well be a setting."""
+    """Return whether it is a result; a learning rate alone may as well be a setting."""
     return sounds_like_metric(name) and METRICS.get(folded(name)) not in {"learning_rate", "epoch"}
 
 
 def _form(mapping: Mapping[str, Any], word: str, *, is_named: bool, head: str) -> str:
     if head.rstrip().endswith("global"):
-        # The star is OpenRLHF's; the words alone are many trainers'.
+        # The star is OpenRLHF's; many trainers print the words alone.
         return "openrlhf" if "\u2728" in head else "named"
     if is_named:
         return "slime" if word in {"rollout", "perf", "step"} else "named"

@@ -1,11 +1,11 @@
-"""Literals over several lines, as pprint and indented JSON write configs and metrics.
+"""Parse literals over several lines, as pprint and indented JSON write configs and metrics.
 
     ... - Step 3:                     {
     {'reward/mean': '0.4219',           "loss": 0.51,
      'trainer/global_step': 3}          "grad_norm": 0.2
                                       }
 
-Lines of other actors, bars and messages may stand between: they are no part of it.
+Lines of other actors, bars and messages may appear in between: they are not part of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from homeostat.health.readers.literals import MAX_CHARS, mapping_at
 
 _MAX_LINES = 3_000
-# Foreign lines in a row after which the literal is taken for torn.
+# Number of consecutive foreign lines after which the literal counts as incomplete.
 _MAX_FOREIGN = 20
 _OPENS = re.compile(r"(?:^|\s)(?:\w*(?:Namespace|Config|Arguments|Args)\(|\{)")
 _INSIDE = re.compile(r"\s*['\"{}\])]|\s+(?!File \")\S")
@@ -26,7 +26,7 @@ _PAIR = re.compile(r"\s*['\"{}\])]")
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A literal that was closed: what stood before it, itself (None: torn), and its lines."""
+    """A closed literal: the text before it, itself (None: incomplete), and its lines."""
 
     before: str
     mapping: dict[str, Any] | None
@@ -34,7 +34,7 @@ class Dump:
 
 
 class Dumps:
-    """Remembers the literal that is open, and the line above it."""
+    """Remember the open literal, and the line above it."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -53,15 +53,15 @@ class Dumps:
         return not self._lines and _OPENS.search(body) is not None
 
     def heading(self, body: str, source: str) -> None:
-        """A line that is no part of a literal: it may name the step of one below it."""
+        """Take in a line outside of a literal, which may name the step of one below it."""
         self._above = (body, source)
 
     def holds(self, body: str, source: str) -> bool:
-        """Whether a line is a part of the open literal and nothing else: a pair, or an end."""
+        """Return whether a line is only a part of the open literal: a pair, or an end."""
         return self._is_inside(body, source) and _PAIR.match(body) is not None
 
     def add(self, body: str, source: str) -> Dump | None:
-        """A line that opens a literal, or may belong to the open one; what it closed."""
+        """Take in a line that may belong to a literal; return the literal that it closed."""
         if not self._lines:
             above, of = self._above
             self._source, self._before = source, above if of == source else ""
@@ -89,6 +89,6 @@ class Dumps:
         if not self._lines or source != self._source or "%|" in body:
             return False
         if body.startswith("{") and body.rstrip().endswith("}"):
-            # A literal of its own.
+            # A separate literal.
             return False
         return _INSIDE.match(body) is not None

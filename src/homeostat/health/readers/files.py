@@ -1,4 +1,4 @@
-"""One file -> what it holds, by its name and its first bytes.
+"""Read one file by its name and its first bytes.
 
     *.jsonl, JSON lines     metrics, many lines at a time; odd lines as log
     trainer_state.json      the log history of the HF trainer
@@ -12,11 +12,12 @@ A file is read as a stream, in lines of bounded length; so is standard input or 
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from homeostat.errors import DataError
 from homeostat.health.readers import csv_table, tensorboard, wandb_log
@@ -28,20 +29,67 @@ from homeostat.health.readers.source import MAX_STREAM_BYTES, Source
 from homeostat.health.readers.text import TextReader
 from homeostat.health.reading import Reading
 
-# A document must be held whole, and its values take several times its size.
+# A document must be held as a whole, and its values take several times its size.
 _MAX_DOCUMENT = 64_000_000
 
 
 def found_in_file(path: Path) -> Found:
-    """Whatever a regular file holds. Raises DataError where it cannot be read, or is a pipe, a
-    device or a socket: a folder's scan must never wait for one."""
+    """Read whatever a regular file contains.
+
+    Raises DataError if it cannot be read, or is a pipe, a device or a socket: the scan of a folder
+    must never wait for one.
+    """
     if not path.is_file():
         raise DataError(_why_no_file(path))
     return _opened(path, limit=None)
 
 
+def found_in_parts(parts: Sequence[Path]) -> Found:
+    """As `found_in_file`, of a log that was rotated: its parts are one text, oldest first."""
+    if len(parts) == 1:
+        return found_in_file(parts[0])
+    for part in parts:
+        if not part.is_file():
+            raise DataError(_why_no_file(part))
+    try:
+        with io.BufferedReader(_Parts(parts)) as file:
+            found = _found(file, parts[-1], limit=None)
+    except OSError as error:
+        raise DataError(f"{parts[-1]}: cannot be read: {error.strerror or error}.") from None
+    found.sources = [str(part) for part in parts]
+    return found
+
+
+class _Parts(io.RawIOBase):
+    """Several files read one after the other, as if they were one."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__()
+        self._waiting = list(paths)
+        self._file: io.FileIO | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while self._file is not None or self._waiting:
+            if self._file is None:
+                self._file = io.FileIO(self._waiting.pop(0))
+            count = self._file.readinto(buffer)
+            if count:
+                return count
+            self._file.close()
+            self._file = None
+        return 0
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
+
+
 def found_in_named(path: Path) -> Found:
-    """As `found_in_file`; a pipe or device that the user named is read like standard input."""
+    """Read a path that the user named; a pipe or device is read like standard input."""
     if path.is_file() or not _is_readable(path):
         return found_in_file(path)
     return _opened(path, limit=MAX_STREAM_BYTES)
@@ -82,12 +130,12 @@ def _found(file: BinaryIO, path: Path, *, limit: int | None) -> Found:
 
 
 def found_in_text(text: str, *, name: str) -> Found:
-    """What a text holds that somebody pasted."""
+    """Read text that somebody pasted."""
     return found_in_source(Source(BytesIO(text.encode("utf-8", errors="replace")), name=name))
 
 
 def found_in_source(source: Source) -> Found:
-    """What a file or a stream holds: a document, a table, or a log."""
+    """Read a file or a stream: a document, a table, or a log."""
     found = _by_head(source)
     found.reading += Reading(notes=tuple(source.notes))
     return found
@@ -110,7 +158,7 @@ def _by_head(source: Source) -> Found:
 
 
 def _is_document(head: bytes, name: str) -> bool:
-    """Whether a text is one JSON object over several lines, and not one a line."""
+    """Return whether a text is one JSON object over several lines, not one per line."""
     start = head.lstrip(b"\xef\xbb\xbf \r\n\t")
     if not start.startswith(b"{"):
         return False
@@ -119,7 +167,7 @@ def _is_document(head: bytes, name: str) -> bool:
 
 
 def found_in_document(data: bytes, *, name: str) -> Found | None:
-    """A JSON document: the trainer's state with its history, or a config. None: neither."""
+    """Read a JSON document: the trainer's state with its history, or a config. None: neither."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -148,7 +196,7 @@ def _found_in_lines(batches: Iterator[list[bytes]], *, name: str) -> Found:
         plain: list[bytes] = []
         for line in lines:
             if line[:1] == b"{" and line.rstrip()[-1:] == b"}":
-                # A log: its lines must be taken in their order.
+                # In a log the lines must be taken in order.
                 reader.feed_bytes(plain)
                 plain = []
                 waiting.append(line)
@@ -164,7 +212,7 @@ def _found_in_lines(batches: Iterator[list[bytes]], *, name: str) -> Found:
 
 
 def _take(reader: TextReader, lines: list[bytes]) -> list[bytes]:
-    """Take what waits, and wait for more."""
+    """Take what is available, and wait for more."""
     if len(lines) >= 8 and lines[0][:2] == b'{"' and take_json_lines(reader.recorder, lines):
         reader.skip(len(lines))
     else:
@@ -173,7 +221,7 @@ def _take(reader: TextReader, lines: list[bytes]) -> list[bytes]:
 
 
 def found_by(reader: TextReader, *, name: str) -> Found:
-    """What a reader of text has found when the text is over."""
+    """Return what a reader of text has found at the end of the text."""
     reader.finish()
     recorder = reader.recorder
     return Found(

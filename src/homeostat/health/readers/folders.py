@@ -1,18 +1,19 @@
-"""Folders of other frameworks: every known file in them, joined.
+"""Read folders of other frameworks: every known file in them, joined.
 
-All names of a folder are looked at, however many; only files whose names are those of logs or
-metrics are opened. What is no regular file (a pipe, a socket) is never opened, because a scan must
-not wait for it. What was passed over is told. A folder whose children are runs of their own holds
-several runs (`runs_in`): they are never joined.
+All names of a folder are listed, however many; only files whose names are those of logs or metrics
+are opened. Anything but a regular file (a pipe, a socket) is never opened, because a scan must not
+wait for it. Skipped files are reported. A folder whose children are separate runs, or that holds
+loose logs of several runs, contains several runs (`runs_in`): they are never joined.
 
-Of a metric that several files have, the one that most is known of counts; the trainer's own state
-goes before a log, whose rows may have no steps.
+If several files have a metric, the one with the most values counts; the trainer's own state takes
+precedence over a log, whose rows may have no steps.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from typing import Any
 from homeostat.errors import DataError
 from homeostat.health.log import Log, LogLine
 from homeostat.health.readers.build import Found
-from homeostat.health.readers.files import found_in_file
+from homeostat.health.readers.files import found_in_parts
+from homeostat.health.readers.loose_logs import LOG_SUFFIXES, is_rotated, runs_of, with_parts
 from homeostat.health.readers.settings import flat, read_config
 from homeostat.health.reading import Reading
 
@@ -28,7 +30,8 @@ _MAX_DEPTH = 4
 _MAX_ENTRIES = 1_000_000
 _MAX_FILES = 40
 _MAX_RUNS = 1_000
-_LOGS = (".log", ".out", ".err")
+# Files of a run that are known by name.
+_MAX_NAMES = 8
 _LOG_NAMES = frozenset({"log.txt", "train_log.txt", "output.txt"})
 _LOG_STARTS = ("stdout", "stderr")
 _CONFIGS = frozenset(
@@ -50,17 +53,41 @@ _MORE = 1.2
 _NOT_METRICS = ("dataset", "data", "train.jsonl", "test.jsonl", "completions", "samples")
 
 
-def found_in_folder(path: Path) -> Found:
-    """What all known files of a folder hold. Raises DataError where it cannot be listed."""
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """The place of a run: a file, a folder, or some `files` of a folder that holds other runs."""
+
+    path: Path
+    files: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the name to show: the path, or the files that were taken as one run."""
+        if not self.files:
+            return str(self.path)
+        names = [str(self.files[0]), *(file.name for file in self.files[1:])]
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        return ", ".join(names[:_MAX_NAMES]) + more
+
+    @property
+    def modified(self) -> tuple[float, str]:
+        return max(_modified(file) for file in self.files or (self.path,))
+
+
+def found_in_folder(path: Path, *, only: Sequence[Path] = ()) -> Found:
+    """Read all known files of a folder, or `only` these, which are one run.
+
+    Raises DataError if it cannot be listed.
+    """
     merged = Found()
     notes: list[str] = []
-    files = sorted(_files(path, notes))
+    files = sorted(only or _files(path, notes))
     chosen = _chosen(files)
-    for file in chosen[:_MAX_FILES]:
+    for parts in with_parts(chosen[:_MAX_FILES]):
         try:
-            _merge(merged, found_in_file(file))
+            _merge(merged, found_in_parts(parts))
         except DataError as error:
-            # One file that cannot be read says nothing about the others.
+            # A file that cannot be read must not prevent reading the others.
             notes.append(str(error))
     if len(chosen) > _MAX_FILES:
         passed = ", ".join(file.name for file in chosen[_MAX_FILES:][:3])
@@ -69,6 +96,7 @@ def found_in_folder(path: Path) -> Found:
             f"others were passed over ({passed} ...). Name one of them to have it read."
         )
     merged.reading += Reading(notes=tuple(notes))
+    merged.joined = [os.path.relpath(source, path) for source in merged.sources]
     for file in sorted(file for file in files if file.name in _CONFIGS):
         settings = _settings(file)
         if settings:
@@ -77,25 +105,33 @@ def found_in_folder(path: Path) -> Found:
     return merged
 
 
-def runs_in(path: Path) -> list[Path]:
-    """The runs of a folder that holds several and is none itself, the newest first; else []."""
-    children = []
+def runs_in(path: Path) -> list[RunPlace]:
+    """Return the runs of a folder that contains several, newest first; [] if it is a run itself."""
+    children: list[Path] = []
+    logs: list[Path] = []
     try:
         with os.scandir(path) as entries:
             for entry in islice(entries, _MAX_ENTRIES):
                 if entry.is_dir(follow_symlinks=False):
                     children.append(Path(entry.path))
                 elif _is_of_run(entry):
-                    # The folder has a log or metrics of its own: what lies below belongs to it.
-                    return []
+                    if not _is_console(entry.name):
+                        # The folder itself has metrics, so everything below belongs to it.
+                        return []
+                    logs.append(Path(entry.path))
     except OSError:
         return []
-    runs = [child for child in children[:_MAX_RUNS] if _is_run(child)]
-    return sorted(runs, key=_modified, reverse=True) if len(runs) > 1 else []
+    loose = runs_of(logs) if logs else []
+    if len(loose) == 1:
+        # So do they to its one log.
+        return []
+    runs = [RunPlace(child) for child in children[:_MAX_RUNS] if _is_run(child)]
+    runs += [RunPlace(path, files) for files in loose]
+    return sorted(runs, key=lambda run: run.modified, reverse=True) if len(runs) > 1 else []
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder has a log or metrics right in it; a checkpoint is a part of a run."""
+    """Return whether a folder directly contains a log or metrics; a checkpoint belongs to a run."""
     if folder.name.startswith(("checkpoint", "global_step")):
         return False
     try:
@@ -112,7 +148,7 @@ def _is_of_run(entry: os.DirEntry[str]) -> bool:
 
 
 def _files(path: Path, notes: list[str]) -> Iterator[Path]:
-    """The files of a folder that are wanted, by their names."""
+    """Return the files of a folder that are wanted, by their names."""
     num_seen, waiting = 0, [(path, 0)]
     while waiting:
         folder, depth = waiting.pop(0)
@@ -139,23 +175,32 @@ def _is_regular(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
     except OSError:
-        # A loop of links.
+        # The links form a loop.
         return False
 
 
 def _is_wanted(name: str) -> bool:
-    """Whether a name is that of a log or of metrics."""
+    """Return whether a name is that of a log or of metrics."""
     return (
         name == "trainer_state.json"
-        or name.endswith((".jsonl", ".csv", ".wandb", *_LOGS))
+        or name.endswith((".jsonl", ".csv", ".wandb"))
         or "tfevents" in name
+        or _is_console(name)
+    )
+
+
+def _is_console(name: str) -> bool:
+    """Return whether a name is that of a console log."""
+    return (
+        name.endswith(LOG_SUFFIXES)
+        or is_rotated(name)
         or name in _LOG_NAMES
-        or name.startswith(_LOG_STARTS)
+        or (name.startswith(_LOG_STARTS) and not name.endswith((".jsonl", ".csv", ".wandb")))
     )
 
 
 def _chosen(files: list[Path]) -> list[Path]:
-    """The files to read, in the order in which they are believed."""
+    """Return the files to read, in the order of their reliability."""
     states = [file for file in files if file.name == "trainer_state.json"]
     groups = [
         sorted(states, key=_modified)[-1:],
@@ -163,10 +208,10 @@ def _chosen(files: list[Path]) -> list[Path]:
         [file for file in files if file.suffix == ".csv" and not _is_data(file)],
         [file for file in files if "tfevents" in file.name],
         [file for file in files if file.suffix == ".wandb"],
-        [file for file in files if file.suffix in _LOGS and not _is_own(file)],
+        [file for file in files if _is_suffixed(file) and not _is_own(file)],
         [file for file in files if file.name in _LOG_NAMES or _is_redirected(file)],
     ]
-    # Where there are too many of a kind, the newest are what is asked about.
+    # If there are too many of a kind, read the newest.
     newest = [
         sorted(sorted(group, key=_modified)[-_MAX_FILES // 2 :])
         if len(group) > _MAX_FILES
@@ -178,9 +223,14 @@ def _chosen(files: list[Path]) -> list[Path]:
     return [*(file for group in newest for file in group), *rest]
 
 
+def _is_suffixed(file: Path) -> bool:
+    return file.suffix in LOG_SUFFIXES or is_rotated(file.name)
+
+
 def _is_redirected(file: Path) -> bool:
-    """stdout.txt, stderr and their like."""
-    return file.name.startswith(_LOG_STARTS) and file.suffix not in (*_LOGS, ".jsonl", ".csv")
+    """Return whether a name is that of redirected output: stdout.txt, stderr and similar."""
+    is_other = _is_suffixed(file) or file.suffix in (".jsonl", ".csv")
+    return file.name.startswith(_LOG_STARTS) and not is_other
 
 
 def _is_data(file: Path) -> bool:
@@ -188,7 +238,7 @@ def _is_data(file: Path) -> bool:
 
 
 def _is_own(file: Path) -> bool:
-    """Whether a log is the tracker's about itself."""
+    """Return whether a log is the tracker's about itself."""
     return file.name.startswith("debug") and "wandb" in file.parts
 
 
@@ -225,14 +275,14 @@ def _settings(file: Path) -> dict[str, Any]:
         config = read_config(file)
     except DataError:
         return {}
-    # The description of a model is no setting of the run, though names are the same.
+    # A model's description contains no settings of the run, although some names are the same.
     if "model_type" in config or "architectures" in config:
         return {}
     return flat({name: _unwrapped(value) for name, value in config.items() if name[:1] != "_"})
 
 
 def _unwrapped(value: Any) -> Any:
-    """W&B writes every setting as {"value": ..., "desc": ...}."""
+    """Unwrap W&B's settings, which have the form {"value": ..., "desc": ...}."""
     if isinstance(value, Mapping) and "value" in value and value.keys() <= {"value", "desc"}:
         return value["value"]
     return value

@@ -1,6 +1,6 @@
-"""Which lines of a log are kept as text, and how they look: the first and the last ones.
+"""Keep the first and the last lines of a log as text.
 
-Lines are held as they were read and made visible at the end, because most of a long log's are
+Lines are held as they were read and decoded at the end, because most lines of a long log are
 dropped before that.
 """
 
@@ -17,7 +17,7 @@ MAX_FIRST_CHARS = 12_000_000
 MAX_LAST_CHARS = 24_000_000
 MAX_LINE = 20_000
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)?|[@-Z\\-_])")
-# Number, text (bytes: as it was read), newest step, rows that an engine had printed before it.
+# Number, text (bytes: as it was read), newest step, number of engine rows before it.
 _Kept = tuple[int, str | bytes, int | None, int]
 
 
@@ -36,7 +36,7 @@ class LineKeeper:
             self._head.append(line)
             self._head_chars += size
             return
-        # Once a line has gone to the end, later ones must not go before it.
+        # Once a line was added to the tail, later ones must not be added to the head.
         self._head_chars = MAX_FIRST_CHARS
         self._tail.append(line)
         self._tail_chars += size
@@ -44,7 +44,10 @@ class LineKeeper:
             self._tail_chars -= len(self._tail.popleft()[1])
 
     def log(self, *, by_engine: bool = False) -> Log:
-        """`by_engine`: nothing was trained, so the engine's rows are what is counted."""
+        """Return the log.
+
+        With `by_engine` nothing was trained, so the engine's rows are counted.
+        """
         return Log(
             [
                 LogLine(
@@ -62,7 +65,7 @@ def visible(line: bytes) -> list[str]:
 
 
 def pieces_of(line: str) -> list[str]:
-    """A line without colours, in the pieces that carriage returns part."""
+    """Return a line without colours, split at carriage returns."""
     text = line.rstrip("\r\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)

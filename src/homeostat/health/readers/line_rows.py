@@ -32,19 +32,19 @@ _MMENGINE = re.compile(
     r"\[\s*(?P<count>\d{1,12})/\s*(?P<total>\d{1,12})\]"
 )
 _LITGPT = re.compile(
-    # Counts are padded to the width of the largest.
+    # Counts are padded to the width of the largest one.
     r"Epoch +(?P<epoch>\d{1,9}) *\| *iter +(?P<iter>\d{1,12}) +step +(?P<step>\d{1,12}) *\| *"
     rf"loss train: +(?P<loss>{VALUE}), *val: +(?P<val>{VALUE}|n/a)"
     rf"(?: *\| *iter time: +(?P<ms>{VALUE}) ms)?"
 )
 _LITGPT_VAL = re.compile(rf"^iter +(?P<iter>\d{{1,12}}): val loss (?P<val>{VALUE})")
-# Said of a step before its own row: how many rollouts have an advantage of 0.
+# Printed before the row of a step: how many rollouts have an advantage of 0.
 _FILTERED = re.compile(
     r"Detected \d{1,9}/(?P<all>\d{1,9}) rollouts "
     r"\((?:[^()]{0,200}[ ,])?zero_advantage=(?P<zero>\d{1,9})"
 )
 _PIECES = re.compile(r",\s++|(?:(?<!\s)\s++)?\|\s*+|;\s++|\s{2,}+|\t")
-# Pairs that only a space parts, and names that only a space parts from their number.
+# Pairs separated by a space, and names separated from their number by a space.
 _LOOSE = re.compile(
     rf"(?<![\w.=:/'\"-])(?P<name>[A-Za-z_][\w./-]{{0,80}}+)(?:=|:\s?)(?P<value>{NUMBER})(?=[\s,;|]|$)"
 )
@@ -52,14 +52,14 @@ _SPACED = re.compile(
     rf"(?P<name>[A-Za-z][\w /]{{0,60}}?)(?<!\s)\s++(?P<value>{NUMBER})(?:\s?[A-Za-z/]{{1,8}})?"
 )
 _COLON_SPACES = re.compile(r"([:=])\s+")
-# A level ends what a logger puts before its message.
+# A level ends the prefix of a logger.
 _LOGGER = re.compile(
     r"^.{0,160}?\b(?:INFO|SUCCESS|DEBUG|WARNING)\b[\s:>|\])-]*"
     # The place in the code, as loguru and others write it: module:function:line -
     r"(?:[\w./<>]{1,120}:(?:[\w<>]{1,80}:)?\d{1,6}\]?\s*(?:[-|]\s+|:\s+))?"
 )
 _SURE = frozenset(METRICS)
-# Without one of these no name of a line is a metric's for sure.
+# Without one of these, no name of a line is certainly a metric's.
 SPEAKS = (
     "loss", "reward", "grad", "gnorm", "learning", "lr", "kl", "entropy", "clip", "throughput",
     "tps", "tokens_per", "length", "epoch", "step_time", "num_tokens",
@@ -67,7 +67,7 @@ SPEAKS = (
 
 
 def read_line(body: str) -> Row | None:
-    """The row of a line, by the first format that fits."""
+    """Return the row of a line, by the first format that fits."""
     if len(body) > _MAX_CHARS:
         return None
     if "(train)" in body or "(val)" in body:
@@ -85,7 +85,7 @@ def read_line(body: str) -> Row | None:
 
 
 def ahead_of_row(body: str) -> dict[str, float]:
-    """What prime-rl says of a step in lines before its row; the line itself stays in the log."""
+    """Return what prime-rl prints about a step before its row; the line stays in the log."""
     found = _FILTERED.search(body) if "zero_advantage=" in body else None
     if not found or not int(found["all"]):
         return {}
@@ -93,7 +93,7 @@ def ahead_of_row(body: str) -> dict[str, float]:
 
 
 def verl_row(body: str) -> Row | None:
-    """The row of a line of verl."""
+    """Return the row of a line of verl."""
     found = _VERL.search(body) if len(body) <= _MAX_CHARS else None
     if not found:
         return None
@@ -108,7 +108,7 @@ def verl_row(body: str) -> Row | None:
         return None
     if all(name.startswith("val") for name in row.values):
         row.kind = RowKind.EVAL
-    # Older versions print three decimals of everything; newer ones print all that there are.
+    # Older versions print three decimals of everything; newer ones print all decimals.
     if all(part[-4:-3] == "." or part.endswith(("nan", "inf")) for part in map(str.rstrip, parts)):
         row.fixed = dict.fromkeys(row.values, 3)
     return row
@@ -158,7 +158,7 @@ def _litgpt(body: str) -> Row | None:
 
 
 def _pairs(body: str) -> Row | None:
-    """`name: number` in a list. One name at least must be a metric's for sure."""
+    """Return `name: number` pairs of a list. At least one name must certainly be a metric's."""
     row = Row({}, form=_form(body))
     step = _STEP.search(body)
     sure = 0
@@ -197,8 +197,10 @@ def _named(text: str) -> list[tuple[str, str]]:
 
 
 def _loose(text: str, after_step: int | None) -> Iterator[tuple[str, str]]:
-    """Pairs where nothing but spaces stands between them: `step=3 loss=0.5`, and behind a step
-    `Train loss 2.1, Learning Rate 1e-05`."""
+    """Return pairs that are separated only by spaces.
+
+    Examples are `step=3 loss=0.5` and, after a step, `Train loss 2.1, Learning Rate 1e-05`.
+    """
     found = [(pair["name"], pair["value"]) for pair in _LOOSE.finditer(text[:20_000])]
     if len(found) < 2 and after_step is not None:
         pieces = _PIECES.split(text[after_step:].lstrip(" :|,-")[:20_000])
@@ -209,7 +211,7 @@ def _loose(text: str, after_step: int | None) -> Iterator[tuple[str, str]]:
 
 
 def _known_tail(name: str) -> str:
-    """The last words of a piece that are a metric's name: "trainer.py: step 3 loss" -> "loss"."""
+    """Return the end of a piece that names a metric: "trainer.py: step 3 loss" -> "loss"."""
     words = name.split()
     for start in range(max(0, len(words) - 4), len(words)):
         tail = " ".join(words[start:])
@@ -219,6 +221,6 @@ def _known_tail(name: str) -> str:
 
 
 def _is_only(body: str, row: Row) -> bool:
-    """One metric alone counts only where the line says little else."""
+    """Return whether a single metric counts: only if the line says little else."""
     rest = _LOGGER.sub("", body)
     return len(row.values) == 1 and len(rest.split()) <= 4 and not rest.lower().startswith("file ")

@@ -1,11 +1,11 @@
-"""Python and JSON literals as logs print them, parsed without evaluating anything.
+"""Parse Python and JSON literals as logs print them, without evaluating anything.
 
     {'loss': 0.5, 'reward': np.float64(0.1)}      {"loss": NaN}
     Namespace(lr=1e-06, name='run')               GRPOConfig(beta=0.0, ...)
     <IntervalStrategy.STEPS: 'steps'>
 
 A call with keywords is read as a mapping of them; a call around one number as that number. Depth
-and length are bounded, so that no text, however odd, costs more than its length.
+and length are bounded, so no text, however odd, costs more than its length.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ _PYTHON_WORDS = (
 
 
 class _TornError(Exception):
-    """The text ends, or goes on, where a literal cannot."""
+    """The text ends, or continues, where a literal cannot."""
 
 
 def mapping_at(text: str, start: int = 0) -> tuple[dict[str, Any], int] | None:
-    """The mapping that begins at a place ("{" or a call), and where it ends. None: no mapping."""
+    """Return the mapping that begins at a place ("{" or a call), and where it ends.
+
+    None: no mapping.
+    """
     if len(text) - start > MAX_CHARS:
         return None
     quick = _quick(text, start)
@@ -59,12 +62,15 @@ def mapping_at(text: str, start: int = 0) -> tuple[dict[str, Any], int] | None:
 
 
 def is_json_object(text: str, start: int) -> bool:
-    """Whether the rest of a text is a flat or nested object that the C parser takes."""
+    """Return whether the rest of a text is an object that the C parser accepts."""
     return start >= 0 and text.rstrip().endswith("}") and _quick(text, start) is not None
 
 
 def plain_value(text: str) -> Any:
-    """A setting's value: true, None, a number, a quoted text, a list; else the text itself."""
+    """Return the value of a setting, parsed if it is a literal, else the text itself.
+
+    Literals are booleans, None, numbers, quoted texts and lists.
+    """
     stripped = text.strip()
     if len(stripped) <= MAX_CHARS and stripped[:1] in {"[", "(", "{", "'", '"'}:
         try:
@@ -76,7 +82,7 @@ def plain_value(text: str) -> Any:
 
 
 def _quick(text: str, start: int) -> tuple[dict[str, Any], int] | None:
-    """Flat rows by the C parser, which is most of what logs hold."""
+    """Parse flat rows with the C parser; most rows of logs are flat."""
     end = text.rfind("}") + 1
     body = text[start:end]
     if not body.startswith("{"):
@@ -156,7 +162,7 @@ def _word_value(word: str) -> Any:
         whole = word.replace(",", "") if number(word) is not None else word
         if _WHOLE.fullmatch(whole):
             return int(whole)
-    # A unit behind a number is part of a text: a setting "8b" is no 8.
+    # A number with a unit is a text: the setting "8b" is not 8.
     if word[-1:].isdigit() or word[-1:] == "." or word.lower().endswith(("nan", "inf")):
         value = number(word)
         return word if value is None else value
@@ -174,7 +180,7 @@ def _braces(text: str, at: int, depth: int) -> tuple[Any, int]:
         if text[at : at + 1] == ":":
             found[key], at = _value(text, at + 1, depth + 1)
             at = _skip(text, at)
-        # Otherwise it is a set: its members are keys without values.
+        # Otherwise it is a set, whose members are keys without values.
         elif text[at : at + 1] in {",", "}"}:
             found[key] = None
         if text[at : at + 1] == ",":
@@ -193,7 +199,7 @@ def _key(text: str, at: int) -> tuple[str, int]:
 
 
 def _items(text: str, at: int, close: str, depth: int) -> tuple[list[Any], dict[str, Any], int]:
-    """What stands between brackets: values in order, and those with `name=` before them."""
+    """Return what is between brackets: values in order, and those with `name=` before them."""
     items: list[Any] = []
     named: dict[str, Any] = {}
     while True:

@@ -1,12 +1,12 @@
-"""Numbers as logs print them.
+"""Parse numbers as logs print them.
 
     0.0159   '0.0159'   6,821,680,128.0   1e-06   nan   Infinity   12.5%   40.52s   5166.5 tokens/s
     np.float64(0.31)    tensor(0.5, device='cuda:0')
 
 A percentage becomes a share. Other units are left to the framework's table: the number stays.
 
-Repeats of NUMBER are possessive, as are those of all patterns that run over foreign text: what was
-taken is never given back, so a line costs time in proportion to its length, whatever it holds.
+Repeats of NUMBER are possessive, as are those of all patterns that run over foreign text: there is
+no backtracking, so a line costs time in proportion to its length, whatever it contains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WITH_UNIT = re.compile(
 
 
 def number(text: str) -> float | None:
-    """The number that a text is, or None. The text may have a unit behind the number."""
+    """Return the number that a text is, or None. The text may have a unit after the number."""
     if len(text) > _MAX_CHARS:
         return None
     try:
@@ -43,7 +43,7 @@ def number(text: str) -> float | None:
 
 
 def number_of(value: Any) -> float | None:
-    """The number that a parsed value is: numbers, and texts that are numbers."""
+    """Return the number that a parsed value is: numbers, and texts that are numbers."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -57,7 +57,7 @@ def number_of(value: Any) -> float | None:
 
 
 def decimals_of(text: str) -> int | None:
-    """How many decimals a number was printed with; None where it has an exponent or is a word."""
+    """Return with how many decimals a number was printed; None for an exponent or a word."""
     found = _WITH_UNIT.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if not found:
         return None
@@ -65,5 +65,5 @@ def decimals_of(text: str) -> int | None:
     if not digits[-1].isdigit() or "e" in digits.lower():
         return None
     decimals = len(digits.partition(".")[2])
-    # A percentage is a share here: two more places.
+    # A percentage becomes a share, which has two more decimals.
     return decimals + 2 if found["unit"] == "%" else decimals

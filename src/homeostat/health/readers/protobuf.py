@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers, as much of it as logs of trackers need."""
+"""Parse the wire format of protocol buffers, as far as the logs of trackers need it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TornError(Exception):
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Number, wire type and value of a message's fields. Raises TornError."""
+    """Yield number, wire type and value of a message's fields. Raises TornError."""
     at = 0
     while at < len(data):
         key, at = varint(data, at)
@@ -46,6 +46,6 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """A varint that is an int64."""
+    """Return a varint as an int64."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value

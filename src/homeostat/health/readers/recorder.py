@@ -1,8 +1,8 @@
-"""Rows in the order they were printed -> columns over the steps of the last run.
+"""Turn rows in the order they were printed into columns over the steps of the last run.
 
-Steps come from the row, from the header or the progress bar before it, or are counted. Where a
-counter goes back to where it began, a second run began: the first is kept aside. Where it goes back
-only part of the way, the run was resumed: what was logged from there on is replaced.
+Steps come from the row, from the header or the progress bar before it, or are counted. If a counter
+goes back to its start, a second run began: the first is set aside. If it goes back only part of the
+way, the run was resumed: what was logged from there on is replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_ENGINE_ROWS = 400_000
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run that stands before the last one in the same log, under its own names."""
+    """A run before the last one in the same log, under its own names."""
 
     label: str
     series: Mapping[str, Series]
@@ -40,7 +40,7 @@ class _Counter:
 
 @dataclass(slots=True)
 class _EngineColumn:
-    """Values of an engine: by its own count, and by the step that training was at."""
+    """Values of an engine: by its own count, and by the step of training."""
 
     counted: array[int] = field(default_factory=lambda: array("q"))
     steps: array[int] = field(default_factory=lambda: array("q"))
@@ -48,7 +48,7 @@ class _EngineColumn:
 
     def add(self, count: int, step: int, value: float) -> None:
         if len(self.values) >= _MAX_ENGINE_ROWS:
-            # Half of the older ones say the same; the newer half stays whole.
+            # Thin out the older half; the newer half stays complete.
             for column in (self.counted, self.steps, self.values):
                 del column[1 : _MAX_ENGINE_ROWS // 2 : 2]
         self.counted.append(count)
@@ -57,7 +57,7 @@ class _EngineColumn:
 
 
 class Recorder:
-    """Takes rows; holds columns, earlier runs and what the last run was called."""
+    """Take in rows; hold columns, earlier runs and the names of the last run."""
 
     def __init__(self) -> None:
         self.columns: dict[str, Column] = {}
@@ -69,14 +69,14 @@ class Recorder:
         self._is_header_new = False
         self.total_steps: int | None = None
         self.forms: dict[str, int] = {}
-        # What the log said before the current run, in order: setting and value.
+        # What the log stated before the current run, in order: setting and value.
         self.settings: list[tuple[str, Any]] = []
         self.label = ""
         self.num_rows = 0
         self._counters: dict[str, _Counter] = {}
         self._bar: int | None = None
         self._newest_bar = 0
-        # Whether all steps so far were counted, none printed with its row.
+        # True if all steps so far were counted and none was printed with its row.
         self._is_counted = True
         self._is_total_of_bar = False
         self._mentioned: int | None = None
@@ -92,7 +92,7 @@ class Recorder:
         self._fixed: dict[str, tuple[int, int]] = {}
 
     def add(self, row: Row) -> None:
-        """Take a row. Its values are kept under the names that the log gives them."""
+        """Take in a row. Its values are kept under the names that the log gives them."""
         self.forms[row.form] = self.forms.get(row.form, 0) + 1
         if row.total_steps is not None and 0 < row.total_steps < MAX_STEP:
             self.total_steps = row.total_steps
@@ -112,8 +112,11 @@ class Recorder:
         *,
         form: str,
     ) -> bool:
-        """Take many rows at once: per name the places of the rows that have it (None: all) and
-        the values. False, and nothing taken, where the steps do not simply go on."""
+        """Take in many rows at once.
+
+        Each name has the indices of the rows that have it (None: all) and the values. Return False,
+        and take nothing, if the steps do not simply continue.
+        """
         counter = self._counters.get(":train")
         is_going_on = counter is None or int(steps[0]) > counter.last
         if not is_going_on or bool(np.any(np.diff(steps) <= 0)):
@@ -142,14 +145,14 @@ class Recorder:
             column.extend(steps, values)
 
     def begin_step(self, step: int, total: int | None) -> None:
-        """A header that names a step: the rows below it are of that step."""
+        """Take in a header that names a step: the rows below it are of that step."""
         if step < MAX_STEP:
             self.header, self._is_header_new = step, True
             self.total_steps = total or self.total_steps
 
     def bar(self, count: int, total: int) -> None:
-        """A progress bar of training: the row that follows is of the step that it shows."""
-        # Evaluation draws bars of its own, with fewer steps.
+        """Take in a progress bar of training: the row that follows is of the step that it shows."""
+        # Evaluation draws its own bars, with fewer steps.
         is_longer = self._is_total_of_bar and total > (self.total_steps or 0)
         if (self.total_steps in (None, total) or is_longer) and 0 < count <= total:
             self._is_total_of_bar = self.total_steps is None or is_longer or self._is_total_of_bar
@@ -158,7 +161,7 @@ class Recorder:
 
     @property
     def newest(self) -> int | None:
-        """The newest step that was printed: by a row, a header or a bar."""
+        """Return the newest step that was printed: by a row, a header or a bar."""
         newest = self.step
         for step in (self.header, self._bar, self._mentioned):
             if step is not None and (newest is None or step > newest):
@@ -166,12 +169,12 @@ class Recorder:
         return newest
 
     def mention(self, step: int) -> None:
-        """A line speaks of a step: it is believed where it is about the next one at most."""
+        """Take in a mention of a step: it counts if it is at most about the next one."""
         if self.step is None or self.step <= step <= self.step + 2:
             self._mentioned = step
 
     def series(self) -> dict[str, Series]:
-        """What the last run logged, by the log's names."""
+        """Return what the last run logged, by the log's names."""
         found = {name: column.series() for name, column in self.columns.items()}
         self._spread(found)
         self._flush_engine()
@@ -181,10 +184,11 @@ class Recorder:
         return found
 
     def _spread(self, series: dict[str, Series]) -> None:
-        """Put counted rows evenly up to the bar's step, where counting led beyond the run's end.
+        """Spread counted rows evenly up to the bar's step, if counting went beyond the run's end.
 
         A bar goes to stderr at once, rows to stdout in blocks: rows of many steps then follow the
-        bar's last drawing, and counting on from there is wrong."""
+        bar's last drawing, and counting from there is wrong.
+        """
         last, total = self.step or 0, self.total_steps or 0
         if not self._is_counted or not 0 < self._newest_bar <= total < last:
             return
@@ -196,7 +200,7 @@ class Recorder:
             series[name] = Series(places[np.searchsorted(steps, one.steps)], one.values)
 
     def decimals(self) -> dict[str, int]:
-        """Names whose values were always printed with the same, small number of decimals."""
+        """Return names whose values were always printed with the same small number of decimals."""
         return {name: low for name, (low, high) in self._fixed.items() if low == high <= 4}
 
     def _add_train(self, row: Row) -> None:
@@ -223,7 +227,7 @@ class Recorder:
         self._label_of_run = self.label
 
     def _counted(self, row: Row) -> int:
-        """The step of a row that names none."""
+        """Return the step of a row that names none."""
         if self.header is not None and self._is_header_new:
             self._is_header_new = False
             self._check_counter(":header", self.header)
@@ -241,7 +245,7 @@ class Recorder:
         return self.step + 1
 
     def _after_epoch(self, epoch: float) -> int:
-        """The epoch went back: another run, or the same one resumed."""
+        """Handle an epoch that went back: another run, or the same one resumed."""
         column = self.columns.get(_EPOCH)
         if column is None or self._first_epoch is None or epoch <= self._first_epoch:
             self._next_run()
@@ -286,7 +290,7 @@ class Recorder:
 
     def _keep_past(self, label: str) -> None:
         series = {name: column.series() for name, column in self.columns.items()}
-        # Series look into the columns' memory, which a cut would move.
+        # Series are views of the columns' memory, which a cut would move.
         kept = {name: Series(one.steps.copy(), one.values.copy()) for name, one in series.items()}
         del self.past[: max(0, len(self.past) + 1 - _MAX_RUNS)]
         self.past.append(PastRun(label, kept, dict(self.settings[: self._settings_of_run])))
@@ -325,12 +329,12 @@ class Recorder:
 
 
 def _engine_series(column: _EngineColumn, *, counted: bool) -> Series:
-    """By the engine's own count where nothing is trained; else the newest value of each step."""
+    """Return a series by the engine's own count if nothing is trained, else by step."""
     values = np.array(column.values)
     if counted:
         return Series(np.array(column.counted), values)
     steps = np.array(column.steps)
-    # Steps go back where a second run began: only what came after counts.
+    # Steps go back if a second run began: only what came after counts.
     back = np.flatnonzero(np.diff(steps) < 0)
     start = int(back[-1]) + 1 if len(back) else 0
     steps, values = steps[start:], values[start:]

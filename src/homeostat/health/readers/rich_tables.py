@@ -1,4 +1,4 @@
-"""Tables of completions that trainers draw with box characters, in a panel or without.
+"""Parse tables of completions that trainers draw with box characters, in a panel or without.
 
     | Prompt       | Completion     | my_reward | Advantage |      (the lines are box characters)
     | What is 2+2? | It is 4        |      1.00 |      0.71 |
@@ -22,7 +22,7 @@ _BOX = ("\u2502", "\u2503", "\u2500", "\u2501")
 
 
 class RichTables:
-    """Lines of a log -> the completions of the tables among them."""
+    """Turn lines of a log into the completions of the tables among them."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -33,11 +33,11 @@ class RichTables:
 
     @property
     def is_open(self) -> bool:
-        """Whether a table's head was read, and no line that ends it."""
+        """Return whether a table's head was read, and no line that ends it."""
         return bool(self._names)
 
     def feed(self, text: str, step: int | None) -> SampleText | None:
-        """A line; the completion of the row that it ends."""
+        """Take in a line; return the completion of the row that it ends."""
         if text.isascii() or not any(sign in text for sign in _BOX):
             self._names = []
             return None
@@ -49,7 +49,7 @@ class RichTables:
         cells = [cell.strip() for cell in _WALLS.split(text)]
         low = [cell.lower() for cell in cells]
         if "prompt" in low and "completion" in low:
-            # A panel around the table is one more wall on each side.
+            # A panel around the table adds one more border on each side.
             named = [place for place, cell in enumerate(low) if cell]
             self._place = slice(named[0], named[-1] + 1)
             self._names, self._width, self._cells = low[self._place], len(cells), []

@@ -1,7 +1,7 @@
 """A row of metrics, whichever format it was printed in, and the columns that rows become.
 
-A format's reader makes a Row of a line. Columns keep their values as plain arrays: no object is
-held per value. Steps within a column grow strictly; a step that comes again overwrites.
+A format's reader makes a Row of a line. Columns keep their values as plain arrays: there is no
+object per value. Steps within a column strictly increase; a repeated step overwrites.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ MAX_STEP = 10**15
 
 
 class RowKind(StrEnum):
-    """train: a step's record. eval: belongs to the newest step. summary: of the whole run.
-    engine: of an inference engine, which counts no steps."""
+    """The kind of a row.
+
+    train: a step's record. eval: belongs to the newest step. summary: of the whole run. engine: of
+    an inference engine, which counts no steps.
+    """
 
     TRAIN = "train"
     EVAL = "eval"
@@ -33,8 +36,11 @@ class RowKind(StrEnum):
 
 @dataclass(slots=True)
 class Row:
-    """`channel` names the counter that `step` is of: rows of different channels may differ.
-    `fixed` has the decimals of values that a format prints with a fixed number of them."""
+    """One row of metrics.
+
+    `channel` names the counter of `step`: rows of different channels may differ. `fixed` has the
+    decimals of values that a format prints with a fixed number of them.
+    """
 
     values: dict[str, float]
     step: int | None = None
@@ -55,7 +61,7 @@ class Column:
         self.values = array("d")
 
     def add(self, step: int, value: float) -> None:
-        """A step that is there already gets the new value; a late one goes to its place."""
+        """Add a value; an existing step is overwritten, and a late one is inserted at its place."""
         if not self.steps or step > self.steps[-1]:
             self.steps.append(step)
             self.values.append(value)
@@ -68,12 +74,12 @@ class Column:
             self.values.insert(at, value)
 
     def extend(self, steps: IntArray, values: FloatArray64) -> None:
-        """Steps that grow strictly, and begin after the newest one."""
+        """Append steps that strictly increase, and begin after the newest one."""
         self.steps.frombytes(steps.tobytes())
         self.values.frombytes(values.tobytes())
 
     def cut(self, step: int) -> None:
-        """Forget what was logged at and after a step."""
+        """Drop what was logged at and after a step."""
         at = bisect_left(self.steps, step)
         del self.steps[at:]
         del self.values[at:]
@@ -86,7 +92,7 @@ class Column:
 
 
 def unordered_series(steps: Iterable[int], values: Iterable[float]) -> Series:
-    """A series of pairs in any order; of a step's values the last counts."""
+    """Return a series of pairs in any order; of several values of a step the last counts."""
     steps_of = np.fromiter(steps, dtype=np.int64)
     values_of = np.fromiter(values, dtype=np.float64)
     order = np.argsort(steps_of, kind="stable")

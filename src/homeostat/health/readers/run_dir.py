@@ -1,14 +1,14 @@
-"""Run folders: ours, and those of others by the files that are known in them.
+"""Read run folders: ours, and those of others by the files that are known in them.
 
 Ours: config.json (settings by our keys), metrics.jsonl, events.jsonl, completions/, console.log and
-traceback.txt. Of another's folder, every file that a reader knows is read, and the findings are
-joined; `facts["sources"]` says which. A damaged file costs no more than what it held.
+traceback.txt. Of another's folder, every file that a reader knows is read, and the results are
+joined; `facts["sources"]` lists them. A damaged file costs no more than its content.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,18 @@ _MAX_EVENTS = 200_000
 _MAX_LINE = 1_000_000
 _MAX_STEP_FILES = 3
 _MAX_SAMPLES = 64
-# Events that say how far a run is: the newest is how it stands.
+# Events that mark the state of a run: the newest is its current state.
 _ENDS = ("run_started", "run_resumed", "run_stopped", "run_finished", "run_failed")
 
 
-def view_of_run(path: Path, *, config: Mapping[str, Any] | None = None) -> RunView:
-    """The run that a folder holds. Raises HomeostatError."""
+def view_of_run(
+    path: Path, *, config: Mapping[str, Any] | None = None, only: Sequence[Path] = ()
+) -> RunView:
+    """Return the run in a folder, or in `only` these files of it. Raises HomeostatError."""
     settings = _our_config(path)
     if settings is not None:
         return _our_view(path, {**settings, **flat(config or {})})
-    found = found_in_folder(path)
+    found = found_in_folder(path, only=only)
     if not found.sources:
         raise DataError(
             f"{path}: holds no metrics or logs that are known. Give a run folder, a log, or a "
@@ -49,7 +51,7 @@ def is_our_run(path: Path) -> bool:
 
 
 def _our_config(path: Path) -> dict[str, Any] | None:
-    """The settings of a run of ours, with dots; None where the folder is not ours."""
+    """Return the settings of a run of ours, with dots; None if the folder is not ours."""
     file = path / "config.json"
     try:
         if not file.is_file() or file.stat().st_size > _MAX_CONFIG:
@@ -87,7 +89,7 @@ def _kind(settings: Mapping[str, Any]) -> Kind:
 
 
 def _events(path: Path) -> Iterator[Event]:
-    """Whole lines of the event log, as far as they can be read."""
+    """Return the whole lines of the event log, as far as they can be read."""
     try:
         file = path.open("rb")
     except OSError:
@@ -110,10 +112,10 @@ def _events(path: Path) -> Iterator[Event]:
 
 
 def _samples(folder: Path) -> Iterator[SampleText]:
-    """Completions of the first step that has them and of the newest ones."""
+    """Return completions of the first step that has them and of the newest ones."""
     if not folder.is_dir():
         return
-    # Reading Parquet costs a large import: only where there is something to read.
+    # Reading Parquet needs a large import, so do it only if there is something to read.
     from homeostat.observe.completions import completion_steps, read_completions
 
     steps = completion_steps(folder)
@@ -134,11 +136,13 @@ def _samples(folder: Path) -> Iterator[SampleText]:
 
 
 def _add_log(found: Found, path: Path) -> None:
-    """Console and, where the run ended by an error, its traceback, which stands after it; metrics
-    among them are in metrics.jsonl already."""
+    """Add the console and, if the run ended by an error, its traceback after it.
+
+    Metrics among them are already in metrics.jsonl.
+    """
     lines = _lines_of(path / "console.log")
     ends = [event for event in found.events if event.kind in _ENDS]
-    # That of an earlier try, which was gone on from, says nothing of the run as it stands.
+    # The traceback of an earlier attempt that was resumed says nothing about the current state.
     if not ends or ends[-1].kind == "run_failed":
         start = lines[-1].number if lines else 0
         step = ends[-1].step if ends else None

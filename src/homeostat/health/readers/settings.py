@@ -1,4 +1,4 @@
-"""Settings, from config files and from what logs print, by the names that they have there.
+"""Read settings, from config files and from what logs print, by the names that they have there.
 
     lr=1e-06   --lr 1e-06   lr: 1e-06   Namespace(lr=1e-06)   {'actor': {'lr': 1e-06}}
     Gradient Accumulation steps = 4        transformers==4.50.3
@@ -22,7 +22,7 @@ from homeostat.health.readers.common_names import SETTINGS
 from homeostat.health.readers.literals import mapping_at, plain_value
 
 MAX_CONFIG_BYTES = 8_000_000
-# YAML and TOML are parsed in Python, about a second for 100 kB.
+# YAML and TOML are parsed in Python, which takes about a second for 100 kB.
 _MAX_PARSED_CHARS = 500_000
 _MAX_SETTINGS = 20_000
 _LARGEST = 10**300
@@ -32,7 +32,7 @@ _ASSIGNED = re.compile(
     rf"(?<![\w.=<>!/-])(?P<name>[A-Za-z_][\w.]{{0,120}})(?P<sign>==?)(?P<value>{_VALUE})"
 )
 _FLAG = re.compile(rf"(?:^|\s)--(?P<name>[A-Za-z][\w.-]{{0,120}})(?:[= ]\s*(?P<value>{_VALUE}))?")
-# A logger's level ends what may stand before a name; brackets may follow it.
+# A logger's level ends the prefix of a name; brackets may follow it.
 _LEVEL = re.compile(r"\b(?:INFO|DEBUG)\b[^A-Za-z_\[]{0,12}+")
 _MAX_LEVELS = 4
 _COLON = re.compile(
@@ -52,7 +52,7 @@ _BANNER_LINE = re.compile(
     rf"\s(?P<name>{'|'.join(map(re.escape, _BANNER))}) = (?P<value>[\d,.]{{1,40}})"
 )
 _TOTAL = re.compile(r"total (?:training|optimization) steps(?: =|:)\s*+(\d[\d,]{0,18})")
-# Of processes and errors, not of the run.
+# Names of processes and errors, not settings of the run.
 _NOT_SETTINGS = frozenset(
     {
         "pid",
@@ -68,12 +68,12 @@ _NOT_SETTINGS = frozenset(
         "stop_reason",
     }
 )
-# YAML leaves these a text, and command lines all: the value is meant.
+# YAML leaves these as texts, and command lines leave everything as text: convert the value.
 _MEANT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+|[-+]?\d{1,18}|true|false|none|null", re.I)
 
 
 def settings_in(text: str) -> Iterator[tuple[str, Any]]:
-    """Names and values that a line of a log states."""
+    """Return names and values that a line of a log states."""
     if "=" in text:
         banner = _BANNER_LINE.search(text.lower())
         if banner:
@@ -92,7 +92,7 @@ def settings_in(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _stated(text: str) -> re.Match[str] | None:
-    """The one `name: value` that a line is, but for what a logger puts before it."""
+    """Return the single `name: value` that a line is, without a logger's prefix."""
     levels = islice(_LEVEL.finditer(text), _MAX_LEVELS)
     starts = [0, *(level.end() for level in levels)]
     return next((found for at in reversed(starts) if (found := _COLON.match(text, at))), None)
@@ -101,7 +101,7 @@ def _stated(text: str) -> re.Match[str] | None:
 def _assigned(text: str) -> Iterator[tuple[str, Any]]:
     for found in _ASSIGNED.finditer(text[:20_000]):
         value = found["value"].rstrip(".:")
-        # A version pin has a text as its value, whatever it looks like.
+        # The value of a version pin is a text, whatever it looks like.
         if found["sign"] == "==":
             yield found["name"], value
         elif found["name"] not in _NOT_SETTINGS and value:
@@ -109,13 +109,13 @@ def _assigned(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def total_steps_in(text: str) -> int | None:
-    """The length of the run, where a line states it."""
+    """Return the length of the run, if a line states it."""
     found = _TOTAL.search(text.lower()) if "otal" in text else None
     return int(found[1].replace(",", "")) if found else None
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings -> names with dots."""
+    """Flatten nested mappings into names with dots."""
     found: dict[str, Any] = {}
     waiting: list[tuple[str, Mapping[str, Any], int]] = [("", settings, 0)]
     while waiting:
@@ -132,14 +132,14 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _meant(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > _LARGEST:
-        # More than a float can hold: no setting is that large, and sums of it would fail.
+        # Too large for a float: no setting is that large, and sums of it would fail.
         return math.inf if value > 0 else -math.inf
-    # "0.20" stays a text: it may be a version, and whoever needs the number can have it.
+    # "0.20" stays a text, because it may be a version; callers can convert it.
     return plain_value(value) if isinstance(value, str) and _MEANT.fullmatch(value) else value
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config file: JSON, YAML, TOML, or a printed literal. Raises DataError."""
+    """Read a config file: JSON, YAML, TOML, or a printed literal. Raises DataError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
@@ -157,7 +157,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def config_of(text: str, *, name: str = "") -> dict[str, Any] | None:
-    """The settings that a text holds, nested as there; None where it holds none."""
+    """Return the settings of a text, nested as there; None if it has none."""
     literal = mapping_at(text, len(text) - len(text.lstrip()))
     if literal is not None and not text[literal[1] :].strip():
         return literal[0] or None
@@ -177,7 +177,7 @@ def _toml(text: str) -> dict[str, Any] | None:
 
 
 def _is_deep(text: str) -> bool:
-    """Whether brackets open deeper than any config's: YAML's scanner takes the square of it."""
+    """Return whether brackets nest deeper than in any config: YAML's scanner is quadratic in it."""
     depth = 0
     for found in re.finditer(r"[\[{]|[\]}]", text):
         depth += 1 if found.group() in "[{" else -1
@@ -187,7 +187,7 @@ def _is_deep(text: str) -> bool:
 
 
 def _yaml(text: str) -> dict[Any, Any] | None:
-    # Aliases can make a small file huge: a config has no need of them.
+    # Aliases can make a small file huge, and a config does not need them.
     if re.search(r"(?m)(?:^|[\s\[,:-])\*[A-Za-z_]", text) or _is_deep(text):
         return None
     import yaml
@@ -205,7 +205,7 @@ def fold_setting(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _names_of(framework: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Their full name -> our key, and the last part of it -> our key where that says enough."""
+    """Return their full name -> our key, and its last part -> our key if that is distinctive."""
     full: dict[str, str] = {}
     tails: dict[str, set[str]] = {}
     for key, names in ALL[framework].settings.items() if framework in ALL else ():
@@ -224,12 +224,12 @@ def _all_names() -> frozenset[str]:
 
 
 def is_known(name: str) -> bool:
-    """Whether some framework has a setting of this name."""
+    """Return whether some framework has a setting of this name."""
     return fold_setting(name) in _all_names()
 
 
 def ours(raw: Mapping[str, Any], framework: Framework) -> dict[str, Any]:
-    """Settings under our keys. Where several names mean one key, the surest counts."""
+    """Return settings under our keys. If several names mean one key, the most certain counts."""
     full, tails = _names_of(framework.name)
     found: dict[str, tuple[int, Any]] = {}
     for name, value in raw.items():
@@ -245,11 +245,11 @@ def ours(raw: Mapping[str, Any], framework: Framework) -> dict[str, Any]:
 def _candidates(
     name: str, full: Mapping[str, str], tails: Mapping[str, str]
 ) -> Iterator[str | None]:
-    """Our keys for a name, the surest first. A last part such as "name" or "path" says nothing."""
+    """Return our keys for a name, the most certain first; parts like "name" say nothing."""
     yield full.get(name)
     head, _, tail = name.rpartition(".")
     if head:
-        # A section around their names, or one that the table does not spell out.
+        # A section around their names, or one that the table leaves out.
         yield full.get(name.partition(".")[2])
         if "_" in tail:
             yield full.get(tail)

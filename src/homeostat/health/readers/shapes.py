@@ -1,10 +1,10 @@
-"""The prefilter of long logs: which lines need not be read, because lines like them were.
+"""The prefilter of long logs: skip lines whose shape was already seen.
 
-A line's *shape* is the line with every digit as 0. What the readers take a line for depends on its
-shape alone, and on what is open before it (a literal, a table, a completion). So while nothing is
-open, a shape that no reader had any use for needs no second look, and where it is known in which
-places an engine's numbers stand, they are taken from there. Lines that hold none of the signs by
-which any reader knows its own (`may_matter`, `is_sentence`) are not even read once.
+The *shape* of a line is the line with every digit as 0. How the readers interpret a line depends
+only on its shape, and on what is open before it (a literal, a table, a completion). So while
+nothing is open, a shape for which no reader had any use is not read again, and if the places of an
+engine's numbers are known, they are taken from there. Lines without any of the signs by which a
+reader recognises its own (`may_matter`, `is_sentence`) are never read at all.
 """
 
 from __future__ import annotations
@@ -12,24 +12,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _ZEROS = bytes(ord("0") if 48 <= byte <= 57 else byte for byte in range(256))
-# In any line, in lower case: the words of events (traces.py).
+# Words of events in any line, in lower case (traces.py).
 _HINTS = (b"weight", b"memory", b"sleep", b"wake", b"skip", b"checkpoint", b"resum", b"restart")
-# Bars, mappings, quoted texts, tags, formats, engines.
+# Signs of bars, mappings, quoted texts, tags, formats, engines.
 _SIGNS = (
     b"%|", b"{", b"'", b'"', b"[prompt]", b"[response]", b"[completion]", b"[output]",
     b"[ground_truth]", b"[score]", b"[reward]", b"(train)", b"(val)", b"iter ", b"zero_advantage=",
     b"batch", b"throughput", b"metrics", b"\r", b"\x1b",
 )  # fmt: skip
-# A line of nothing else is a sentence: no number, name with a sign, quote or bracket is in it.
+# A line of only these is a sentence: no number, name with a sign, quote or bracket is in it.
 _SENTENCE = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,;!?"
-# Where a number may follow: the words of headers and of those who speak of a step.
+# Words after which a number may follow: those of headers and of mentions of a step.
 _STEPS = (b"tep", b"ollout", b"teration", b"pisode")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What lines of a shape are: an event, like a row that nobody can read, an engine's numbers, or
-    plain. `fields`: name, place of the number's first byte and behind its last, and its divisor."""
+    """The meaning of lines of a shape: an event, an unreadable row, an engine's numbers, or plain.
+
+    `fields` has name, place of the number's first byte and after its last, and its divisor.
+    """
 
     is_unread: bool = False
     is_event: bool = False
@@ -40,7 +42,7 @@ PLAIN = Shape()
 
 
 def is_sentence(line: bytes) -> bool:
-    """Whether a line is words alone, and says nothing that is an event or heads a table."""
+    """Return whether a line is only words, and neither an event nor the head of a table."""
     if line.translate(None, _SENTENCE):
         return False
     low = line.lower()
@@ -51,8 +53,10 @@ def is_sentence(line: bytes) -> bool:
 
 
 def may_matter(line: bytes, *, has_digits: bool, speaks: tuple[bytes, ...]) -> bool:
-    """False where no reader could have a use for a line while nothing is open. `speaks`: words of
-    which a row of pairs has one."""
+    """Return False if no reader could use a line while nothing is open.
+
+    `speaks` are words of which a row of pairs has one.
+    """
     if not line.isascii() or line[:1] in b" \t|-*+" or line[:1].isdigit():
         return True
     low = line.lower()
@@ -73,7 +77,7 @@ def may_matter(line: bytes, *, has_digits: bool, speaks: tuple[bytes, ...]) -> b
 
 
 class Shapes:
-    """Shapes that were met. Those that do not come again are dropped."""
+    """The shapes that were seen. Those that do not come again are dropped."""
 
     _MOST = 20_000
     _LONGEST = 1_000
@@ -83,7 +87,7 @@ class Shapes:
         self._old: dict[bytes, Shape] = {}
 
     def clear(self) -> None:
-        """Forget all: a header was met, below which lines may mean something else."""
+        """Forget all shapes: below a header, lines may mean something else."""
         self._new, self._old = {}, {}
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""The bytes of a file or a stream, read once from the start, as lines of bounded length.
+"""Read the bytes of a file or a stream once from the start, as lines of bounded length.
 
 A pipe has no size and may have no end. It is read until it ends, until the user presses Ctrl-C, or
-up to `limit` bytes; what came until then is what is judged, and `notes` says so. Memory does not
-grow with the input: a line beyond MAX_LINE keeps its beginning and its end, and bars that are
-redrawn behind carriage returns for megabytes are handed on in parts.
+up to `limit` bytes; what was read by then is judged, and `notes` says so. Memory does not grow with
+the input: a line beyond MAX_LINE keeps its beginning and its end, and bars that are redrawn after
+carriage returns for megabytes are passed on in parts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Source:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what was not read."""
+        """Return sentences about what was not read."""
         if not self._num_cut:
             return self._notes
         cut = (
@@ -46,13 +46,13 @@ class Source:
         return [*self._notes, cut]
 
     def interrupt(self) -> None:
-        """Read no further. Raises KeyboardInterrupt out of a read that is waiting."""
+        """Stop reading. Raises KeyboardInterrupt out of a read that is waiting."""
         self._is_interrupted = True
         if self._is_waiting:
             raise KeyboardInterrupt
 
     def read_all(self, most: int) -> bytes | None:
-        """The whole content, or None where it is longer than `most`; what was read stays."""
+        """Return the whole content, or None if it is longer than `most`; what was read stays."""
         size = sum(map(len, self._waiting))
         while size <= most and (data := self._next()):
             self._waiting.append(data)
@@ -62,7 +62,7 @@ class Source:
         return whole if size <= most else None
 
     def batches(self) -> Iterator[list[bytes]]:
-        """All lines in order, without their ends, many at a time."""
+        """Yield all lines in order, without their ends, many at a time."""
         begun: list[bytes] = []
         for data in self._chunks():
             lines = data.split(b"\n")
@@ -107,7 +107,7 @@ class Source:
         return b"".join(self._waiting)[:count]
 
     def _next(self) -> bytes:
-        """Some bytes, as soon as there are any; b"" at the end."""
+        """Return some bytes, as soon as there are any; b"" at the end."""
         if self._is_interrupted:
             self._stop(f"reading was interrupted after {self._num_read:,} bytes")
             return b""

@@ -1,8 +1,8 @@
-"""TensorBoard event files, read without tensorflow: scalars by tag.
+"""Read TensorBoard event files without tensorflow: scalars by tag.
 
 A file is a chain of records: length (8 bytes), its checksum (4), the event (a protocol buffer), its
 checksum (4). Event: step = 2, summary = 5; summary: value = 1; value: tag = 1, simple_value = 2,
-tensor = 8. A file that a crash tore ends where it was torn.
+tensor = 8. A file that a crash truncated ends there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from homeostat.health.readers.protobuf import BYTES, FIXED32, VARINT, TornError,
 from homeostat.health.readers.rows import MAX_NAMES, MAX_STEP, unordered_series
 
 _MAX_RECORD = 16_000_000
-# DT_FLOAT, DT_DOUBLE: how a scalar lies in a tensor's content.
+# DT_FLOAT, DT_DOUBLE: the layout of a scalar in a tensor's content.
 _CONTENT = {1: "<f", 2: "<d"}
 
 
 def found_in(file: BinaryIO, *, name: str) -> Found:
-    """The scalars of an event file."""
+    """Read the scalars of an event file."""
     columns: dict[str, tuple[array[int], array[float]]] = {}
     for record in _records(file):
         try:
@@ -85,7 +85,7 @@ def _value(data: bytes) -> tuple[str, float | None]:
 
 
 def _tensor(data: bytes) -> float | None:
-    """A tensor of one number: dtype = 1, content = 4, float_val = 5, double_val = 6."""
+    """Parse a tensor of one number: dtype = 1, content = 4, float_val = 5, double_val = 6."""
     dtype = 0
     for number, _, value in fields(data):
         if number == 1 and isinstance(value, int):

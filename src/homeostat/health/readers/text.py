@@ -1,10 +1,10 @@
-"""Console logs, line by line: metric rows of any format, and everything else as log lines.
+"""Read console logs line by line: metric rows of any format, and everything else as log lines.
 
-A line is first freed of colours and of what Ray and launchers put before it; formats are tried in
-turn on what is left. Memory is bounded: of the lines that are not metrics the first and the last
-parts are kept, and every line is cut at a length that no message of use exceeds.
+A line is first stripped of colours and of prefixes of Ray and launchers; formats are tried in turn
+on what is left. Memory is bounded: of the lines that are not metrics the first and the last parts
+are kept, and every line is cut at a length that no useful message exceeds.
 
-Long logs repeat themselves: lines of a shape that was met before are not read again (shapes.py).
+Long logs repeat themselves: lines of a known shape are not read again (shapes.py).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from homeostat.health.readers.rows import Row, RowKind
 from homeostat.health.readers.settings import flat, settings_in, total_steps_in
 from homeostat.health.readers.shapes import PLAIN, Shape, Shapes, is_sentence, may_matter
 from homeostat.health.readers.traces import MAX_EVENTS, Samples, event_in
-from homeostat.health.reading import MAX_EXAMPLES, Reading, shortened
+from homeostat.health.reading import MAX_EXAMPLES, Reading, example_of
 from homeostat.health.view import Event
 
-# Characters of a line that are read as text; of a longer one the beginning and the end.
+# Number of characters of a line that are read; of a longer one the beginning and the end.
 MAX_TEXT = 40_000
 _TEXT_TAIL = 8_000
 _MAX_SETTINGS = 20_000
 _ACTOR = re.compile(r"^\s*+\((?P<actor>[^()]{0,80}?)\s?pid=\d++[^()]{0,80}+\)\s?")
 _MAX_ACTORS = 4
 _RANK = re.compile(r"^\[?(?:default|rank)\s?(?P<rank>\d{1,6})\]?\s?:\s?", re.IGNORECASE)
-# What begins otherwise has nothing of Ray's or a launcher's before it.
+# Lines that begin otherwise have no prefix of Ray or a launcher.
 _PREFIXED = frozenset("( [dDrR")
 _SPEAKS = tuple(word.encode() for word in line_rows.SPEAKS)
 _PERCENTAGE = " 0123456789"
@@ -51,14 +51,14 @@ _DIGIT = re.compile(r"[0-9]")
 _REPEATED = re.compile(r"\[repeated \d++x across cluster\]")
 _SPOKEN = re.compile(r"\b(?:step|rollout|iteration)[ _]?(\d{1,12})\b(?!/)", re.IGNORECASE)
 
-# A number with decimals behind a name: two of them in a line look like metrics.
+# A number with decimals after a name: two of them in a line look like metrics.
 _NAMED_NUMBER = re.compile(
     r"(?<![\w/.-])[A-Za-z_][\w/.-]{0,60}+['\"]?[ ]?[:=][ ]?[-+]?[0-9]{1,15}\.[0-9]"
 )
 
 
 class TextReader:
-    """Takes a log's lines in order. What it found is in its attributes."""
+    """Take in a log's lines in order. The results are in its attributes."""
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder or Recorder()
@@ -75,7 +75,7 @@ class TextReader:
         self._dumps = Dumps()
         self._ahead: dict[str, float] = {}
         self._shapes = Shapes()
-        # Grows with everything that a line is used for, but engines' rows and unread ones.
+        # Grows with everything that a line is used for, except engines' rows and unread ones.
         self._num_uses = 0
         self._engine: dict[str, float] = {}
         self._num_cut = 0
@@ -83,7 +83,7 @@ class TextReader:
         self._unread: list[str] = []
 
     def reading(self) -> Reading:
-        """How much of the text was understood."""
+        """Return how much of the text was understood."""
         return Reading(
             num_lines=self._number,
             num_unread_rows=self._num_unread,
@@ -97,12 +97,12 @@ class TextReader:
             self._feed_line(pieces_of(line))
 
     def feed_bytes(self, lines: Iterable[bytes]) -> None:
-        """Lines as a file holds them. Those of a known shape are taken without being read."""
+        """Take in lines as a file holds them. Lines of a known shape are not parsed."""
         recorder, kept, shapes = self.recorder, self.kept, self._shapes
         for line in lines:
             self._number += 1
             if self._num_kept < _MAX_SETTINGS or self._dumps.is_open or self.samples.is_open:
-                # Every line may be a setting, or a part of what is open.
+                # Every line may be a setting, or a part of an open item.
                 self._feed_line(visible(line))
                 continue
             key = shapes.key(line)
@@ -125,7 +125,7 @@ class TextReader:
             kept.add((self._number, line, recorder.newest, recorder.num_engine))
 
     def _feed_shape(self, key: bytes, line: bytes) -> None:
-        """Read a line, and remember what lines of its shape are where that is always the same."""
+        """Read a line, and remember what lines of its shape are if that is always the same."""
         num_uses, num_engine = self._num_uses, self.recorder.num_engine
         num_unread, num_events = self._num_unread, len(self.events)
         self._feed_line(visible(line))
@@ -143,11 +143,11 @@ class TextReader:
             self._shapes.add(key, Shape(fields=fields))
 
     def skip_settings(self) -> None:
-        """Look for no settings in the lines that follow, as after the first ones of a long log."""
+        """Look for no settings in the lines that follow, as after the start of a long log."""
         self._num_kept = max(self._num_kept, _MAX_SETTINGS)
 
     def skip(self, count: int) -> None:
-        """Lines that were taken otherwise: those that follow keep their numbers."""
+        """Skip lines that were read in another way: those that follow keep their numbers."""
         self._number += count
 
     def finish(self) -> None:
@@ -156,7 +156,7 @@ class TextReader:
         self.samples.end_of_text()
 
     def _feed_line(self, pieces: list[str]) -> None:
-        """A line, in the pieces that carriage returns part; the last is what a reader sees."""
+        """Take in a line, split at carriage returns; the last piece is what a person sees."""
         pieces = [*pieces[:-1], *_apart(pieces[-1])]
         for piece, following in pairwise(pieces):
             if not _is_redrawn(piece, following) and piece.strip():
@@ -167,14 +167,17 @@ class TextReader:
             self._keep(shortened_line(last), body, source, rank)
 
     def _cut(self, piece: str) -> str:
-        """A text that no reader takes long for. A JSON object is parsed at once and stays whole."""
+        """Shorten a text so that no reader is slow.
+
+        A JSON object is parsed at once and stays whole.
+        """
         if len(piece) <= MAX_TEXT or is_json_object(piece, piece.find("{")):
             return piece
         self._num_cut += 1
         return f"{piece[: MAX_TEXT - _TEXT_TAIL]} ... {piece[-_TEXT_TAIL:]}"
 
     def _rows_of(self, body: str, source: str, rank: int) -> bool:
-        """Take the line's metrics. True where the line holds nothing else."""
+        """Take the line's metrics. Return True if the line contains nothing else."""
         if not body or body.isspace():
             return False
         if "zero_advantage=" in body:
@@ -191,7 +194,7 @@ class TextReader:
         if self._ahead and row.form == "prime":
             row.values.update(self._ahead)
             self._ahead = {}
-        # All ranks print the same row; the first one's counts.
+        # All ranks print the same row; that of the first rank counts.
         if rank == 0 and row.values:
             self.recorder.add(row)
         self.samples.end_of_text()
@@ -232,22 +235,22 @@ class TextReader:
         row = self._blocks.row(body) or self._tables.row(body) or line_rows.read_line(body)
         if row is None:
             self._note_unread(body)
-            # Below a header what a line is depends on that, not on its shape alone.
+            # Below a header the meaning of a line depends on the header, not only on its shape.
             self._num_uses += self._blocks.may_be_row(body) or self._tables.may_be_row(body)
         elif row.form == "table":
             self._shapes.clear()
         return row, row is not None
 
     def _note_unread(self, body: str) -> None:
-        """Count a line that looks like metrics, but is of no format that is known."""
+        """Count a line that looks like metrics, but has no known format."""
         if body.count(".") < 2 or len(_NAMED_NUMBER.findall(body[:MAX_LINE])) < 2:
             return
         self._num_unread += 1
         if len(self._unread) < MAX_EXAMPLES:
-            self._unread.append(shortened(body))
+            self._unread.append(example_of(body))
 
     def _bar_row(self, bar: Any, rest: str, source: str) -> tuple[Row | None, bool]:
-        """A bar's own metrics, or the row that follows it on the same line."""
+        """Take a bar's own metrics, or the row that follows it on the same line."""
         if bar.is_training and not bar.values:
             self.recorder.bar(bar.count, bar.total)
         if "{" in rest:
@@ -304,7 +307,7 @@ class TextReader:
             self.recorder.label = body.strip()[:200]
 
     def _take_dump(self, dump: Dump, source: str, rank: int) -> None:
-        """A literal over several lines: metrics, else settings."""
+        """Take a literal over several lines: metrics, else settings."""
         if dump.mapping is None:
             for line in dump.lines:
                 self._note_settings(dict(settings_in(line)))
@@ -312,7 +315,7 @@ class TextReader:
         row = None
         if len(dump.lines) > 1:
             row = dict_rows.row_of(dump.mapping, before=dump.before, source=source)
-        # Sections within sections are a config's, unless a step is named with them.
+        # Nested sections are those of a config, unless a step is named with them.
         is_nested = any(isinstance(value, dict) for value in dump.mapping.values())
         if row is None or (is_nested and row.step is None):
             self._note_settings(flat(dump.mapping))
@@ -329,11 +332,12 @@ class TextReader:
 
 
 def _apart(piece: str) -> list[str]:
-    """A progress bar and the text that was printed behind it, which begins no line of its own:
+    """Split a progress bar from the text that was printed after it on the same line.
 
         5%|4         | 7/150 [00:12<04:04,  1.71s/it]Traceback (most recent call last):
 
-    A row of metrics behind a bar belongs to the step that the bar shows, and stays with it."""
+    A row of metrics after a bar belongs to the step that the bar shows, and stays with it.
+    """
     if "%|" not in piece or "{" in piece or piece.rstrip().endswith("]"):
         return [piece]
     bar = bar_in(piece)
@@ -343,7 +347,10 @@ def _apart(piece: str) -> list[str]:
 
 
 def _is_redrawn(piece: str, following: str) -> bool:
-    """Whether a bar without metrics is drawn anew right behind this drawing: that one counts."""
+    """Return whether a bar without metrics is redrawn right after this drawing.
+
+    In that case the later drawing counts.
+    """
     title, sign, rest = piece.partition("%|")
     if not sign or "=" in rest or "{" in piece or "{" in following or " 0/" in following:
         return False
@@ -359,7 +366,7 @@ def _cut_note(count: int) -> str:
 
 
 def _bare(piece: str) -> tuple[str, str, int]:
-    """A line without what Ray and launchers put around it; the actor's name; the rank."""
+    """Return a line without prefixes of Ray and launchers; the actor's name; the rank."""
     source, rank = "", 0
     body = piece
     if body[:1] not in _PREFIXED and "[repeated " not in body:

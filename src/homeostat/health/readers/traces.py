@@ -1,4 +1,4 @@
-"""Events and samples that a log's lines tell of.
+"""Find events and samples in a log's lines.
 
 Updating weights to checkpoint 3      ->  Event("weights_published")
 Sleep mode freed 40.1 GiB memory      ->  Event("engine_slept", {"gib": ...})
@@ -18,7 +18,7 @@ MAX_EVENTS = 50_000
 MAX_SAMPLES = 2_000
 _MAX_TEXT = 20_000
 
-# Words of a line in lower case -> what happened.
+# Words of a line in lower case -> event.
 _EVENTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -62,12 +62,12 @@ _TAG = re.compile(
     r"^\[(?P<tag>prompt|response|completion|output|ground_truth|score|reward)\]\s?(?P<text>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-# Ours for what engines say of how a completion ended.
+# Our names for how engines say that a completion ended.
 _REASONS = {"stop": "stop", "eos": "stop", "length": "length", "max_tokens": "length"}
 
 
 def event_in(text: str, step: int | None) -> Event | None:
-    """What a line says has happened."""
+    """Return the event that a line reports."""
     low = text[:2_000].lower()
     for hint in _HINTS:
         if hint in low:
@@ -90,7 +90,7 @@ def _event(text: str, low: str, step: int | None) -> Event | None:
 
 
 class Samples:
-    """Completions printed in a log: of one line, below a [response] tag, or in a drawn table."""
+    """Completions printed in a log: in one line, below a [response] tag, or in a drawn table."""
 
     def __init__(self) -> None:
         self.found: list[SampleText] = []
@@ -103,11 +103,14 @@ class Samples:
 
     @property
     def is_open(self) -> bool:
-        """Whether the lines that follow may be a part of a completion or a table."""
+        """Return whether the lines that follow may be a part of a completion or a table."""
         return bool(self._tag) or self._tables.is_open
 
     def feed(self, text: str, step: int | None) -> bool:
-        """A line that is no metric. True where it is, or may be, a part of a completion."""
+        """Take in a line without metrics.
+
+        Return True if it is, or may be, a part of a completion.
+        """
         tag = _TAG.match(text) if text[:1] == "[" else None
         is_used = tag is not None or self.is_open or not text.isascii()
         if tag:
@@ -122,7 +125,7 @@ class Samples:
         return is_used
 
     def end_of_text(self) -> None:
-        """A metric row ends what a tag began."""
+        """End the text that a tag began, because a metric row came."""
         if self._tag or self._lines:
             self._flush()
         self._tag = ""
@@ -151,7 +154,7 @@ class Samples:
 
     def _one_line(self, text: str, step: int | None) -> bool:
         low = text[:_MAX_TEXT].lower()
-        # Every beginning of the pattern holds one of these.
+        # Every match of the pattern begins with one of these.
         if not ("sample" in low or "response" in low or "completion" in low or "output" in low
                 or "generat" in low or "answer" in low):  # fmt: skip
             return False

@@ -1,9 +1,9 @@
-"""W&B run files (*.wandb), written offline: history and config, read without wandb.
+"""Read W&B run files (*.wandb), written offline: history and config, without wandb.
 
 The file is a LevelDB log: a header of 7 bytes, then blocks of 32 KiB with chunks of crc (4 bytes),
-length (2) and type (1: whole, 2: first, 3: middle, 4: last). A record is a protocol buffer:
-history = 2, config = 5, run = 17 with a config of its own. Their items hold a key (1), or the parts
-of one (2), and a value as JSON (16).
+length (2) and type (1: whole, 2: first, 3: middle, 4: last). A record is a protocol buffer: history
+= 2, config = 5, run = 17 with its own config. Their items have a key (1), or the parts of one (2),
+and a value as JSON (16).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTEGER, _NUMBER, _JSON = 5, 6, (8, 16)
 
 
 def found_in(file: BinaryIO, *, name: str) -> Found:
-    """History and config of a run file; what is torn is passed over."""
+    """Read history and config of a run file; incomplete records are skipped."""
     recorder = Recorder()
     settings: dict[str, Any] = {}
     for record in _records(file):
@@ -61,7 +61,7 @@ def found_in(file: BinaryIO, *, name: str) -> Found:
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
-    """Whole records, put together from their chunks."""
+    """Yield whole records, assembled from their chunks."""
     parts: list[bytes] = []
     size = 0
     for kind, chunk in _chunks(file):
@@ -77,7 +77,7 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _chunks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    # Blocks are counted from the start of the file, so the first has the header in it.
+    # Blocks are counted from the start of the file, so the first contains the header.
     at = _HEADER
     while block := file.read(_BLOCK):
         while at + 7 <= len(block):
@@ -96,7 +96,7 @@ def _run_config(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _items(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Key and value of the items of a history or config record (item or update = 1)."""
+    """Yield key and value of the items of a history or config record (item or update = 1)."""
     for number, wire, value in fields(data):
         if wire != BYTES or not isinstance(value, bytes):
             continue
@@ -111,7 +111,9 @@ def _items(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _item(data: bytes) -> tuple[str, Any] | None:
-    """One key and its value: as JSON, or, in newer files, as an integer (5) or a number (6)."""
+    """Return one key and its value, which is JSON or, in newer files, an integer (5) or number
+    (6).
+    """
     key, parts, value = "", [], None
     for field, wire, inner in fields(data):
         if isinstance(inner, int):

@@ -82,14 +82,17 @@ def needed(view: RunView, *names: str) -> Series:
     return found
 
 
-def mean_since(view: RunView, name: str, step: int) -> float | None:
-    """Mean of the finite values from a step on; None where there are none."""
-    series = view.series(name)
+def mean_since(view: RunView, *names: str, step: int) -> float | None:
+    """Mean of a metric's finite values from a step on; None if there are none.
+
+    The metric is the first of `names` that was logged."""
+    series = view.series(*names)
     return _mean(series.since(step)) if series is not None else None
 
 
-def mean_before(view: RunView, name: str, step: int) -> float | None:
-    series = view.series(name)
+def mean_before(view: RunView, *names: str, step: int) -> float | None:
+    """Mean of a metric's finite values before a step; None if there are none."""
+    series = view.series(*names)
     return _mean(series.before(step)) if series is not None else None
 
 
@@ -105,7 +108,7 @@ def ends(series: Series, *, share: float = 0.25) -> tuple[float, float]:
 
 
 def rank_correlation(series: Series) -> float:
-    """How steadily a series rises (1) or falls (-1), whatever the shape; 0 for a constant."""
+    """Rank correlation with time: 1 rises all along, -1 falls all along, 0 is a constant."""
     values = series.finite().values
     if len(values) < 3 or np.ptp(values) == 0:
         return 0.0

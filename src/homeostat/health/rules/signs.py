@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from homeostat.health.rules.readings import mean_since
 from homeostat.health.view import RunView, Series
 from homeostat.health.windows import robust_scale
 from homeostat.types import FloatArray64
@@ -96,15 +97,6 @@ def trend(series: Series | None, *, share: float = 0.25) -> Trend | None:
     return Trend(start, end, noise * math.sqrt(2.0 / num))
 
 
-def monotony(series: Series) -> float:
-    """Rank correlation with time, from -1 (falls all along) to 1; 0 where nothing moves."""
-    finite = series.finite()
-    if len(finite) < 3 or np.ptp(finite.values) == 0.0:
-        return 0.0
-    ranks = np.argsort(np.argsort(finite.values, kind="stable"), kind="stable")
-    return float(np.corrcoef(np.arange(len(ranks)), ranks)[0, 1])
-
-
 def moves(series: Series) -> bool:
     """It has not the same value in all records."""
     values = series.finite().values
@@ -139,13 +131,6 @@ def _moved(before: FloatArray64, since: FloatArray64) -> bool:
     median, spread = robust_scale(before)
     distance = abs(float(np.median(since)) - median)
     return distance > 4.0 * spread and distance > max(0.05, 0.25 * abs(median))
-
-
-def mean_since(view: RunView, step: int, *names: str) -> float | None:
-    """Mean of a metric from a step on."""
-    found = view.series(*names)
-    later = found.since(step).finite() if found is not None else None
-    return float(later.values.mean()) if later is not None and len(later) else None
 
 
 def newest(view: RunView, *names: str, count: int = 5) -> float | None:
@@ -223,7 +208,7 @@ def _weights(view: RunView, num: int) -> list[float] | None:
 def solved_share(view: RunView, *, since: int | None = None) -> float | None:
     """Mean reward as a share of the most that can be earned."""
     top = highest_reward(view)
-    reward = newest(view, "reward") if since is None else mean_since(view, since, "reward")
+    reward = newest(view, "reward") if since is None else mean_since(view, "reward", step=since)
     return reward / top if top and reward is not None else None
 
 

@@ -1,7 +1,7 @@
-"""Engines that hold requests and make no token, by the lines that they print of themselves.
+"""Find engines that have running requests but make no tokens, from the lines that they print.
 
 An engine prints its rates every few seconds as long as its front end lives, whatever its workers
-do: a row of such lines without a token, while requests run, is an engine that stands still.
+do: a row of such lines without a token, while requests run, is a stalled engine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _RUNNING = re.compile(r"Running: (\d{1,9})")
 
 
 def stalled(view: RunView) -> list[LogLine]:
-    """The newest lines of one engine in a row that make no token although requests run; those of
-    the engine with the most. None where training went on in the meantime."""
+    """Return the newest consecutive lines of one engine that make no token although requests run.
+
+    If there are several engines, those of the engine with the most lines. None if training
+    continued in the meantime.
+    """
     tails: dict[tuple[str, str], list[LogLine]] = {}
     for line in view.log.find(RATES):
         speaker = _SPEAKER.match(line.text[:400])

@@ -1,4 +1,4 @@
-"""report.html: one self-contained page about a run, from the files of its directory alone."""
+"""Write report.html: one self-contained page about a run, from the files of its directory."""
 
 from homeostat.observe.report.page import write_report
 

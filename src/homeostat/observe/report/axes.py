@@ -1,4 +1,4 @@
-"""Axes: ranges, ticks at round numbers and their labels. Pure functions."""
+"""Compute axes: ranges, ticks at round numbers and their labels. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Maps values to pixels. `start` and `end` are the pixels of `low` and `high`.
+    """Map values to pixels. `start` and `end` are the pixels of `low` and `high`.
 
-    `zero_below`: a logarithmic axis whose lower edge stands for 0, apart from the values above it,
-    of which this is the least.
+    `zero_below` is for a logarithmic axis whose lower edge stands for 0: it is the smallest of the
+    other values, which are drawn above that edge.
     """
 
     low: float
@@ -36,7 +36,7 @@ class Axis:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers inside [low, high]."""
+    """Return about `count` round numbers inside [low, high]."""
     step = nice_step((high - low) / max(1, count))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
@@ -44,7 +44,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 between them where there are few."""
+    """Return powers of ten, with 2 and 5 between them if there are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, math.ceil((last - first) / 7))
     factors = (1, 2, 5) if last - first <= 3 else (1,)
@@ -53,13 +53,13 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def nice_step(rough: float) -> float:
-    """The smallest of 1, 2, 2.5, 5 times a power of ten that is not below `rough`."""
+    """Return the smallest of 1, 2, 2.5, 5 times a power of ten that is not below `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= rough * (1 - 1e-9))
 
 
 def padded(low: float, high: float, *, floor_at_zero: bool = False) -> tuple[float, float]:
-    """A range with air around it that is never empty."""
+    """Return a range with a margin around it that is never empty."""
     span = high - low
     if span <= 1e-12 * max(abs(low), abs(high), 1e-300):
         span = abs(high) or 1.0
@@ -70,16 +70,17 @@ def padded(low: float, high: float, *, floor_at_zero: bool = False) -> tuple[flo
 
 
 def padded_log(low: float, high: float) -> tuple[float, float]:
+    """Return a logarithmic range with a margin around it."""
     return low / 1.15, max(high * 1.15, low * 2)
 
 
 def room_for_zero(low: float, high: float) -> float:
-    """Where a logarithmic axis begins that shows 0 on its lower edge, clear of the least value."""
+    """Return the start of a logarithmic axis that shows 0 on its edge, below the least value."""
     return max(low / max(3.0, (high / low) ** 0.15), 1e-323)
 
 
 def tick_label(value: float, step: float) -> str:
-    """As many digits as tell neighbouring ticks apart, and no more."""
+    """Format a tick with just enough digits to distinguish it from its neighbours."""
     if value == 0 or abs(value) < 1e-9 * step:
         return "0"
     if abs(value) >= 1e6 or abs(value) < 1e-3:

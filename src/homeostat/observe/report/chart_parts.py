@@ -1,4 +1,4 @@
-"""What plots of every kind of run are made of: lines from columns, event markers, machine plots."""
+"""Building blocks of all plots: lines from columns, event markers, machine plots."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_markers(facts: RunFacts) -> list[Marker]:
         for event in _first_of_each_trouble(facts.events)
         if event["kind"] in _MARKERS
     ]
-    # Trouble is never left out for the sake of checkpoints.
+    # Problems are never left out to make room for checkpoints.
     found.sort(key=lambda marker: marker.kind == "notch")
     return found[:MAX_MARKERS]
 
@@ -56,7 +56,7 @@ def one(columns: dict[str, Series], name: str) -> list[Line]:
 def many(
     columns: dict[str, Series], names: Mapping[str, str], *, factor: float = 1.0
 ) -> list[Line]:
-    """A line for each name that the run has, under its label."""
+    """Return a line for each name that the run has, under its label."""
     return [
         Line(label, columns[name].scaled(factor), number % NUM_COLOURS + 1, metric=name)
         for number, (name, label) in enumerate(names.items())
@@ -67,13 +67,13 @@ def many(
 def unless_zero(
     columns: dict[str, Series], names: Mapping[str, str], *, factor: float = 1.0
 ) -> list[Line]:
-    """A line of zeros says nothing."""
+    """Return the line unless it is 0 throughout, which would show nothing."""
     used = {name: series for name, series in columns.items() if series.finite.any()}
     return many(used, names, factor=factor)
 
 
 def labelled(columns: dict[str, Series], pattern: str) -> dict[str, str]:
-    """Names that match, with what the pattern's group found in them."""
+    """Return the names that match, with the text of the pattern's group."""
     found = ((name, re.fullmatch(pattern, name)) for name in columns)
     return {name: match.group(1) for name, match in found if match}
 
@@ -96,7 +96,7 @@ def memory_plot(columns: dict[str, Series], markers: list[Marker]) -> Plot:
         "memory/host_rss": "host",
         "engine/cache_bytes": "keys and values",
     }
-    # On a CPU torch counts no device memory: a line of zeros says nothing.
+    # On a CPU torch counts no device memory, so the line would be 0 throughout.
     used = {name: one for name, one in columns.items() if one.finite.any()}
     lines = many(used, names, factor=2.0**-30)
     lines += _gpu_lines(columns, "memory_used", 2.0**-30, first_colour=len(lines) + 1)
@@ -135,7 +135,7 @@ def update_plot(columns: dict[str, Series], markers: list[Marker]) -> Plot:
 def _gpu_lines(
     columns: dict[str, Series], what: str, factor: float, *, first_colour: int = 1
 ) -> list[Line]:
-    """One line per device; with many devices, their smallest, mean and largest."""
+    """Return one line per device; with many devices, their smallest, mean and largest."""
     found = {name: one for name, one in columns.items() if _is_gpu(name, what)}
     if len(found) <= 4:
         return [
@@ -161,7 +161,7 @@ def _is_gpu(name: str, what: str) -> bool:
 
 
 def _first_of_each_trouble(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A reward that fails at every step is marked where it began."""
+    """Return the events with only the first failure of each reward and kind."""
     known = set()
     for event in events:
         if event["kind"] == "reward_trouble":

@@ -1,4 +1,4 @@
-"""Which plots a run gets: names from the catalogue, grouped, scaled and labelled.
+"""Choose the plots of a run: names from the catalogue, grouped, scaled and labelled.
 
 A chart without values is left out, so a CPU run shows no GPU charts.
 """
@@ -14,6 +14,7 @@ from homeostat.observe.report.series import smooth
 
 
 def make_sections(facts: RunFacts) -> list[Section]:
+    """Return the sections of plots that suit the kind of run."""
     markers = parts.make_markers(facts)
     if facts.is_rl:
         sections = make_rl_sections(facts, markers)
@@ -45,7 +46,7 @@ def _loss_plot(facts: RunFacts, markers: list[Marker]) -> Plot:
     lines: list[Line] = []
     train, held_out = facts.columns.get("train/loss"), facts.columns.get("eval/loss")
     if train is not None:
-        # The smoothed line leads, so that hover follows the training steps.
+        # The smoothed line comes first, so that hover follows the training steps.
         lines += [
             Line("training", train, 1, "faint", "train/loss"),
             Line("training, smoothed", smooth(train), 1, metric="train/loss"),

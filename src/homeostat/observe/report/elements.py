@@ -1,4 +1,4 @@
-"""The page's building blocks. Titles are ours; what comes from the run is escaped by these."""
+"""Building blocks of the HTML page. They escape all text that comes from the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def tile(label: str, value: str, note: str = "") -> str:
 
 
 def block(title: str, note: str, text: str, *, is_open: bool = False) -> str:
-    """Text that unfolds; nothing where there is none."""
+    """Return text that unfolds; nothing if it is empty."""
     if not text:
         return ""
     opened = " open" if is_open else ""
@@ -28,7 +28,7 @@ def heading(title: str, note: str = "") -> str:
 
 
 def table(title: str, note: str, heads: list[str], rows: list[str]) -> str:
-    """A head that starts with `num:` stands over a column of numbers. Rows are HTML."""
+    """Return a table. A head that starts with `num:` marks a column of numbers. Rows are HTML."""
     cells = "".join(
         f'<th class="num">{head[4:]}</th>' if head.startswith("num:") else f"<th>{head}</th>"
         for head in heads

@@ -1,9 +1,9 @@
-"""How far engine and trainer were apart, how old the tokens were, and what was done about it.
+"""Show the mismatch of engine and trainer, the age of tokens, and the effect of the correction.
 
     columns, events -> one line of text, always
-                    -> plots, each only where it has something to tell
+                    -> plots, each only if it has something to show
 
-A run whose engine rounds a little differently and is never behind gets the line alone.
+A run whose engine differs only by rounding and is never behind gets only the line.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from homeostat.observe.report.series import Array, Series
 
 Columns = dict[str, Series]
 
-# Up to here a difference is rounding in float32, and moves no ratio by more than a hundredth of a
-# percent: a plot of it would show noise.
+# Up to this limit a difference is rounding in float32 and changes no ratio by more than 0.01
+# percent, so a plot of it would show noise.
 CALM_NATS = 1e-4
-# An effective sample of more than this is the whole sample.
+# An effective sample size above this counts as the whole sample.
 WHOLE_SHARE = 0.995
 _DIFFERENCE = "sampling/sampling_logp_difference/"
 _RATIO = "sampling/importance_sampling_ratio/"
 
 
 def engine_section(facts: RunFacts, markers: list[Marker]) -> Section:
+    """Return the section on the engine."""
     columns = facts.columns
     plots = [
         *(_difference_plots(facts, markers) if _is_apart(columns) else []),
@@ -53,7 +54,7 @@ def engine_section(facts: RunFacts, markers: list[Marker]) -> Section:
 
 
 def engine_text(facts: RunFacts) -> str:
-    """The whole group in a line; nothing where the two were never compared."""
+    """Summarise the whole section in a line; nothing if the two were never compared."""
     told = [*_difference_text(facts.columns)]
     if told:
         told += [_corrected_text(facts.columns), *_stale_text(facts.columns)]
@@ -63,7 +64,7 @@ def engine_text(facts: RunFacts) -> str:
 
 
 def _last_check(facts: RunFacts) -> tuple[str, str]:
-    """The newest verdict against float64: its event's kind, and a sentence; else nothing."""
+    """Return the newest verdict against float64: the event's kind and a sentence; else nothing."""
     for event in reversed(facts.events):
         if event["kind"] in ("logprobs_off", "logprobs_verified"):
             verdict = fmt.one_line(str(event.get("verdict", "unknown")))
@@ -114,7 +115,7 @@ def _counted(count: float, noun: str) -> str:
 
 
 def _is_apart(columns: Columns) -> bool:
-    """Whether the two ever differed by more than rounding, or by what is not a number."""
+    """Return whether the two ever differed by more than rounding, or by NaN."""
     found = [columns[name].y for name in (f"{_DIFFERENCE}max", f"{_DIFFERENCE}mean")
              if name in columns]  # fmt: skip
     return any(not (values <= CALM_NATS).all() for values in found)
@@ -136,7 +137,7 @@ def _difference_plots(facts: RunFacts, markers: list[Marker]) -> list[Plot]:
 
 
 def _bound(facts: RunFacts) -> tuple[float, str] | None:
-    """The upper bound of tokens' weights, where they have one."""
+    """Return the upper bound of token weights, if there is one."""
     weight = facts.config_value("algorithm", "correction", "weight")
     if not isinstance(weight, dict) or weight.get("type") != "token":
         return None
@@ -158,7 +159,7 @@ def _ess_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
 
 
 def _stale_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
-    # Updates within a step are behind its own beginning in every run: that is no news.
+    # In every run, later updates of a step are behind its own beginning, so that is not shown.
     if not _values(columns, "stale/steps/max").any():
         return []
     names = {"stale/updates/max": "oldest token", "stale/updates/mean": "mean"}
@@ -169,7 +170,7 @@ def _stale_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
 
 
 def _corrected_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
-    """Lines, not a stack: several parts may act on one token."""
+    """Return plots of lines, not stacks, because several parts may act on one token."""
     plots: list[Plot] = []
     for kind, title in (("tokens", "Tokens corrected"), ("sequences", "Completions corrected")):
         names = parts.labelled(columns, rf"correction/{kind}/(.+)")
@@ -197,13 +198,13 @@ def _sent_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
 
 
 def _dots(columns: Columns, names: dict[str, str], *, factor: float = 1.0) -> list[Line]:
-    """For what does not happen at every step."""
+    """Return a dotted line, for values that do not exist at every step."""
     lines = parts.many(columns, names, factor=factor)
     return [replace(line, label=line.label.replace("_", " "), style="dots") for line in lines]
 
 
 def _unit(unit: str, lines: list[Line]) -> str:
-    """A line that stands alone has no key: its name goes with the unit."""
+    """Return the unit with the name of a line that stands alone and so has no legend."""
     return f"{unit}, {lines[0].label}" if len(lines) == 1 else unit
 
 

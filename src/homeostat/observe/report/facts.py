@@ -1,6 +1,6 @@
-"""What the files of a run say, gathered for the page: status, times, worst rows, samples.
+"""Gather facts from the files of a run for the page: status, times, worst rows, samples.
 
-Every file may be missing, empty or of a run that is still going on.
+Every file may be missing, empty or belong to a run that is still going on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from homeostat.observe.samples import Row, best_and_worst_prompts
 
 _STARTS = ("run_started", "run_resumed")
 NUM_WORST_ROWS = 15
-NUM_SAMPLES = 3  # of a step's best completions, and as many of its worst
+NUM_SAMPLES = 3  # number of best completions of a step, and of worst ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class StepSamples:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """All that the page shows, read once."""
+    """Everything that the page shows, read once."""
 
     paths: RunPaths
-    # What of it may be shared; texts of the run's files go through the scrubber.
+    # Only the values that may be shared; texts of the run's files go through the scrubber.
     config: dict[str, Any]
     scrubber: Scrubber
     columns: dict[str, Series]
@@ -81,12 +81,12 @@ class RunFacts:
     worst_rows: list[WorstRow]
     samples: list[StepSamples]
     illnesses: list[Illness]
-    # Of findings that are not on record any more.
+    # Remedies of findings that are no longer on record.
     other_remedies: list[Remedy]
     last_step: int
     started_at: float | None
     duration_s: float
-    # Numbers of the lines that were passed over, by the file's name.
+    # Numbers of the lines that were skipped, by file name.
     damaged: dict[str, list[int]]
 
     @property
@@ -95,7 +95,7 @@ class RunFacts:
 
     @property
     def status(self) -> tuple[str, str]:
-        """A word for how the run stands, and its mood: good, warn, bad or none."""
+        """Return a word for the state of the run, and its mood: good, warn, bad or none."""
         for event in reversed(self.events):
             match event["kind"]:
                 case "run_failed":
@@ -110,7 +110,7 @@ class RunFacts:
         return "not finished", ""
 
     def told(self, name: str) -> Any:
-        """The newest event's field of this name: `command`, `environment`, `total_steps`."""
+        """Return a field, such as `command` or `environment`, of the newest event that has it."""
         return next((event[name] for event in reversed(self.events) if name in event), None)
 
     def config_value(self, *path: str) -> Any:
@@ -125,7 +125,7 @@ class RunFacts:
 
     @property
     def best_eval(self) -> tuple[float, float] | None:
-        """Step and value of the highest eval/reward, or of the lowest eval/loss."""
+        """Return step and value of the highest eval/reward, or of the lowest eval/loss."""
         sign = -1.0 if self.is_rl else 1.0
         series = self.columns.get("eval/reward" if self.is_rl else "eval/loss")
         if series is None or not series.finite.size:
@@ -136,6 +136,7 @@ class RunFacts:
 
 
 def read_facts(path: Path) -> RunFacts:
+    """Read all files of a run directory."""
     paths = RunPaths(path)
     files = (paths.metrics, paths.events, paths.findings, paths.row_losses)
     bad: dict[str, list[int]] = {file.name: [] for file in files}
@@ -167,7 +168,7 @@ def read_facts(path: Path) -> RunFacts:
 
 
 def read_config(paths: RunPaths) -> dict[str, Any]:
-    """The resolved config as plain values; empty when it is missing or unreadable."""
+    """Return the resolved config as plain values; empty if it is missing or unreadable."""
     try:
         config = json.loads(paths.config_json.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -176,7 +177,7 @@ def read_config(paths: RunPaths) -> dict[str, Any]:
 
 
 def read_samples(folder: Path) -> list[StepSamples]:
-    """Of the first and the last step that were written down."""
+    """Return the samples of the first and the last step that have a file."""
     steps = completion_steps(folder)
     found = []
     for step in dict.fromkeys((*steps[:1], *steps[-1:])):
@@ -191,7 +192,7 @@ def read_samples(folder: Path) -> list[StepSamples]:
 def _times(
     metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
 ) -> tuple[float | None, float]:
-    """When the run began, and the time it ran: its sessions, without the gaps between them."""
+    """Return the start of the run and its duration: its sessions, without the gaps between them."""
     moments = sorted(
         (float(record["time"]), record.get("kind") in _STARTS)
         for record in [*metrics, *events]
@@ -208,9 +209,9 @@ def _times(
 def find_worst_rows(
     records: Iterable[dict[str, Any]], *, count: int = NUM_WORST_ROWS
 ) -> list[WorstRow]:
-    """Rows by how far their loss stood above the median of their step, each row once.
+    """Return rows by how far their loss is above the median of their step, each row once.
 
-    The median is taken out because all rows of an early step have a high loss.
+    The median is subtracted because all rows of an early step have a high loss.
     """
     worst: dict[int, WorstRow] = {}
     for record in records:

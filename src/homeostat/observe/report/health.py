@@ -1,4 +1,4 @@
-"""The page's section on health: a verdict, every finding with what helps, and what was done.
+"""The health section of the page: a verdict, every finding with its fixes, and the remedies.
 
 All text from findings and events is escaped here.
 """
@@ -25,7 +25,7 @@ MAX_REMEDIES = 12
 
 
 def health_badge(facts: RunFacts) -> str:
-    """Beside the run's status; nothing for a run that nobody watched, or that failed."""
+    """Return a badge beside the run's status; nothing if the run was not watched or failed."""
     ill = [one for one in _ill(facts) if one.cleared is None]
     if ill:
         mood = _MOODS[max(ill, key=lambda one: ailments.rank_of(one.finding)).level]
@@ -35,6 +35,7 @@ def health_badge(facts: RunFacts) -> str:
 
 
 def health_section(facts: RunFacts) -> str:
+    """Return the section on findings and remedies."""
     if not _was_watched(facts):
         return ""
     ill = sorted(_ill(facts), key=_place)
@@ -59,7 +60,7 @@ def _ill(facts: RunFacts) -> list[Illness]:
 
 
 def _place(illness: Illness) -> tuple[bool, int, int]:
-    """What is open comes first, the worst of it before the rest, then by step."""
+    """Return the sort key of findings: open ones first, the worst before the rest, then by step."""
     return illness.cleared is not None, -ailments.rank_of(illness.finding), illness.began
 
 
@@ -114,7 +115,7 @@ def _fix(fix: ailments.Record) -> str:
     setting, value, why = (ailments.short(fix.get(p) or "") for p in ("setting", "value", "why"))
     grade = ailments.short(fix.get("grade") or "advice")
     what = f"<code>{escape(setting)}</code> {escape(value)}" if setting else escape(value)
-    # Advice that no setting gives may be all in its reason.
+    # Advice without a setting may consist of its reason only.
     told = _pair(what, why) if what.strip() else escape(why)
     title = escape(_GRADES.get(grade, ""))
     return f'{told} <span class="grade {escape(grade)}" title="{title}">{escape(grade)}</span>'
@@ -136,7 +137,7 @@ def _remedy(remedy: Remedy) -> str:
 
 
 def _alone(remedies: list[Remedy]) -> str:
-    """What was done about findings that are not on record any more."""
+    """Return the remedies of findings that are no longer on record."""
     if not remedies:
         return ""
     shown = remedies[-MAX_REMEDIES:]
@@ -152,7 +153,7 @@ def _whom(remedy: Remedy) -> str:
 
 
 def _pair(head: str, why: str) -> str:
-    """HTML, and a reason behind it."""
+    """Return HTML, followed by a reason."""
     return f"{head}<small>: {escape(why)}</small>" if why else head
 
 

@@ -1,7 +1,7 @@
-"""The illnesses of a run, from its findings and events: when each began and ended, what was done.
+"""Reconstruct the findings of a run: when each opened and closed, and which remedies were applied.
 
-findings.jsonl -> a line where one opens (again, where it got worse), a line where it is over
-events.jsonl   -> remedies, each with the code of the finding that it was for
+findings.jsonl -> a line when a finding opens (again if it got worse), a line when it closes
+events.jsonl   -> remedies, each with the code of its finding
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What was done at a step, and all that was said of it later."""
+    """A remedy applied at a step, and all later events about it."""
 
     applied: Event
     later: list[Event] = field(default_factory=list)
@@ -32,26 +32,26 @@ class Remedy:
 
     @property
     def text(self) -> str:
-        """What was done; when it is judged only as long as it is not."""
+        """Describe the remedy, and when it will be judged if that is still to come."""
         window = {"window": 0} if self.later else {}
         return ailments.remedy_text(str(self.applied["kind"]), {**self.applied, **window})
 
     @property
     def sequel(self) -> str:
-        """What came of it; empty as long as nobody has said so."""
+        """Describe the result of the remedy; empty while there is none."""
         told = (ailments.remedy_text(str(one["kind"]), one) for one in self.later)
         return "; ".join(text.removeprefix(f"{self.name} ") for text in told)
 
     @property
     def outcome(self) -> str:
-        """good where it helped, bad where it did not, empty where nobody has said so yet."""
+        """Return "good" if it helped, "bad" if not, and an empty text if it is not judged yet."""
         verdicts = [one for one in self.later if one["kind"] == "remedy_judged"]
         return ("good" if verdicts[-1].get("helped") else "bad") if verdicts else ""
 
 
 @dataclass(slots=True)
 class Illness:
-    """One spell of one finding. `finding` is the worst that was told of it."""
+    """One episode of a finding, from opening to closing. `finding` is its worst state."""
 
     finding: dict[str, Any]
     opened: int
@@ -60,7 +60,7 @@ class Illness:
 
     @property
     def began(self) -> int:
-        """Where its rule saw it begin, which is before it was sure."""
+        """Return the step at which the rule saw it begin, which is before it was sure."""
         first = ailments.first_step_of(self.finding)
         return self.opened if first is None else min(first, self.opened)
 
@@ -74,7 +74,7 @@ class Illness:
 
 
 def read_illnesses(findings: Iterable[dict[str, Any]]) -> list[Illness]:
-    """In the order in which they opened."""
+    """Return all episodes in the order in which they opened."""
     found: list[Illness] = []
     current: dict[tuple[str, str], Illness] = {}
     for record in findings:
@@ -92,7 +92,7 @@ def read_illnesses(findings: Iterable[dict[str, Any]]) -> list[Illness]:
 
 
 def read_remedies(events: Iterable[Event]) -> list[Remedy]:
-    """Each with its verdict and its end. A guard of the run has events of its own."""
+    """Return each remedy with its verdict and end. Guards of the run have their own events."""
     found: list[Remedy] = []
     newest: dict[tuple[str, str], Remedy] = {}
     for event in events:
@@ -109,8 +109,10 @@ def read_remedies(events: Iterable[Event]) -> list[Remedy]:
 
 
 def share_out(remedies: Iterable[Remedy], illnesses: list[Illness]) -> list[Remedy]:
-    """Give each remedy to the spell that it was for. Returns those whose spell is not on record:
-    a run that goes back loses what it found after that step."""
+    """Assign each remedy to its episode and return the remedies without one.
+
+    A run that goes back to an earlier step loses the findings after that step.
+    """
     alone: list[Remedy] = []
     for remedy in remedies:
         code, step = remedy.applied.get("code"), remedy.step

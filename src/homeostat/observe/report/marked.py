@@ -1,8 +1,8 @@
-"""Which curves show where a finding began, and where something was done about it.
+"""Mark on the curves where a finding began and where a remedy was applied.
 
-A finding speaks of the metrics that its evidence and its message name; one that names none, of what
-its family is about. What no plot is about stands on the run's main plot. Findings that only inform
-leave the curves alone.
+A finding belongs to the metrics that its evidence and its message name; if it names none, to those
+of its family. A finding that belongs to no plot is marked on the run's main plot. Findings that
+only inform are not marked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from homeostat.observe.report.plots import Plot, Section
 
 MAX_MARKS = 60
 _MAX_TEXT = 5000
-# How a text calls a metric where it does not give its name.
+# Words that stand for a metric in texts that do not give its name.
 _SPOKEN: tuple[tuple[str, str], ...] = (
     (r"mean length", "completions/mean_length"),
     (r"clipped_ratio|are cut", "completions/clipped_ratio"),
@@ -32,7 +32,7 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
     (r"staleness|steps old", "stale/updates/mean"),
     (r"tokens per second|tokens/s", "throughput/tokens_per_s"),
 )
-# What the findings of a family are about.
+# Metrics that the findings of a family are about.
 _FAMILIES: dict[str, tuple[str, ...]] = {
     "data": ("train/loss", "data/trained_share"),
     "numerics": ("train/loss", "grad_norm"),
@@ -47,15 +47,17 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "performance": ("time/step", "throughput/tokens_per_s"),
     "distributed": ("time/step", "throughput/tokens_per_s"),
 }
-# Settings that have a curve of their own.
+# Settings that have their own curve.
 _SETTINGS = {"trainer.lr": "learning_rate", "algorithm.kl.coefficient": "kl_coefficient"}
 
 
 def with_marks(
     sections: Iterable[Section], illnesses: Iterable[Illness], others: Iterable[Remedy]
 ) -> list[Section]:
-    """The sections with a mark on each plot that one is about. `others`: remedies of findings
-    that are not on record."""
+    """Return the sections with marks on the plots that they belong to.
+
+    `others` are remedies of findings that are no longer on record.
+    """
     sections = list(sections)
     plots = [plot for section in sections for plot in section.plots]
     found: list[list[Mark]] = [[] for _ in plots]
@@ -72,7 +74,7 @@ def with_marks(
 
 
 def spoken_of(finding: ailments.Record, plots: Iterable[Plot]) -> frozenset[str]:
-    """Metrics of these plots that a finding is about."""
+    """Return the metrics of these plots that a finding is about."""
     drawn = frozenset(name for plot in plots for name in plot.metrics)
     evidence = finding.get("evidence")
     said = [str(finding.get("message", "")), *(evidence if isinstance(evidence, list) else [])]
@@ -112,6 +114,6 @@ def _remedy_mark(remedy: Remedy) -> Mark:
 
 
 def _changed(remedy: Remedy) -> frozenset[str]:
-    """The curve of the setting that a remedy changed."""
+    """Return the curve of the setting that a remedy changed."""
     metric = _SETTINGS.get(str(remedy.applied.get("path")))
     return frozenset({metric}) if metric else frozenset()

@@ -1,9 +1,9 @@
-"""Marks above a curve: a thin upright line at a step with a label over it.
+"""Draw marks above a curve: a thin vertical line at a step with a label over it.
 
-    marks -> those of one place together -> labels in rows, none over another -> SVG
+    marks -> those of one place together -> labels in rows without overlap -> SVG
 
-Labels stand above the plot's area, so they never cover a curve. Where there are too many for the
-rows, the line stays, and so does its text on hover.
+Labels are above the plot's area, so they never cover a curve. If there are too many for the rows,
+the line stays, and its text is shown on hover.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from html import escape
 
 from homeostat.observe.report.axes import Axis
 
-# Kinds, from the least to the one that gives several at one place their colour.
+# Kinds by severity: the most severe of one place determines the colour.
 KINDS = ("remedy", "info", "warn", "error")
-# In units of the drawing.
+# Sizes in units of the drawing.
 ROW_HEIGHT = 14
 MAX_ROWS = 3
 _LETTER, _GAP, _SAME_PLACE = 7.0, 12.0, 4.0
@@ -24,7 +24,7 @@ _LETTER, _GAP, _SAME_PLACE = 7.0, 12.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`kind`: a level, or `remedy`."""
+    """A finding or remedy at a step. `kind` is a level, or `remedy`."""
 
     step: float
     label: str
@@ -34,9 +34,9 @@ class Mark:
 
 @dataclass(slots=True)
 class Flag:
-    """Marks of one place. `row` counts from the curve upwards; None: there is no room for a label.
+    """The marks of one place. `row` counts from the curve upwards; None if a label does not fit.
 
-    `is_left`: the label stands to the left of its line.
+    `is_left` means that the label is to the left of its line.
     """
 
     marks: list[Mark]
@@ -50,17 +50,17 @@ class Flag:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Where its label begins and ends."""
+        """Return where the label begins and ends."""
         width = _width(self.marks)
         return (self.x - width, self.x) if self.is_left else (self.x, self.x + width)
 
     def crosses(self, other: Flag) -> bool:
-        """Whether its line stands in the other's label, where it reaches that high."""
+        """Return whether this line runs through the other's label."""
         low, high = other.span
         return low < self.x < high
 
     def fits(self, row: int, other: Flag) -> bool:
-        """Whether its label may stand in this row, for all that the other one takes."""
+        """Return whether the label fits into this row beside the other one."""
         if other.row is None:
             return True
         (low, high), (other_low, other_high) = self.span, other.span
@@ -71,7 +71,7 @@ class Flag:
 
 
 def place(marks: Sequence[Mark], x_axis: Axis) -> list[Flag]:
-    """Those inside the axis, those of one place together."""
+    """Return the marks inside the axis, grouped by place."""
     inside = [mark for mark in marks if x_axis.low <= mark.step <= x_axis.high]
     groups: list[list[Mark]] = []
     for mark in sorted(inside, key=lambda one: one.step):
@@ -90,8 +90,11 @@ def place(marks: Sequence[Mark], x_axis: Axis) -> list[Flag]:
 
 
 def _give_rows(flags: Sequence[Flag]) -> None:
-    """A label lies above the lines that stand in it: those lines have their rows first. What was
-    done has a label only where that leaves every finding its own."""
+    """Assign label rows so that no line runs through a label.
+
+    A label is above the lines that would cross it, so those lines get their rows first. A remedy
+    gets a label only if every finding keeps its own.
+    """
     to_right = [flag for flag in reversed(flags) if not flag.is_left]
     order = [*to_right, *(flag for flag in flags if flag.is_left)]
     order.sort(key=lambda flag: flag.marks[0].kind == "remedy")
@@ -107,12 +110,12 @@ def num_rows(flags: Sequence[Flag]) -> int:
 
 
 def draw(flags: Sequence[Flag], *, top: float, base: float) -> list[str]:
-    """`top` and `base`: where the plot's area begins and ends."""
+    """Draw the flags. `top` and `base` are the edges of the plot's area."""
     return [_drawn(flag, top=top, base=base) for flag in flags]
 
 
 def told(flags: Sequence[Flag]) -> str:
-    """All marks in words, for those who do not see the drawing."""
+    """Describe all marks in words, for people who do not see the drawing."""
     return "; ".join(mark.text for flag in flags for mark in flag.marks)
 
 
@@ -127,7 +130,7 @@ def _drawn(flag: Flag, *, top: float, base: float) -> str:
         y = top - ROW_HEIGHT * flag.row - 3
         where = f'x="{x + shift:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
         label = f"<text {where}>{escape(flag.label)}</text>"
-    # A wider unseen line, which a pointer can meet.
+    # A wider invisible line that a pointer can hit.
     lines = f'<path class="hit" d="{line}"/><path d="{line}"/>'
     return f'<g class="mark {kind}"><title>{title}</title>{lines}{label}</g>'
 

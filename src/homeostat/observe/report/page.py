@@ -1,4 +1,4 @@
-"""Lays a run's facts out as one HTML page without outside parts: it opens from any folder.
+"""Lay out the facts of a run as one HTML page without external files, so it opens anywhere.
 
 All text from the run (names, messages, paths) is escaped where it enters the page.
 """
@@ -34,12 +34,13 @@ from homeostat.observe.safe_text import safe_text
 def write_report(run_dir: Path) -> Path:
     """Write report.html for a run directory, finished or not. Returns its path."""
     facts = read_facts(run_dir)
-    # Browsers obey bidi controls, and people read the source in a terminal.
+    # Browsers apply bidi controls, and people read the source in a terminal.
     write_atomically(facts.paths.report, safe_text(render_page(facts)))
     return facts.paths.report
 
 
 def render_page(facts: RunFacts) -> str:
+    """Return the page as HTML."""
     css = files("homeostat.observe.report").joinpath("report.css").read_text(encoding="utf-8")
     script = files("homeostat.observe.report").joinpath("report.js").read_text(encoding="utf-8")
     sections = "".join(_section(section) for section in make_sections(facts))
@@ -68,13 +69,13 @@ def render_page(facts: RunFacts) -> str:
 
 
 def _section(section: Section) -> str:
-    """Its texts and plots; nothing when there is no text and none of the plots has a value."""
+    """Return texts and plots of a section; nothing if it has no text and no plot with values."""
     plots = [plot for plot in section.plots if has_values(plot)]
     if not (plots or section.text or section.alarm):
         return ""
     halves = [number for number, plot in enumerate(plots) if plot.size == "half"]
     if len(halves) % 2:
-        # One of an odd number stands alone: it may as well fill its row.
+        # With an odd number of plots the last one is alone, so it fills its row.
         plots[halves[0]] = replace(plots[halves[0]], size="wide")
     head = heading(section.title, section.note) if section.title else ""
     told = f'<p class="told">{escape(section.text)}</p>' if section.text else ""

@@ -1,7 +1,7 @@
-"""Plots of lines and bands as inline SVG, and the values that the page's script shows on hover.
+"""Draw lines and bands as inline SVG, with the values that the page's script shows on hover.
 
-Colours and fonts come from report.css, so one drawing serves light, dark and print. Coordinates
-are those of the viewBox; the drawing scales with the page.
+Colours and fonts come from report.css, so one drawing works in light mode, dark mode and print.
+Coordinates are those of the viewBox; the drawing scales with the page.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ _SIGNS = (
     ("break", '<i class="break"></i>resumed or changed'),
     ("notch", '<i class="notch"></i>checkpoint'),
 )
-# Width and height in the viewBox; the page shows two halves beside each other.
+# Width and height in the viewBox; the page shows two half-width plots beside each other.
 _SIZES = {"half": (540, 230), "wide": (1100, 230), "main": (1100, 330)}
-# Of report.css: c1, c2 ...
+# Number of colours in report.css: c1, c2 ...
 NUM_COLOURS = 8
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 22, 12, 30
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series of a plot. `colour` numbers the palette; faint lines stand behind others.
+    """One series of a plot. `colour` is an index of the palette; faint lines are drawn behind
+    others.
 
-    `metric`: the name in the catalogue of what is drawn.
+    `metric` is the catalogue name of what is drawn.
     """
 
     label: str
@@ -49,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A filled stretch between two lines. `values` is what hover tells of it."""
+    """A filled area between two lines. `values` is what hover shows for it."""
 
     label: str
     values: Series
@@ -67,7 +68,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """An event at a step: trouble and breaks as thin upright lines, notches on the axis."""
+    """An event at a step: problems and interruptions as thin vertical lines, others as notches."""
 
     step: float
     text: str
@@ -76,10 +77,10 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What a plot shows. `best` is a point that is ringed; `limit` a horizontal line.
+    """The content of a plot. `best` is a point with a ring; `limit` is a horizontal line.
 
-    `allow_log`: a logarithmic axis where values span decades; `prefer_log`: wherever it can be,
-    with values of 0 on its lower edge.
+    `allow_log` uses a logarithmic axis if values span decades; `prefer_log` uses one whenever
+    possible, with values of 0 on its lower edge.
     """
 
     title: str
@@ -98,14 +99,16 @@ class Plot:
 
     @property
     def metrics(self) -> frozenset[str]:
-        """What it is about, by the names of the catalogue."""
+        """Return the catalogue names of the metrics that the plot shows."""
         return frozenset(part.metric for part in (*self.lines, *self.bands) if part.metric)
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Plots under one heading; without a title, under none. `text` is what they come to, `alarm`
-    what nobody may overlook."""
+    """Plots under one heading, or under none if the title is empty.
+
+    `text` summarises them; `alarm` is a text that must not be overlooked.
+    """
 
     title: str
     plots: list[Plot]
@@ -115,7 +118,7 @@ class Section:
 
 
 def render_plot(plot: Plot) -> str:
-    """The plot as a <figure>; nothing when no value in it is finite."""
+    """Return the plot as a <figure>; nothing if no value in it is finite."""
     lines, bands = _with_values(plot)
     if not lines and not bands:
         return ""
@@ -192,7 +195,7 @@ def _y_axis(plot: Plot, lines: list[Line], bands: list[Band], *, start: int, end
 
 
 def _range(values: Array, edges: Array) -> tuple[float, float]:
-    """All lines and bands; a deviation below 0 is no reason to go there if no value does."""
+    """Return the range of all lines and bands; it goes below 0 only if a value does."""
     everything = np.concatenate([values, edges])
     low, high = float(everything.min()), float(everything.max())
     is_above_zero = values.size > 0 and float(values.min()) >= 0
@@ -200,7 +203,7 @@ def _range(values: Array, edges: Array) -> tuple[float, float]:
 
 
 def _shape(band: Band, x_axis: Axis, y_axis: Axis) -> str:
-    """One closed outline per stretch of finite values."""
+    """Return one closed outline per stretch of finite values."""
     known = np.isfinite(band.low) & np.isfinite(band.high)
     steps, low, high = band.values.x.tolist(), band.low.tolist(), band.high.tolist()
     outlines: list[str] = []
@@ -213,7 +216,7 @@ def _shape(band: Band, x_axis: Axis, y_axis: Axis) -> str:
 
 
 def _is_near(limit: float, low: float, high: float) -> bool:
-    """Whether drawing the limit leaves the values enough room."""
+    """Return whether drawing the limit leaves the values enough room."""
     return low / 5 <= limit <= max(high * 3, high + (high - low))
 
 
@@ -236,7 +239,7 @@ def _grid(x_axis: Axis, y_axis: Axis, *, width: int, height: int) -> list[str]:
 
 
 def _across(kind: str, y: float, *, width: int) -> str:
-    """A level line over the whole plot."""
+    """Return a horizontal line over the whole plot."""
     return f'<path class="{kind}" d="M{_LEFT} {y:.1f}H{width - _RIGHT}"/>'
 
 
@@ -290,7 +293,7 @@ def _best(plot: Plot, x_axis: Axis, y_axis: Axis) -> list[str]:
     if plot.best is None:
         return []
     x, y = x_axis.pixel(plot.best[0]), y_axis.pixel(plot.best[1])
-    # The label goes to the side that has room.
+    # Put the label on the side that has room.
     anchor, shift = ("end", -9) if x > (x_axis.start + x_axis.end) / 2 else ("start", 9)
     return [
         f'<circle class="best" cx="{x:.1f}" cy="{y:.1f}" r="6"/>',
@@ -334,6 +337,6 @@ def _hover_data(told: list[tuple[str, int, Series]], x_axis: Axis, width: int) -
 
 
 def script_safe_json(data: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end the script element that contains it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,4 +1,4 @@
-"""The plots of a run of rewards, in the order in which such a run is judged."""
+"""The plots of an RL run, in the order in which such a run is judged."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _TIMES = {"time/generate": "generate", "time/reward": "reward", "time/score": "s
 
 
 def make_rl_sections(facts: RunFacts, markers: list[Marker]) -> list[Section]:
+    """Return the sections of plots of an RL run."""
     columns = facts.columns
     return [
         Section("", [_reward_plot(facts, markers)]),
@@ -89,13 +90,13 @@ def _pass_lines(columns: Columns) -> list[Line]:
     if len(sizes) > 5:
         sizes = sorted({sizes[round(place)] for place in np.linspace(0, len(sizes) - 1, 5)})
     names = {f"eval/pass@{k}": f"pass@{k}" for k in sizes}
-    # Where no single reward decides, pass@1 of each.
+    # If no single reward decides what is solved, show pass@1 of each.
     names |= parts.labelled(columns, r"eval/pass@1/([^/]+)")
     return [replace(line, style="dots") for line in parts.many(columns, names, factor=100.0)]
 
 
 def _functions_plot(columns: Columns, markers: list[Marker]) -> Plot:
-    """One line per reward function, faint dots where it was evaluated."""
+    """Plot one line per reward function, with faint dots where it was evaluated."""
     names = parts.labelled(columns, r"rewards/([^/]+)/mean")
     lines = parts.many(columns, names)
     held_out = parts.labelled(columns, r"eval/rewards/([^/]+)/mean")
@@ -103,7 +104,7 @@ def _functions_plot(columns: Columns, markers: list[Marker]) -> Plot:
         colour = list(names.values()).index(label) if label in names.values() else 0
         colour = colour % NUM_COLOURS + 1
         lines.append(Line(f"{label}, held-out", columns[name], colour, "dots", name))
-    # A single function is the reward itself, drawn above already.
+    # A single function is the reward itself, which is already drawn above.
     return Plot("By function", "mean value", lines if len(names) > 1 else [], markers=markers,
                 about="Mean value of each reward function, before weights.")  # fmt: skip
 
@@ -156,7 +157,7 @@ def _policy_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
 
 
 def _time_plot(columns: Columns, markers: list[Marker]) -> Plot:
-    """The parts of a step on top of each other, up to its whole time."""
+    """Plot the parts of a step on top of each other, up to its total time."""
     step = columns.get("time/step")
     if step is None:
         return Plot("Time per step", "seconds", [])
@@ -165,7 +166,7 @@ def _time_plot(columns: Columns, markers: list[Marker]) -> Plot:
         for name, label in _TIMES.items()
         if name in columns
     }
-    # Clocks of the parts overlap by their own cost: the rest is never below 0.
+    # The timers of the parts overlap slightly, so the rest is clamped at 0.
     rest: Array = np.maximum(step.y - sum(found.values(), np.zeros_like(step.y)), 0.0)
     metrics = {label: name for name, label in _TIMES.items()}
     bands: list[Band] = []

@@ -1,7 +1,7 @@
 """Columns of metric values: read from records, smoothed, and thinned for drawing.
 
-Thinning keeps the smallest and the largest value of each stretch, and one that is not finite, so
-that a spike or a hole of a single step is still seen among a hundred thousand.
+Thinning keeps the smallest and the largest value of each stretch, and non-finite ones, so that a
+spike or a gap of a single step is still visible among a hundred thousand.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MAX_POINTS = 700
-# Beyond these an axis would overflow: larger is infinite, smaller is 0.
+# Beyond these limits an axis would overflow: larger counts as infinite, smaller as 0.
 LEAST, LARGEST = 1e-300, 1e300
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values over steps. `y` may hold values that are not finite: the line breaks there."""
+    """Values over steps. `y` may contain values that are not finite: the line breaks there."""
 
     x: Array
     y: Array
@@ -40,7 +40,7 @@ class Series:
 
 
 def read_columns(records: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
-    """One series per metric name. A step that has two records shows its later values."""
+    """Return one series per metric name. If a step has two records, the later values count."""
     columns: dict[str, dict[int, float]] = {}
     for record in records:
         for name, value in record.items():
@@ -57,9 +57,9 @@ def _series(values: Mapping[int, float]) -> Series:
 
 
 def smooth(series: Series, *, half_life_share: float = 0.008) -> Series:
-    """A mean weighted by 2^-(distance / half-life) to both sides, so that it does not lag.
+    """Return means weighted by 2^-(distance / half-life) to both sides, which do not lag.
 
-    Values that are not finite are passed over.
+    Values that are not finite are skipped.
     """
     decay = 0.5 ** (1.0 / max(1.0, half_life_share * len(series.y)))
     known = np.isfinite(series.y)
@@ -70,7 +70,7 @@ def smooth(series: Series, *, half_life_share: float = 0.008) -> Series:
 
 
 def _both_ways(values: Array, decay: float) -> Array:
-    """Sum over all j of decay^|i - j| * values[j]."""
+    """Return the sum over all j of decay^|i - j| * values[j]."""
     forward = _decaying_sum(values, decay)
     backward = _decaying_sum(values[::-1], decay)[::-1]
     return forward + backward - values
@@ -85,12 +85,12 @@ def _decaying_sum(values: Array, decay: float) -> Array:
 
 
 def thin(series: Series, *, max_points: int = MAX_POINTS) -> Series:
-    """At most about `max_points` values, with every extreme kept and both ends."""
+    """Return at most about `max_points` values, with every extreme and both ends kept."""
     return series.at(thin_order(series, max_points=max_points))
 
 
 def thin_order(series: Series, *, max_points: int = MAX_POINTS) -> IntArray:
-    """Which values `thin` keeps."""
+    """Return the indices of the values that `thin` keeps."""
     length = len(series.y)
     if length <= max_points:
         return np.arange(length)
@@ -107,7 +107,7 @@ def thin_order(series: Series, *, max_points: int = MAX_POINTS) -> IntArray:
 
 
 def on_steps_of(series: Series, other: Series | None) -> Array:
-    """The other's values at this one's steps; NaN where it has none."""
+    """Return the other's values at this one's steps; NaN where it has none."""
     values = np.full(len(series.x), np.nan)
     if other is not None:
         _, here, there = np.intersect1d(series.x, other.x, return_indices=True)
@@ -116,7 +116,7 @@ def on_steps_of(series: Series, other: Series | None) -> Array:
 
 
 def spans_decades(series: list[Series], *, ratio: float = 30.0) -> bool:
-    """Whether a logarithmic axis shows these values better: all positive, range wide."""
+    """Return whether a logarithmic axis is better: all values positive, range wide."""
     finite = np.concatenate([one.finite for one in series]) if series else np.array([])
     if finite.size < 2 or finite.min() <= 0:
         return False

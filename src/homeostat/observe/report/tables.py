@@ -1,6 +1,6 @@
-"""The tables below the plots: completions, reward troubles, events, worst rows.
+"""The tables below the plots: completions, failed rewards, events, worst rows.
 
-Completions are what a model wrote: they are escaped, and characters that would act on the text
+Completions are written by a model: they are escaped, and characters that would affect the text
 around them are shown as escapes.
 """
 
@@ -25,7 +25,7 @@ MAX_TEXT = 1500
 
 
 def samples_table(facts: RunFacts) -> str:
-    """The first step's best and worst beside the last one's."""
+    """Show the best and worst of the first step beside those of the last."""
     shown = [one for one in facts.samples if one.best or one.problem]
     if not shown:
         return ""
@@ -48,7 +48,7 @@ def _sample_column(one: StepSamples, *, first: bool) -> str:
 
 
 def _middle(rewards: Sequence[float]) -> float:
-    """Between the highest and the lowest; below both where they are the same, above 0."""
+    """Return the value half-way between the highest and the lowest reward; 0 if they are equal."""
     if not rewards:
         return 0.0
     low, high = min(rewards), max(rewards)
@@ -73,7 +73,7 @@ def _sample(row: Row, *, is_good: bool) -> str:
 
 
 def _prompt_text(prompt: str) -> str:
-    """A chat as its messages, each behind its role; other prompts as they are."""
+    """Return a chat as its messages, each after its role; other prompts as they are."""
     if not prompt.startswith("[{"):
         return prompt
     try:
@@ -84,7 +84,7 @@ def _prompt_text(prompt: str) -> str:
 
 
 def _columns_text(columns: str | None) -> str:
-    """The row's other columns, such as its answer."""
+    """Return the row's other columns, such as its answer."""
     try:
         found = json.loads(columns or "{}")
         return ", ".join(f"{name}: {value}" for name, value in found.items())
@@ -93,7 +93,7 @@ def _columns_text(columns: str | None) -> str:
 
 
 def shortened(text: str | None, limit: int = MAX_TEXT) -> str:
-    """Beginning and end, and how much was left out between them."""
+    """Return the beginning and end of a text, and how much was left out between them."""
     text = text or ""
     if len(text) > limit:
         half = limit // 2
@@ -102,7 +102,7 @@ def shortened(text: str | None, limit: int = MAX_TEXT) -> str:
 
 
 def troubles_table(facts: RunFacts) -> str:
-    """Reward troubles by reward and kind, with the first of each and its input."""
+    """Show failures of rewards by reward and kind, with the first of each and its input."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in facts.events:
         if event["kind"] == "reward_trouble":
@@ -146,7 +146,7 @@ def _trouble_row(name: str, kind: str, events: list[dict[str, Any]]) -> str:
 
 
 def events_table(facts: RunFacts) -> str:
-    # Troubles of rewards have a table of their own; weights may be sent at every step.
+    # Failures of rewards have their own table, and weights may be sent at every step.
     hushed = ("reward_trouble", "weights_published", "rules_watching")
     events = [event for event in facts.events if event["kind"] not in hushed]
     if not events:
@@ -176,7 +176,7 @@ def _event_row(event: dict[str, Any], facts: RunFacts) -> str:
 
 
 def worst_rows_table(facts: RunFacts) -> str:
-    # In RL a sample's loss says how surprising its reward was, not that something is wrong.
+    # In RL a sample's loss shows how surprising its reward was, not that something is wrong.
     if not facts.worst_rows or facts.is_rl:
         return ""
     rows = [

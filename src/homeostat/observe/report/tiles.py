@@ -1,4 +1,4 @@
-"""The numbers at the head of the page."""
+"""The numbers at the top of the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from homeostat.observe.report.series import Series
 
 
 def make_tiles(facts: RunFacts) -> list[str]:
-    """What the run was for comes first, then what it cost."""
+    """Return the tiles: first the result of the run, then its cost."""
     results = _reward_tiles(facts) if facts.is_rl else _loss_tiles(facts)
     costs = [*_length_tiles(facts), *_cost_tiles(facts)]
     return [*results, *costs] if facts.is_rl else [*costs[:2], *results, *costs[2:]]

@@ -1,9 +1,9 @@
-"""The tokens that engine and trainer disagreed on most, with the text around them.
+"""The tokens on which engine and trainer disagreed most, with the text around them.
 
-    events `worst_tokens` -> their tokens, alike ones once -> the worst of the run, and the latest
+    events `worst_tokens` -> their tokens, duplicates removed -> the worst of the run, the latest
 
-Text is what a model wrote: it is escaped, and characters that would act on the text around them
-are shown as escapes.
+The text was written by a model: it is escaped, and characters that would affect the text around
+them are shown as escapes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BREAKS = str.maketrans({"\n": "\\n", "\t": "\\t"})
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A token of an event, as told. `num_alike` samples have it at the same place."""
+    """A token of an event. `num_alike` samples have it at the same place."""
 
     step: int
     told: dict[str, Any]
@@ -42,7 +42,7 @@ class _Token:
 
     @property
     def distance(self) -> float:
-        """Larger than all others where it is not a number."""
+        """Return the absolute difference; infinite if it is not a number."""
         distance = abs(self.difference)
         return math.inf if math.isnan(distance) else distance
 
@@ -66,7 +66,10 @@ def worst_tokens_table(facts: RunFacts) -> str:
 
 
 def _tokens_of(event: dict[str, Any]) -> list[_Token]:
-    """Samples of a group that begin alike have the same token, and the same numbers, many times."""
+    """Return the tokens without duplicates.
+
+    Samples of a group that begin alike have the same token, with the same numbers, many times.
+    """
     told = event.get("tokens")
     tokens = [token for token in told if isinstance(token, dict)] if isinstance(told, list) else []
     alike: dict[str, list[dict[str, Any]]] = {}
@@ -93,7 +96,7 @@ def _row(token: _Token) -> str:
 
 def _text(told: dict[str, Any]) -> str:
     before, text, after = (_plain(told.get(part)) for part in ("before", "text", "after"))
-    # Some tokens, such as one that ends a completion, may have no text of their own.
+    # Some tokens, such as the one that ends a completion, may have no text.
     marked = escape(text[:MAX_CONTEXT]) or f"<i>token {escape(str(told.get('token_id')))}</i>"
     parts = (
         f"<bdi>{escape(before[-MAX_CONTEXT:])}</bdi>",
@@ -104,7 +107,7 @@ def _text(told: dict[str, Any]) -> str:
 
 
 def _plain(text: Any) -> str:
-    # A text that reads "nan" or "inf" comes back from the file as a number.
+    # The reader turns a text that reads "nan" or "inf" into a number.
     return safe_text(str(text)).translate(_BREAKS) if isinstance(text, (str, float)) else ""
 
 
@@ -116,7 +119,7 @@ def _probability(logp: float) -> str:
     if math.isnan(logp):
         return "-"
     probability = math.exp(min(logp, 700.0))
-    # Not fmt.percent: how small a probability is matters here.
+    # Not fmt.percent, because the size of a tiny probability matters here.
     return f"{100 * probability:.1f} %" if 1e-3 <= probability < 10 else f"{probability:.1e}"
 
 

@@ -1,4 +1,4 @@
-"""Where metric records go: metrics.jsonl always, and the services a recipe names."""
+"""The sinks of metric records: metrics.jsonl always, and the services that a recipe names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from homeostat.observe.sinks.wandb import WandbSink
 
 __all__ = ["Sink", "VendorGuard", "build_sinks"]
 
-# The config's `type` -> the sink. Each imports its vendor only when it is built.
+# The config's `type` -> sink. Each imports its vendor's package only when it is built.
 SINKS: dict[str, Callable[[Any, SinkContext], Sink]] = {
     "tensorboard": TensorboardSink,
     "wandb": WandbSink,
@@ -26,9 +26,9 @@ SINKS: dict[str, Callable[[Any, SinkContext], Sink]] = {
 def build_sinks(
     configs: Sequence[AnySink], run_dir: RunDir, *, run_name: str, resumed_from: int | None
 ) -> list[Sink]:
-    """metrics.jsonl and the configured sinks. One that cannot start is an error here and now.
+    """Build metrics.jsonl and the configured sinks. A sink that cannot start raises at once.
 
-    `resumed_from` is the step the run continues from; None for a run that starts.
+    `resumed_from` is the step from which the run is resumed; None for a new run.
     """
     sinks: list[Sink] = [JsonlSink(run_dir)]
     context = SinkContext(run_dir, run_name, resumed_from)

@@ -1,6 +1,6 @@
-"""What a sink is, and the one place where a vendor's failure is caught.
+"""The sink protocol, and the one place where a vendor's failure is caught.
 
-A sink gets one call per metric record. Steps only grow, within a run and over its resumes.
+A sink gets one call per metric record. Steps only increase, within a run and over its resumes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where metric records go."""
+    """A destination of metric records."""
 
     name: str
 
@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """The run a sink belongs to. `resumed_from` is the step it continues from, None at a start."""
+    """The run that a sink belongs to. `resumed_from` is the step it resumes from, or None."""
 
     run_dir: RunDir
     run_name: str
@@ -37,11 +37,11 @@ class SinkContext:
 
 
 class VendorGuard:
-    """Runs a vendor's sink; when it fails, the sink is switched off and the run goes on.
+    """Run a vendor's sink; if it fails, the sink is disabled and the run continues.
 
-    A tracking service can raise anything at all (its own errors, network and protocol errors,
-    errors of its database), so this class is the one border where every Exception is caught. It
-    is reported as it happens and never retried: a sink with holes would be worse than none.
+    A tracking service can raise anything (its own errors, network and protocol errors, errors of
+    its database), so this class is the one place where every Exception is caught. A failure is
+    reported at once and never retried: a sink with gaps would be worse than none.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -67,7 +67,7 @@ class VendorGuard:
             reason = f"{type(error).__name__}: {error}"
             log.warning(
                 "%s failed and is switched off for the rest of this run (%s). "
-                "metrics.jsonl goes on.",
+                "metrics.jsonl is still written.",
                 self.name,
                 reason,
             )
@@ -76,9 +76,9 @@ class VendorGuard:
 
 
 class SentMark:
-    """The last step a service was given, kept with the run.
+    """The last step that was sent to a service, stored with the run.
 
-    For services that cannot take a step back: after a resume, steps up to the mark are not sent
+    It is for services that cannot go back a step: after a resume, steps up to the mark are not sent
     a second time.
     """
 
@@ -89,6 +89,7 @@ class SentMark:
         self._told = False
 
     def is_new(self, step: int) -> bool:
+        """Return whether a step has not been sent yet."""
         if step > self.step:
             return True
         if not self._told:
@@ -102,6 +103,7 @@ class SentMark:
         return False
 
     def move_to(self, step: int) -> None:
+        """Record that a step was sent."""
         self.step = step
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, f"{step}\n", sync=False)

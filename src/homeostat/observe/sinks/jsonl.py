@@ -1,4 +1,4 @@
-"""metrics.jsonl: the sink that every run has and that needs no package."""
+"""The sink metrics.jsonl, which every run has and which needs no package."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from homeostat.observe.run_dir import RunDir
 
 
 class JsonlSink:
+    """Append records to metrics.jsonl of the run directory."""
+
     name = "metrics.jsonl"
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -17,4 +19,4 @@ class JsonlSink:
         self._run_dir.append_metrics(step, metrics)
 
     def close(self) -> None:
-        """The file belongs to the run directory, which closes it."""
+        """Do nothing: the file belongs to the run directory, which closes it."""

@@ -1,7 +1,7 @@
-"""TensorBoard event files, written without torch or TensorFlow.
+"""Write TensorBoard event files without torch or TensorFlow.
 
-Each file opens with a session-start event: TensorBoard then drops what earlier files of the run
-hold from that step on, so a step computed twice is shown once.
+Each file starts with a session-start event: TensorBoard then drops what earlier files of the run
+contain from that step on, so a step that was computed twice is shown once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from homeostat.observe.sinks.base import SinkContext
 
 
 class TensorboardSink:
+    """Write records to TensorBoard event files in the run directory."""
+
     name = "TensorBoard"
 
     def __init__(self, config: TensorboardConfig, context: SinkContext) -> None:

@@ -1,4 +1,4 @@
-"""trackio: a local store (TRACKIO_DIR says where), shown by `trackio show`."""
+"""Log to trackio, a local store (in TRACKIO_DIR) that `trackio show` displays."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from homeostat.observe.sinks.base import SentMark, SinkContext
 
 
 class TrackioSink:
+    """Send records to a trackio run."""
+
     name = "trackio"
 
     def __init__(self, config: TrackioConfig, context: SinkContext) -> None:
@@ -26,14 +28,15 @@ class TrackioSink:
             mark.unlink(missing_ok=True)
         self._sent = SentMark(mark, service=self.name)
         self._trackio = trackio
-        # trackio greets on stdout, which belongs to our own output (`--format json`).
+        # trackio prints a greeting on stdout, which is reserved for our own output (`--format
+        # json`).
         with contextlib.redirect_stdout(sys.stderr):
             self._run = trackio.init(
                 project=config.project,
                 name=config.name or context.run_name,
                 resume="never" if context.resumed_from is None else "allow",
                 embed=False,
-                # The gpu/ metrics are ours already.
+                # We already log gpu/ metrics ourselves.
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )

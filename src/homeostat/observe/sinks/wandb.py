@@ -1,6 +1,6 @@
-"""Weights & Biases, online or offline, with all files inside the run directory.
+"""Log to Weights & Biases, online or offline, with all files inside the run directory.
 
-The W&B run id is kept with the run directory, so that a resumed run continues the same W&B run.
+The W&B run id is stored in the run directory, so that a resumed run continues the same W&B run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from homeostat.observe.sinks.base import SentMark, SinkContext
 
 
 class WandbSink:
+    """Send records to a W&B run."""
+
     name = "W&B"
 
     def __init__(self, config: WandbConfig, context: SinkContext) -> None:
@@ -38,7 +40,7 @@ class WandbSink:
                 id=self.run_id,
                 mode=config.mode,
                 dir=str(context.run_dir.path),
-                # We keep the console ourselves; W&B's capture would tear the live view.
+                # We save the console ourselves; W&B's capture would break the live view.
                 settings=wandb.Settings(console="off", silent=True),
                 **options,
             )
@@ -55,7 +57,7 @@ class WandbSink:
 
 
 def _run_id(config: WandbConfig, context: SinkContext) -> str:
-    """The id of the recipe, or the one this run directory had, or a new one."""
+    """Return the id of the recipe, or the stored one of this run directory, or a new one."""
     path = context.run_dir.sinks / "wandb_run_id"
     is_resumed = context.resumed_from is not None
     kept = path.read_text().strip() if is_resumed and path.is_file() else ""

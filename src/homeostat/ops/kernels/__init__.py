@@ -1,14 +1,14 @@
-"""Triton kernels: one pass over memory where torch takes several.
+"""Triton kernels that need one pass over memory where torch needs several.
 
-Invariant: a kernel computes what the plain torch code beside its caller computes, in fp32 inside
-and rounded once; the plain code is the reference, and what runs on a CPU. Forward kernels work row
-by row: a row's bits do not depend on the others. Where that is a sum over threads, the number of
-rows is nothing that Triton may compile for: one kernel serves them all.
+Invariant: a kernel computes the same as the plain torch code beside its caller, in fp32 inside and
+rounded once. The plain code is the reference, and it runs on a CPU. Forward kernels work row by
+row: the bits of a row do not depend on the other rows. If a kernel sums over threads, Triton must
+not specialise it for the number of rows, so one compiled kernel serves them all.
 
-Kernels run on CUDA tensors, and on CPU tensors where TRITON_INTERPRET is set before Triton is first
-imported. Triton takes its time to import, so that a kernel's module is imported where it is used.
-Tensors without data go the same way, but for the launches, where they stand for a GPU's: what is
-kept for the backward pass can be counted beforehand.
+Kernels run on CUDA tensors, and on CPU tensors if TRITON_INTERPRET is set before Triton is first
+imported. Importing Triton is slow, so a kernel's module is imported where it is used. Meta tensors
+that stand for GPU tensors take the same path, except for the launches, so that the memory kept for
+the backward pass can be counted in advance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Choice:
 
 @dataclass(slots=True)
 class _Switch:
-    # Of the process, not of a thread: layers are computed again in autograd's threads.
+    # Process-wide, not per thread, because autograd recomputes layers in its own threads.
     now: _Choice
 
 
@@ -42,31 +42,31 @@ _SWITCH = _Switch(_Choice())
 
 
 def fused(x: Tensor) -> bool:
-    """Whether kernels are to be used on tensors like this one."""
+    """Return whether to use kernels on tensors like this one."""
     is_place = on_cuda(x) or (x.is_cpu and _interpreted())
     return is_place and _SWITCH.now.has_kernels and x.dtype in _DTYPES and _has_triton()
 
 
 def on_cuda(x: Tensor) -> bool:
-    """Whether it is on a GPU, or stands for a tensor that is."""
+    """Return whether a tensor is on a GPU, or is a meta tensor that stands for one."""
     return x.is_cuda or (x.is_meta and _SWITCH.now.meta_is_cuda)
 
 
 def launches(x: Tensor) -> bool:
-    """Whether there is anything to compute."""
+    """Return whether there is anything to compute."""
     return x.numel() > 0 and not x.is_meta
 
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """No kernels inside, in this process: the reference that they are compared with."""
+    """Disable kernels inside the block, in this process, to get the reference result."""
     with _chosen(replace(_SWITCH.now, has_kernels=False)):
         yield
 
 
 @contextmanager
 def meta_as(device: torch.device) -> Iterator[None]:
-    """Inside, tensors without data stand for those on `device`."""
+    """Let meta tensors stand for tensors on `device` inside the block."""
     with _chosen(replace(_SWITCH.now, meta_is_cuda=device.type == "cuda")):
         yield
 
@@ -81,25 +81,28 @@ def _chosen(choice: _Choice) -> Iterator[None]:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Contiguous, from a multiple of 16 bytes on: Triton compiles a kernel for what it can assume
-    of an address, and what is to have the same bits must come from one compiled kernel."""
+    """Return a contiguous tensor whose address is a multiple of 16 bytes.
+
+    Triton compiles a kernel for what it can assume about an address, and results must come from one
+    compiled kernel to have the same bits.
+    """
     x = x.contiguous()
     return x.clone() if not x.is_meta and x.data_ptr() % 16 else x
 
 
 def block_of(size: int) -> int:
-    """The power of two that holds `size` elements: Triton's tiles have no other sizes."""
+    """Return the smallest power of two that holds `size` elements, as Triton's tiles require."""
     return 1 << max(0, size - 1).bit_length()
 
 
 def warps_of(num_elements: int) -> int:
-    """So many that each thread has about eight elements of a tile."""
+    """Return the number of warps that gives each thread about eight elements of a tile."""
     return min(max(num_elements // 256, 1), 8)
 
 
 @cache
 def num_programs(device: torch.device) -> int:
-    """As many as are resident at once: each goes over many rows, and has sums to leave behind."""
+    """Return the number of programs that are resident at once; each handles many rows."""
     if device.type != "cuda":
         return 4
     return 8 * torch.cuda.get_device_properties(device).multi_processor_count

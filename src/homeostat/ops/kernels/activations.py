@@ -1,4 +1,4 @@
-"""silu(gate) * up in one pass each way. Nothing is kept but gate and up.
+"""Compute silu(gate) * up in one pass each way. Only gate and up are kept.
 
 s = sigmoid(gate),   out = gate * s * up
 dgate = g * up * s * (1 + gate * (1 - s)),   dup = g * gate * s
@@ -20,6 +20,8 @@ _BLOCK = 1024
 
 
 class GatedSilu(torch.autograd.Function):
+    """silu(gate) * up as an autograd function."""
+
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
@@ -38,7 +40,7 @@ class GatedSilu(torch.autograd.Function):
 
 
 def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
-    """Not differentiable."""
+    """Return silu(gate) * up. Not differentiable."""
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
     if launches(gate):

@@ -1,13 +1,13 @@
 """Causal attention in fixed tiles: the kernel of ops/tiled_attention.py, which is its reference.
 
-A program takes one query tile and one key head: `QUERIES` neighbouring positions of a document,
+A program handles one query tile and one key head: `QUERIES` neighbouring positions of a document,
 each with the query heads that share the key head, over the keys from 0 in tiles of `KEYS`. Shapes
-are constant, and a query stands in the same row of its tile, however many there are: its bits are
-the same alone and among others. What a query cannot see adds exactly 0 to it. Where keys are found
-is up to the caller of `over_keys`: a list of rows here, a table of blocks in decoding
+are constant, and a query is in the same row of its tile however many there are, so its bits are the
+same alone and among others. Keys that a query cannot see add exactly 0. The caller of `over_keys`
+decides where keys are found: in a list of rows here, in a table of blocks when decoding
 (rollout/native/cuda/invariant.py).
 
-Suffixes: `_N` queries, `_S` query tiles, `_R` rows of the key store, `_T` places in the list of
+Suffixes: `_N` queries, `_S` query tiles, `_R` rows of the key store, `_T` positions in the list of
 rows, `_H` heads, `_d` head dim.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from homeostat.ops.kernels import aligned, block_of, launches
 
-# tl.dot wants at least so many rows and columns.
+# tl.dot needs at least this many rows and columns.
 _MIN_ROWS = 16
 
 
@@ -39,7 +39,10 @@ def attend(
     keys: int,
     scale: float,
 ) -> Tensor:
-    """[N, H, d]. Not differentiable. `tiles_5S`: TilePlan.tiles_5S of ops/tiled_attention.py."""
+    """Return [N, H, d].
+
+    Not differentiable. `tiles_5S` is TilePlan.tiles_5S of ops/tiled_attention.py.
+    """
     out_NHd = q_NHd.new_empty(q_NHd.shape)
     if launches(out_NHd):
         num_tiles = tiles_5S.shape[1]
@@ -52,7 +55,10 @@ def attend(
 
 
 def tile_options(q_NHd: Tensor, *, num_kv_heads: int, queries: int, keys: int) -> dict[str, Any]:
-    """What a kernel around `over_keys` is compiled for: with the same, bits are the same."""
+    """Return the compile-time constants of a kernel around `over_keys`.
+
+    Kernels with equal constants give equal bits.
+    """
     num_heads, head_dim = q_NHd.shape[1:]
     group, dim = num_heads // num_kv_heads, max(_MIN_ROWS, block_of(head_dim))
     rows = max(_MIN_ROWS, queries * block_of(group))
@@ -68,7 +74,7 @@ def tile_options(q_NHd: Tensor, *, num_kv_heads: int, queries: int, keys: int) -
         "DIM": dim,
         "PRECISION": "ieee" if is_single else "tf32",
         "num_warps": 8 if rows > 64 else 4,
-        # Two tiles of wide fp32 heads at a time are more than the shared memory holds.
+        # Shared memory cannot hold two tiles of wide fp32 heads at a time.
         "num_stages": 1 if is_single and dim > 64 else 2,
     }
 
@@ -80,7 +86,7 @@ def _attend(
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # Those with the most keys come last in the plan, and begin first.
+    # Tiles with the most keys come last in the plan; start them first, because they take longest.
     tile, head = num_tiles - 1 - tl.program_id(0), tl.program_id(1)
     start = tl.load(tiles_ptr + tile).to(tl.int32)
     first_query = tl.load(tiles_ptr + num_tiles + tile).to(tl.int32)
@@ -111,8 +117,10 @@ def over_keys(
     BLOCK_TOKENS: tl.constexpr, BLOCK_STRIDE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax of a tile of queries over keys 0 to `last`: fp32 [ROWS, DIM]. Key t is row
-    `table[t // BLOCK_TOKENS] * BLOCK_STRIDE + t % BLOCK_TOKENS + offset` of the store."""
+    """Compute the online softmax of a tile of queries over keys 0 to `last`: fp32 [ROWS, DIM].
+
+    Key t is row `table[t // BLOCK_TOKENS] * BLOCK_STRIDE + t % BLOCK_TOKENS + offset` of the store.
+    """
     at_d = tl.arange(0, DIM)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)

@@ -1,18 +1,18 @@
-"""A tile of logits in one pass: what a log-prob needs of it, and its gradient.
+"""Process a tile of logits in one pass: the sums that a log-prob needs, and its gradient.
 
-Tiles come from a matrix product, in chunks of the vocabulary. What a chunk adds up to is relative
-to its own largest logit:
+Tiles come from a matrix product, in chunks of the vocabulary. The sums of a chunk are relative to
+its own largest logit:
 
-    max,  sum = sum exp(z - max),  dot = sum exp(z - max) (z - max),  and z[target], where it lies
+    max,  sum = sum exp(z - max),  dot = sum exp(z - max) (z - max),  and z[target], if it is there
 
-Chunks are then summed up in order, so that logsumexp = max + log sum, and entropy = log sum - dot /
-sum. Whether they came in one tile or in many is the same to the bit. The gradient by z, in the
-dtype that the next matrix products take, is
+Chunks are then added in order, so that logsumexp = max + log sum, and entropy = log sum - dot /
+sum. The result has the same bits whether chunks came in one tile or in many. The gradient with
+respect to z, in the dtype of the next matrix products, is
 
     g (1[target] - p) - e p (log p + entropy),        p = exp(z - logsumexp)
 
-for upstream gradients g of the log-prob and e of the entropy. Where there is no e, the tile holds
-1[target] - p alone, and g goes to the narrow side of the products.
+for upstream gradients g of the log-prob and e of the entropy. Without e, the tile holds only
+1[target] - p, and g is applied to the smaller operand of the products.
 
 Suffixes: `_M` tokens, `_C` chunks; a tile is named for its own rows and columns, `_mv`.
 """
@@ -30,16 +30,16 @@ from torch.nn import functional
 from homeostat.ops.kernels import block_of, launches, warps_of
 from homeostat.ops.logit_tiles import VOCAB_CHUNK
 
-# exp is 0 in fp32 below -104: clamping here changes no probability, and 0 * inf does not arise.
+# exp is 0 in fp32 below -104, so clamping here changes no probability and avoids 0 * inf.
 _LOG_ZERO = tl.constexpr(-110.0)
-# Rows that begin at multiples of it are read in the same way whatever the tile.
+# Rows that begin at multiples of this are read in the same way whatever the tile.
 _ALIGNED = 16
 _TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Over the whole vocabulary."""
+    """Sums over the whole vocabulary."""
 
     max_M: Tensor
     sum_M: Tensor
@@ -54,7 +54,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What each chunk adds up to, and the logits of the targets. `scale_M`: 1 / temperature."""
+    """The sums of each chunk, and the logits of the targets. `scale_M` is 1 / temperature."""
 
     vocabulary: int
     scale_M: Tensor
@@ -70,7 +70,7 @@ class Chunks:
         return cls(vocabulary, scale_M, *parts_3CM.unbind(), torch.zeros_like(scale_M))
 
     def add(self, tile_mv: Tensor, targets_M: Tensor, rows: slice, *, first: int) -> None:
-        """The tile of some rows, of one chunk or several: entry `first` of the vocabulary on."""
+        """Add a tile of some rows and one or more chunks, starting at vocabulary entry `first`."""
         if not launches(tile_mv):
             return
         height, width = tile_mv.shape
@@ -106,7 +106,10 @@ def logit_gradients(
     first: int,
     scale: float,
 ) -> None:
-    """Into `out_mv`. `upstream`: gradients of log-prob and entropy, and the entropy, of all M."""
+    """Write the gradients of a tile of logits into `out_mv`.
+
+    `upstream` holds the gradients of log-prob and entropy, and the entropy, of all M tokens.
+    """
     if not launches(tile_mv):
         return
     height, width = tile_mv.shape
@@ -152,7 +155,7 @@ def _reduce(
 def _sum_up(
     max_ptr, sum_ptr, dot_ptr, totals_ptr, num_tokens, CHUNKS: tl.constexpr, TOKENS: tl.constexpr
 ):
-    """Chunk after chunk, each token by itself."""
+    """Add the chunks in order, for each token separately."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside = token < num_tokens
     top = tl.load(max_ptr + token, mask=inside, other=0.0)

@@ -1,10 +1,11 @@
-"""RMS normalisation, with the sum that comes before it in a decoder layer.
+"""RMS normalisation fused with the residual sum before it.
 
     sum = x + y (rounded, as it is stored),    n = sum * rstd,    out = n * weight
     dsum = rstd * (g * w - n * mean(g * w * n)) + carry,          dw = sum over rows of g * n
 
-`carry` is the gradient that reaches the sum past the norm. The weight's gradient is summed in fp32:
-each program adds up its rows, and the programs' sums are added afterwards, in order.
+`carry` is the gradient that reaches the sum through the residual stream, past the norm. The
+gradient of the weight is summed in fp32: each program adds up its rows, and the sums of the
+programs are added afterwards, in order.
 
 Suffixes: `_N` rows, `_D` the normalised dimension.
 """
@@ -21,12 +22,12 @@ from torch.autograd.function import once_differentiable
 
 from homeostat.ops.kernels import block_of, launches, num_programs, warps_of
 
-# Short rows (heads) go several to a tile.
+# Several short rows (heads) share a tile.
 _TILE = 2048
 
 
 class AddRmsNorm(torch.autograd.Function):
-    """(x + y, its norm)."""
+    """(x + y, its norm) as an autograd function."""
 
     @staticmethod
     def forward(
@@ -45,6 +46,8 @@ class AddRmsNorm(torch.autograd.Function):
 
 
 class RmsNorm(torch.autograd.Function):
+    """RMS normalisation as an autograd function."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         x, normed, rstd_N = add_rms_norm(x, None, weight_D, eps)
@@ -61,7 +64,7 @@ class RmsNorm(torch.autograd.Function):
 def add_rms_norm(
     x: Tensor, y: Tensor | None, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(x + y, its norm, 1 / rms of each row). Without `y`: x itself. Not differentiable."""
+    """Return (x + y, its norm, 1 / rms of each row); without `y`, x itself. Not differentiable."""
     x = x.contiguous()
     total = x if y is None else torch.empty_like(x)
     normed = torch.empty_like(x)
@@ -86,7 +89,7 @@ def _gradients(
     dsum = torch.empty_like(total)
     rows, block = _tile(size)
     programs = max(1, min(num_programs(total.device), triton.cdiv(num_rows, rows)))
-    # A program without rows leaves nothing, so that what it would leave is there before.
+    # A program without rows writes nothing, so its result is set to zero beforehand.
     sums_PD = total.new_zeros((programs, size) if needs_weight else (1, 1), dtype=torch.float32)
     if launches(total):
         _backward[(programs,)](
@@ -99,7 +102,7 @@ def _gradients(
 
 
 def _tile(size: int) -> tuple[int, int]:
-    """Rows and columns of a tile; the bits of a row follow from its length alone."""
+    """Return rows and columns of a tile; the bits of a row depend only on its length."""
     block = block_of(size)
     return max(1, _TILE // block), block
 
@@ -153,5 +156,5 @@ def _backward(
         if NEEDS_WEIGHT:
             dweight += grad * n
     if NEEDS_WEIGHT:
-        # Once, not in every turn: a sum over rows is one over threads.
+        # Sum once after the loop, because a sum over rows is a reduction over threads.
         tl.store(sums_ptr + program * size + column, tl.sum(dweight, 0), mask=column < size)

@@ -1,14 +1,14 @@
-"""The matrix product of the invariant numerics: x @ weight.T + bias by tiles.
+"""The matrix product of the invariant numerics: x @ weight.T + bias in tiles.
 
 A program computes `rows` x `outputs` entries and adds up all inputs in one order, in fp32. Nothing
-is split over programs, and rows that are missing are computed and not stored. So an entry's bits
-follow from its row, its column and the number of inputs.
+is split over programs, and missing rows are computed but not stored. So the bits of an entry depend
+only on its row, its column and the number of inputs.
 
-A tile's shape is chosen by rows and outputs, since few rows are bound by reading the weight and
-many by multiplying. That leaves the bits alone: Hopper's tensor cores take 16 inputs of an entry at
-a time, in order, whatever tile the entry is in and however many inputs are loaded at once, and a
-product has the same bits turned round (weight @ x.T). A device is asked for that once
-(`_tiles_agree`); where it is not so, there is one tile.
+The shape of a tile is chosen by the numbers of rows and outputs: with few rows reading the weight
+is the bottleneck, with many rows multiplying. This does not change the bits: Hopper's tensor cores
+take 16 inputs of an entry at a time, in order, whatever tile the entry is in and however many
+inputs are loaded at once, and the transposed product (weight @ x.T) has the same bits. Each device
+is tested for this once (`_tiles_agree`); if the test fails, only one tile shape is used.
 
 Suffixes: `_M` rows, `_K` inputs, `_O` outputs.
 """
@@ -25,13 +25,16 @@ from torch import Tensor
 
 from homeostat.ops.kernels import aligned, launches
 
-# Programs that share columns of the weight run side by side: their rows come from the L2 cache.
+# Programs that share columns of the weight run at the same time, so they hit the L2 cache.
 _NEIGHBOURS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`is_turned`: the weight's rows are the tile's rows, for the tensor cores want 64 of them."""
+    """The shape of a tile. `is_turned` puts the weight's rows into the tile's rows.
+
+    Tensor cores need 64 rows, which a small batch does not have.
+    """
 
     rows: int
     outputs: int
@@ -41,7 +44,7 @@ class Tile:
     is_turned: bool = False
 
     def count(self, num_rows: int, num_outputs: int) -> int:
-        """Programs of a product."""
+        """Return the number of programs of a product."""
         return triton.cdiv(num_rows, self.rows) * triton.cdiv(num_outputs, self.outputs)
 
 
@@ -52,19 +55,19 @@ _HALF = (
     Tile(rows=32, outputs=64, inputs=128, warps=4, stages=4, is_turned=True),
 )
 _FEWEST = Tile(rows=16, outputs=64, inputs=128, warps=4, stages=4, is_turned=True)
-# Programs that keep a large GPU busy; with fewer, smaller tiles are faster.
+# Number of programs that keep a large GPU busy; with fewer, smaller tiles are faster.
 _BUSY = 150
-# Exact fp32 products do not go through the tensor cores: a smaller tile fits the registers.
+# Exact fp32 products do not use the tensor cores; a smaller tile fits into the registers.
 _SINGLE = Tile(rows=64, outputs=64, inputs=32, warps=8, stages=2)
 
 
 def half_tiles() -> tuple[Tile, ...]:
-    """Those of bf16 and fp16."""
+    """Return the tile shapes for bf16 and fp16."""
     return (*_HALF, _FEWEST)
 
 
 def tile_of(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
-    """The largest that has use for its rows and keeps the device busy."""
+    """Return the largest tile whose rows are used and that keeps the device busy."""
     if dtype == torch.float32:
         return _SINGLE
     if num_rows <= _FEWEST.rows:
@@ -76,8 +79,10 @@ def tile_of(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
 
 @cache
 def _tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether an entry has the same bits in all tiles. They differ where a tile's shape decides the
-    order of sums, as in the products of Triton's interpreter."""
+    """Return whether an entry has the same bits in all tile shapes.
+
+    They differ if the shape of a tile determines the order of sums, as in Triton's interpreter.
+    """
     if device.type != "cuda":
         return False
     generator = torch.Generator(device).manual_seed(0)
@@ -102,7 +107,7 @@ def product(
     out_dtype: torch.dtype,
     tile: Tile | None = None,
 ) -> Tensor:
-    """[M, O]. Not differentiable. `tile`: another than the one that would be chosen."""
+    """Return [M, O]. Not differentiable. `tile` overrides the choice of the tile shape."""
     assert x_MK.dtype == weight_OK.dtype, (x_MK.dtype, weight_OK.dtype)
     (num_rows, num_inputs), num_outputs = x_MK.shape, weight_OK.shape[0]
     out_MO = x_MK.new_empty((num_rows, num_outputs), dtype=out_dtype)
@@ -123,7 +128,7 @@ def product(
 def _place(
     num_rows, num_outputs, NEIGHBOURS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr
 ):
-    """The program's tile: first row, first output."""
+    """Return the program's tile: first row, first output."""
     program = tl.program_id(0)
     high, wide = tl.cdiv(num_rows, ROWS), tl.cdiv(num_outputs, OUTPUTS)
     band = program // (NEIGHBOURS * wide)
@@ -134,7 +139,7 @@ def _place(
 
 @triton.jit
 def _along(at, IS_DOWN: tl.constexpr):
-    """A vector as the rows of a tile, or as its columns."""
+    """Return a vector as the rows of a tile, or as its columns."""
     return at[:, None] if IS_DOWN else at[None, :]
 
 
@@ -150,7 +155,7 @@ def _product(
     output = _along(first_output + tl.arange(0, OUTPUTS), IS_TURNED)
     at_kx = _along(tl.arange(0, INPUTS), IS_TURNED)
     at_kw = _along(tl.arange(0, INPUTS), not IS_TURNED)
-    # Beyond the last one the first is read: what comes of it is not stored.
+    # Beyond the last row read the first one; its result is not stored.
     at_x = x_ptr + tl.where(row < num_rows, row, 0).to(tl.int64) * num_inputs + at_kx
     at_weight = weight_ptr + tl.where(output < num_outputs, output, 0).to(tl.int64) * num_inputs
     at_weight += at_kw

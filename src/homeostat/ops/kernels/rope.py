@@ -1,6 +1,6 @@
-"""Rotations of queries and keys in one launch, in fp32 inside.
+"""Rotate queries and keys in one launch, in fp32 inside.
 
-The gradient of a rotation is the rotation back (`SIGN` -1): nothing but the angles is kept.
+The gradient of a rotation is the inverse rotation (`SIGN` -1), so only the angles are kept.
 
 Suffixes: `_N` tokens, `_H` heads, `_d` head dim, `_F` frequencies (half the head dim).
 """
@@ -19,6 +19,8 @@ from homeostat.ops.kernels import block_of, launches, warps_of
 
 
 class RotateBoth(torch.autograd.Function):
+    """The rotation of queries and keys as an autograd function."""
+
     @staticmethod
     def forward(
         ctx: Any, q_NHd: Tensor, k_NHd: Tensor, cos: Tensor, sin: Tensor
@@ -35,7 +37,10 @@ class RotateBoth(torch.autograd.Function):
 def rotate_both(
     q_NHd: Tensor, k_NHd: Tensor, cos_N1d: Tensor, sin_N1F: Tensor, *, sign: int
 ) -> tuple[Tensor, Tensor]:
-    """Not differentiable. Tokens may lie apart (a slice of a joint product), heads may not."""
+    """Rotate queries and keys. Not differentiable.
+
+    Tokens may be strided (a slice of a joint product), but heads must be contiguous.
+    """
     q_NHd, k_NHd = _dense_heads(q_NHd), _dense_heads(k_NHd)
     out_q, out_k = (x.new_empty(x.shape) for x in (q_NHd, k_NHd))
     num_tokens, num_heads, head_dim = q_NHd.shape
@@ -51,7 +56,7 @@ def rotate_both(
 
 
 def _dense_heads(x_NHd: Tensor) -> Tensor:
-    """A single token's stride means nothing, and a size of 1 has any."""
+    """Return a tensor whose heads are contiguous; a dimension of size 1 may have any stride."""
     return x_NHd if x_NHd[:1].is_contiguous() else x_NHd.contiguous()
 
 

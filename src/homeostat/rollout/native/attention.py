@@ -115,11 +115,12 @@ class DecodeAttention:
         self.mask = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
 
     def attend(
-        self, layer: int, q_BHd: Tensor, k_BHd: Tensor, v_BHd: Tensor, *, scale: float
+        self, layer: int, q_NHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, *, scale: float
     ) -> Tensor:
-        self.cache.write(layer, self.slots, k_BHd, v_BHd)
+        # Each sequence has one token here: N is B.
+        self.cache.write(layer, self.slots, k_NHd, v_NHd)
         # The query heads that share a key head go as its queries: no head is repeated.
-        q_BHGd = q_BHd.unflatten(1, (k_BHd.shape[1], -1))
+        q_BHGd = q_NHd.unflatten(1, (k_NHd.shape[1], -1))
         if self.tables_BHK is None:
             keys, values = self.cache.rows(layer, self.num_rows, self.length)
         else:

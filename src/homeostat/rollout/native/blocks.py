@@ -47,6 +47,19 @@ class BlockPool:
         self.extent = max(self.extent, block + 1)
         return block
 
+    def alloc_from(self, first: int) -> int | None:
+        """The lowest free block that is not below `first`, with one owner, if there is one."""
+        free = [block for block in (*self._free, *self._returned) if block >= first]
+        if not free:
+            return None
+        block = min(free)
+        self._free = [one for one in (*self._free, *self._returned) if one != block]
+        heapq.heapify(self._free)
+        self._returned = []
+        self._owners[block] = 1
+        self.extent = max(self.extent, block + 1)
+        return block
+
     def fork(self, block: int) -> int:
         """One more owner of a block in use."""
         assert self._owners[block] > 0, f"block {block} is free"

@@ -39,9 +39,11 @@ class Bursts(Protocol):
     compute them in place of the decoder."""
 
     spare_blocks: int
-    prompts: CpuPrompts | None
     num_steps: int
     sequences: list[Sequence]
+
+    @property
+    def prompts(self) -> CpuPrompts | None: ...
 
     @property
     def is_flying(self) -> bool: ...

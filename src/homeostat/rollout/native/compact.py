@@ -117,7 +117,7 @@ class CompactDecoder:
             "num_heads": model.config.num_heads,
             "num_kv_heads": model.config.num_kv_heads,
         }
-        self._layers = [_Layer.of(layer, **sizes) for layer in model.model.layers]
+        self._layers = [_Layer.of(layer, **sizes) for layer in model.layers]
 
     def is_of(self, model: Decoder) -> bool:
         """Whether the model is the one it was made of, with the weights of then."""

@@ -1,4 +1,4 @@
-"""Which way decoding goes: the fast one, where the device and the model allow it, or the plain one.
+"""The decode path: the fastest that the device and the model allow, or the one that is asked for.
 
 plain      one step at a time through the decoder's own forward: the reference
 compact    the same on a CPU over copies of the weights, by fewer calls (compact.py)
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig
@@ -34,15 +34,15 @@ HEAD_DIMS = (32, 64, 128, 256)
 AUTO = ("graphs", "compiled", "compact")
 
 
-def decoding_way(
+def decode_path(
     shape: DecoderConfig, config: NativeEngineConfig, *, numerics: Numerics, device: torch.device
 ) -> str:
-    """plain, compact, compiled, fused or graphs. An impossible choice is refused."""
+    """Choose plain, compact, compiled, fused or graphs. An impossible choice is refused."""
     if config.decode == "plain":
         return "plain"
     wanted = AUTO if config.decode == "auto" else (config.decode,)
-    obstacles = {way: obstacle(way, shape, numerics=numerics, device=device) for way in wanted}
-    able = [way for way in wanted if not obstacles[way]]
+    obstacles = {path: obstacle(path, shape, numerics=numerics, device=device) for path in wanted}
+    able = [path for path in wanted if not obstacles[path]]
     if not able and config.decode == "auto":
         return "plain"
     if not able:
@@ -56,16 +56,16 @@ def decoding_way(
 def make_bursts(
     model: Decoder,
     config: NativeEngineConfig,
-    way: str,
+    path: str,
     *,
     device: torch.device,
     max_tokens: int,
     threads: int | None,
 ) -> Bursts | None:
     """None where decoding goes one step at a time. `threads`: on a CPU; as torch has where None."""
-    if way in ("plain", "compact"):
+    if path in ("plain", "compact"):
         return None
-    if way == "compiled":
+    if path == "compiled":
         return _cpu_bursts(model, config, threads=threads or torch.get_num_threads())
     # Its kernels need Triton to be imported at all.
     from homeostat.rollout.native.cuda.bursts import CudaBursts
@@ -84,7 +84,7 @@ def make_bursts(
     )
     forwards = {"fast": DecodeForward, "invariant": InvariantForward}
     forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
-    return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=way == "graphs"))
+    return CudaBursts(state, Steps(forward, max_rows=max_rows, with_graphs=path == "graphs"))
 
 
 def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> Bursts | None:
@@ -100,15 +100,15 @@ def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> 
     return None
 
 
-def obstacle(way: str, shape: DecoderConfig, *, numerics: Numerics, device: torch.device) -> str:
-    """Why decoding cannot go this way; empty where it can."""
-    if way in ("compact", "compiled") and numerics == "invariant":
+def obstacle(path: str, shape: DecoderConfig, *, numerics: Numerics, device: torch.device) -> str:
+    """Say why this decode path cannot be taken; empty where it can."""
+    if path in ("compact", "compiled") and numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
-    if way == "compact":
+    if path == "compact":
         return "" if device.type == "cpu" else f"it is for a CPU, and this is {device.type}"
-    if way == "compiled":
+    if path == "compiled":
         return _obstacle_to_compiled(device)
-    if device.type != "cuda" and not (way == "fused" and _is_interpreted()):
+    if device.type != "cuda" and not (path == "fused" and _is_interpreted()):
         return f"it needs a CUDA device, and this is {device.type}"
     if find_spec("triton") is None:
         return "Triton is not installed"

@@ -1,7 +1,7 @@
 """The native engine in a process of its own: it has its own copy of the weights.
 
     factory (in the worker) -> model from model.path -> OwnWeightsEngine
-    begin_update -> apply(parcel) ... -> commit: every parameter was received, or nothing is served
+    begin_update -> apply(bucket) ... -> commit: every parameter was received, or nothing is served
 
 The model is built as the trainer's is (dtype, kernel, numerics), without an adapter: weights arrive
 under their HF names with the adapter merged in.
@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from homeostat.config.model import ModelConfig
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.data.tokenizer import load_tokenizer
-from homeostat.errors import EngineError, SyncError
+from homeostat.errors import SyncError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
-from homeostat.rollout.engine import Quiesce
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.sync.parcel import TensorEntry, entries_checksum
-from homeostat.types import Completion
+from homeostat.types import POLICY_ID
 from homeostat.workers.context import WorkerContext
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Parcel, Receiver, Transport
+    from homeostat.sync.bucket import Bucket, Receiver, TensorEntry, Transport
 
 _NAMES_SHOWN = 3
 
@@ -46,6 +44,7 @@ def build_engine(
     max_tokens: int,
     chunk_bytes: int,
     decode: Callable[[Sequence[int]], str] | None = None,
+    policy_id: str = POLICY_ID,
 ) -> OwnWeightsEngine:
     """`decode` is the model's own tokenizer's, where none is given."""
     # As the trainer's process, or sums would differ in their last bits.
@@ -62,6 +61,7 @@ def build_engine(
         max_tokens=max_tokens,
         decode=_lazily_decoding(model) if decode is None else decode,
         chunk_bytes=chunk_bytes,
+        policy_id=policy_id,
     )
 
 
@@ -79,38 +79,26 @@ class OwnWeightsEngine(NativeEngine):
         self.capabilities = replace(self.capabilities, shares_weights=False)
         self._parameters = dict(model.causal_lm.named_parameters())
         self._receiver: Receiver | None = None
-        self._received: list[TensorEntry] = []
-
-    @property
-    def received_checksum(self) -> str | None:
-        return entries_checksum(self._received) if self._received else None
 
     def connect(self, transport: Transport) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
+        self._disconnect()
         self._receiver = transport.receiver(0, 1)
-
-    def begin_update(self, how: Quiesce) -> list[Completion]:
-        ended = super().begin_update(how)
-        self._received = []
-        return ended
+        self.life.is_connected = True
 
     @torch.no_grad()
-    def apply(self, parcel: Parcel) -> None:
-        if not self._is_updating:
-            raise EngineError("apply() without begin_update(): the engine was not made ready.")
-        if self._receiver is None:
-            raise EngineError("apply() before connect(): there is no way for weights to arrive.")
-        for entry in parcel.entries:
+    def apply(self, bucket: Bucket) -> None:
+        self.life.require_receiving()
+        assert self._receiver is not None, "the life-cycle asks for connect()"
+        for entry in bucket.entries:
             self._require_fit(entry)
-        for name, tensor in self._receiver.unpack(parcel):
+        for name, tensor in self._receiver.unpack(bucket):
             self._parameters[name].copy_(tensor)
-        self._received += parcel.entries
+        self.life.received += bucket.entries
 
-    def commit(self, version: int) -> None:
+    def _before_commit(self, version: int) -> None:
         """Raises SyncError where an update that was begun did not bring every parameter once."""
-        names = [entry.name for entry in self._received]
-        if self._received and sorted(names) != sorted(self._parameters):
+        names = [entry.name for entry in self.life.received]
+        if names and sorted(names) != sorted(self._parameters):
             missing = [name for name in self._parameters if name not in names]
             odd = missing or sorted({name for name in names if names.count(name) > 1})
             what = "did not arrive" if missing else "arrived more than once"
@@ -118,10 +106,13 @@ class OwnWeightsEngine(NativeEngine):
                 f"version {version} is not whole: {len(odd)} of {len(self._parameters)} tensors "
                 f"{what} ({', '.join(odd[:_NAMES_SHOWN])}). It is not served."
             )
-        super().commit(version)
+        super()._before_commit(version)
 
-    def close(self) -> None:
-        super().close()
+    def _shut_down(self) -> None:
+        super()._shut_down()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None

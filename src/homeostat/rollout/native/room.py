@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from homeostat.config.rollout import NativeEngineConfig
+from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.native.blocks import BlockPool
@@ -48,9 +48,13 @@ class CacheRoom:
     def measure(self) -> None:
         self.budget_bytes = int(self.config.memory_share * free_bytes(self.device))
 
+    def holds(self, num_tokens: int) -> bool:
+        """Whether a sequence of so many tokens could be served."""
+        return self._bytes(num_tokens) <= self.budget_bytes
+
     def require(self, sequence: Sequence) -> None:
-        need = _rounded(sequence.max_length) * token_bytes(self.model.config, self.dtype)
-        if need > self.budget_bytes:
+        need = self._bytes(sequence.max_length)
+        if not self.holds(sequence.max_length):
             raise EngineError(
                 f"request {sequence.request.id!r} cannot be served: the cache of its up to "
                 f"{sequence.max_length} tokens takes {need / 1e9:.3g} GB, and the engine may have "
@@ -79,6 +83,9 @@ class CacheRoom:
             device=self.device,
         )
         return pool, cache
+
+    def _bytes(self, num_tokens: int) -> int:
+        return _rounded(num_tokens) * token_bytes(self.model.config, self.dtype)
 
 
 def _rounded(num_tokens: int) -> int:

@@ -26,17 +26,18 @@ from homeostat.rollout.native.sequence import Sequence
 
 
 class Runner:
-    """One model over a cache. It advances `cached` of the sequences it computed. `way`: that of
-    decoding (fast.py). `prompts`: who computes them in place of the model, where that is better."""
+    """One model over a cache. It advances `cached` of the sequences it computed. `path` is the
+    decode path (fast.py); `prompts` computes prompts in place of the model, where that is better.
+    """
 
     def __init__(
-        self, model: Decoder, *, in_rows: bool, way: str, prompts: CpuPrompts | None
+        self, model: Decoder, *, in_rows: bool, path: str, prompts: CpuPrompts | None
     ) -> None:
         self.model = model
         self.cache: KVCache | None = None
         self.in_rows = in_rows
         # What a burst cannot do is done by compact copies of the weights.
-        self.may_copy = way in ("compact", "compiled")
+        self.may_copy = path in ("compact", "compiled")
         self.prompts = prompts
         self._compact: CompactDecoder | None = None
         self.num_forwards = 0
@@ -110,7 +111,8 @@ class Runner:
         self._compact = None
 
     def _decoder(self) -> Decoder | CompactDecoder:
-        """Who computes a decoding step: a compact copy, where that is wanted and can be."""
+        """Choose what decodes: a compact copy of the weights if enabled and supported, else the
+        model itself."""
         if not self.may_copy:
             return self.model
         if self._compact is None or not self._compact.is_of(self.model):

@@ -10,7 +10,8 @@ gives its own back and is computed again later, so that the oldest always gets o
 A prompt that several requests share is computed by the first of them. The others wait for it (their
 places are kept), then fork its blocks: full ones are shared, the last partial one is copied. Only
 sequences that are running hold a prompt: those that wait for a place when the last of them ends
-compute it again. `forget_prompts` makes sure that none computed by old weights is passed on.
+compute it again, unless a request asks for its cache to be kept for the next one of its session
+(kept.py). `forget_prompts` makes sure that nothing computed by old weights is passed on.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from bisect import insort
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+import numpy as np
 from torch import Tensor
 
 from homeostat.rollout.native.blocks import BlockPool
+from homeostat.rollout.native.kept import KeptPrefix, KeptPrefixes, session_of
 from homeostat.rollout.native.sequence import Sequence, ShareKey
 
 
@@ -79,11 +82,14 @@ class Scheduler:
         self.most_running = 0
         self.num_preempted = 0
         self.num_shared = 0
+        self.kept = KeptPrefixes()
         self._prompts: dict[ShareKey, SharedPrompt] = {}
+        self._num_commits = 0
 
     def refit(self, pool: BlockPool, *, block_tokens: int) -> None:
         """Other blocks from now on. Nothing runs."""
-        assert not self.running, f"{len(self.running)} sequences have blocks of the old pool"
+        holders = len(self.running) + len(self.kept)
+        assert not holders, f"{holders} sequences or prefixes have blocks of the old pool"
         self.pool, self.block_tokens = pool, block_tokens
 
     def add(self, sequence: Sequence) -> None:
@@ -104,24 +110,29 @@ class Scheduler:
     def admit(self) -> Plan:
         """Moves who has a place from waiting to running. Of the plan, only copies and forked."""
         plan = Plan()
-        kept_places = kept_blocks = 0
+        held_places = held_blocks = 0
         still_waiting: list[Sequence] = []
         for index, sequence in enumerate(self.waiting):
             num_blocks = self.blocks_for(len(sequence.tokens))
             prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
-            full = len(self.running) + kept_places >= self.max_running
+            full = len(self.running) + held_places >= self.max_running
+            # Looked for before room is made, so that it is the last one to be evicted for it.
+            found = self.kept.find(sequence) if self.kept and prompt is None and not full else None
             # Shared blocks are left out of the account here: it errs on the safe side.
-            if full or num_blocks > self.pool.num_free - kept_blocks:
+            if full or not self._make_room(num_blocks + held_blocks):
                 still_waiting += self.waiting[index:]
                 break
             if prompt is not None and not prompt.is_ready:
-                kept_places, kept_blocks = kept_places + 1, kept_blocks + num_blocks
+                held_places, held_blocks = held_places + 1, held_blocks + num_blocks
                 still_waiting.append(sequence)
                 continue
             if prompt is not None:
                 self._fork(sequence, prompt, plan)
             elif sequence.share_key:
                 self._prompts[sequence.share_key] = SharedPrompt([sequence])
+            if found is not None and found[0] in self.kept:
+                self._take_over(sequence, found[0].blocks, found[1], plan)
+            sequence.cached_by = self._num_commits
             missing = num_blocks - len(sequence.blocks)
             sequence.blocks += [self.pool.alloc() for _ in range(missing)]
             self.running.append(sequence)
@@ -145,10 +156,14 @@ class Scheduler:
     def forget_prompts(self) -> None:
         """Nothing cached so far is passed on to sequences that start from now on."""
         self._prompts.clear()
+        self._drop_kept()
+        self._num_commits += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """It ends: its blocks are free, and nobody waits for it."""
+        """It ends: its blocks are free, unless they are kept, and nobody waits for it."""
         if sequence in self.running:
+            if sequence.request.keep_cache:
+                self._keep(sequence)
             self._give_up_blocks(sequence)
         else:
             self.waiting.remove(sequence)
@@ -159,8 +174,10 @@ class Scheduler:
         self.add(sequence)
 
     def retract_all(self) -> None:
+        """Nothing is cached when this returns."""
         for sequence in list(self.running):
             self.retract(sequence)
+        self._drop_kept()
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
@@ -172,7 +189,7 @@ class Scheduler:
             self.blocks_for(min(len(s.tokens) + num_tokens, s.max_length) - 1) - len(s.blocks)
             for s in sequences
         ]
-        if sum(max(count, 0) for count in missing) > self.pool.num_free:
+        if not self._make_room(sum(max(count, 0) for count in missing)):
             return False
         for sequence, count in zip(sequences, missing, strict=True):
             sequence.blocks += [self.pool.alloc() for _ in range(count)]
@@ -184,16 +201,23 @@ class Scheduler:
         starts = sequence.is_fresh and prompt.hidden_D is not None
         source = prompt.holders[0]
         wanted = len(sequence.tokens) - (0 if starts else 1)
-        sequence.cached = min(sequence.num_prompt, wanted, source.cached)
-        full, partial = divmod(sequence.cached, self.block_tokens)
-        sequence.blocks = [self.pool.fork(block) for block in source.blocks[:full]]
-        if partial:
-            sequence.blocks.append(self.pool.alloc())
-            plan.copies.append(Copy(source.blocks[full], sequence.blocks[-1], partial))
+        cached = min(sequence.num_prompt, wanted, source.cached)
+        self._take_over(sequence, source.blocks, cached, plan)
         if starts:
             plan.forked.append(sequence)
         prompt.holders.append(sequence)
-        self.num_shared += sequence.cached
+
+    def _take_over(
+        self, sequence: Sequence, blocks: list[int], num_tokens: int, plan: Plan
+    ) -> None:
+        """Begin the cache of a sequence with tokens in others' blocks: full ones are shared."""
+        full, partial = divmod(num_tokens, self.block_tokens)
+        sequence.blocks = [self.pool.fork(block) for block in blocks[:full]]
+        if partial:
+            sequence.blocks.append(self.pool.alloc())
+            plan.copies.append(Copy(blocks[full], sequence.blocks[-1], partial))
+        sequence.cached = num_tokens
+        self.num_shared += num_tokens
 
     def _chunks(self) -> list[Chunk]:
         """Whole sequences up to `prefill_tokens`; a longer one comes alone, piece by piece."""
@@ -215,7 +239,7 @@ class Scheduler:
             return
         for sequence in sorted(self.running, key=attrgetter("number")):
             while sequence.blocks and self.blocks_for(len(sequence.tokens)) > len(sequence.blocks):
-                if self.pool.num_free:
+                if self._make_room(1):
                     sequence.blocks.append(self.pool.alloc())
                 else:
                     self.retract(max(self.running, key=attrgetter("number")))
@@ -223,7 +247,17 @@ class Scheduler:
 
     def _line_up(self, plan: Plan) -> None:
         """Sequences of one block each move together, so that the n running have blocks 0 .. n-1,
-        and go in this order: their cache is then one view."""
+        and go in this order: their cache is then one view. Kept prefixes make way."""
+        for prefix in self.kept:
+            (block,) = prefix.blocks
+            if block < len(self.running):
+                other = self.pool.alloc_from(len(self.running))
+                if other is None:
+                    self._evict(prefix)
+                    continue
+                plan.copies.append(Copy(block, other, len(prefix.tokens_T)))
+                prefix.blocks = [other]
+                self.pool.free((block,))
         for sequence in self.running:
             (block,) = sequence.blocks
             if block >= len(self.running):
@@ -231,6 +265,32 @@ class Scheduler:
                 plan.copies.append(Copy(block, sequence.blocks[0], sequence.cached))
                 self.pool.free((block,))
         self.running.sort(key=attrgetter("blocks"))
+
+    def _make_room(self, num_blocks: int) -> bool:
+        """Whether so many blocks are free, once kept prefixes have given up theirs as needed."""
+        while self.pool.num_free < num_blocks and self.kept:
+            self._evict(self.kept.oldest())
+        return self.pool.num_free >= num_blocks
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Keep its cache for the next request of its session, if it is of the weights of now."""
+        session = session_of(sequence)
+        if session is None or not sequence.cached or sequence.cached_by != self._num_commits:
+            return
+        blocks = sequence.blocks[: self.blocks_for(sequence.cached)]
+        tokens_T = np.array(sequence.tokens[: sequence.cached])
+        prefix = KeptPrefix(session, tokens_T, [self.pool.fork(block) for block in blocks])
+        for shorter in self.kept.extended_by(prefix):
+            self._evict(shorter)
+        self.kept.add(prefix)
+
+    def _evict(self, prefix: KeptPrefix) -> None:
+        self.kept.remove(prefix)
+        self.pool.free(prefix.blocks)
+
+    def _drop_kept(self) -> None:
+        for prefix in self.kept:
+            self._evict(prefix)
 
     def _give_up_blocks(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

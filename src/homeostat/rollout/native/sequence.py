@@ -36,6 +36,8 @@ class Sequence(Flight):
         self.noise_key = noise_key(request.seed, request.id)
         self.blocks: list[int] = []
         self.cached = 0
+        # Number of the commit whose weights the cache was begun with.
+        self.cached_by = 0
 
     @property
     def uncached(self) -> int:

@@ -259,8 +259,10 @@ def _give_cache(settings: Any, config: VllmEngineConfig, *, max_tokens: int) -> 
 
 def _emitted(output: Any) -> Emitted:
     (answer,) = output.outputs
-    tokens = list(answer.token_ids)
-    logps = [row[token].logprob for row, token in zip(answer.logprobs or (), tokens, strict=False)]
+    tokens: list[int] = list(answer.token_ids)
+    logps: list[float] = [
+        row[token].logprob for row, token in zip(answer.logprobs or (), tokens, strict=False)
+    ]
     prompt_logps = None
     if output.prompt_logprobs is not None:
         rows = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)

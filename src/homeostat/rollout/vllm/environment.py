@@ -1,13 +1,15 @@
 """What vLLM reads from the environment, set before it is imported.
 
 No usage statistics, no telemetry, no hub; the engine core in this process, so that its crash is
-this process's crash; sockets, where it opens any, on the loopback interface.
+this process's crash; sockets, where it opens any, on the address that the cluster names, which is
+the loopback interface by default.
 """
 
 from __future__ import annotations
 
 import os
 
+from homeostat.config.cluster import LOOPBACK
 from homeostat.config.vllm import VllmEngineConfig
 
 SETTINGS = {
@@ -18,18 +20,20 @@ SETTINGS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_LOOPBACK_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
+    "VLLM_LOOPBACK_IP": LOOPBACK,
 }
+# The interface of that address, by its name: collectives do not ask for an address.
+LOOPBACK_INTERFACE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 # What a user may want otherwise: set only where it is not.
 DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING"}
 
 
-def prepare_environment(config: VllmEngineConfig) -> None:
-    """For a process that hosts the engine. vLLM's workers inherit it."""
+def prepare_environment(config: VllmEngineConfig, *, host: str = LOOPBACK) -> None:
+    """Prepare a process that hosts the engine. vLLM's workers inherit it."""
     os.environ.update(SETTINGS)
+    os.environ["VLLM_HOST_IP"] = host
+    if host == LOOPBACK:
+        os.environ.update(LOOPBACK_INTERFACE)
     if config.enforce_eager:
         # vLLM compiles some of its sampler all the same, which costs as much as loading does.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"

@@ -13,11 +13,10 @@ from homeostat.config.vllm import VllmEngineConfig
 from homeostat.rollout.vllm.engine import VllmEngine
 from homeostat.rollout.vllm.environment import prepare_environment
 from homeostat.rollout.vllm.served import Served
+from homeostat.types import POLICY_ID
 
 if TYPE_CHECKING:
     from homeostat.workers.context import WorkerContext
-
-FACTORY = "homeostat.rollout.vllm.host:build_engine"
 
 
 def build_engine(
@@ -27,12 +26,13 @@ def build_engine(
     config: VllmEngineConfig,
     served: Served,
     max_tokens: int,
+    policy_id: str = POLICY_ID,
     policy_version: int = 0,
     tokenizer: ModelConfig | None = None,
 ) -> VllmEngine:
     """`tokenizer` says where the tokenizer is that stop strings need; None where there are none."""
     assert context.size == 1, "one process drives vLLM; the ranks are vLLM's own"
-    prepare_environment(config)
+    prepare_environment(config, host=context.host)
     decode = None
     if tokenizer is not None:
         from homeostat.data.tokenizer import load_tokenizer
@@ -44,5 +44,6 @@ def build_engine(
         served=served,
         max_tokens=max_tokens,
         decode=decode,
+        policy_id=policy_id,
         policy_version=policy_version,
     )

@@ -1,14 +1,17 @@
 """What runs inside vLLM's workers: new weights taken in, and the cache given back and restored.
 
-    parcel -> Receiver.unpack (checksums) -> load_weights, under HF names -> finish
+    bucket -> Receiver.unpack (checksums) -> load_weights, under HF names -> finish
 
 vLLM mixes this class into its own worker (`worker_extension_cls`), on every tensor-parallel rank;
 the engine calls it by `collective_rpc`. A layer is laid out anew when all of its weights have come
-(vLLM's layerwise reload), which may be parcels after its first one: so tensors are copied out of a
-parcel, whose bytes the sender may overwrite.
+(vLLM's layerwise reload), which may be buckets after its first one: so tensors are copied out of a
+bucket, whose bytes the sender may overwrite.
 
 The names begin with `homeostat_` because vLLM refuses an extension that hides an attribute.
 """
+
+# vLLM has an environment of its own, which pyright does not look into.
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from homeostat.sync.parcel import Parcel, Receiver, Transport
+    from homeostat.sync.bucket import Bucket, Receiver, Transport
 
 
 class WeightWorker:
@@ -34,7 +37,7 @@ class WeightWorker:
         size = self.vllm_config.parallel_config.world_size
         self.homeostat_receiver = transport.receiver(self.rank, size)
 
-    def homeostat_apply(self: Any, parcel: Parcel) -> None:
+    def homeostat_apply(self: Any, bucket: Bucket) -> None:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -43,7 +46,7 @@ class WeightWorker:
             if self.homeostat_loaded is None:
                 initialize_layerwise_reload(model)
                 self.homeostat_loaded = set()
-            weights = self.homeostat_receiver.unpack(parcel)
+            weights = self.homeostat_receiver.unpack(bucket)
             self.homeostat_loaded |= model.load_weights(_copied(weights))
 
     def homeostat_finish(self: Any) -> list[str]:

@@ -71,7 +71,7 @@ def _sampled(parts: RlParts) -> list[RolloutGroup]:
     config, prompts = parts.config, parts.prompts.evaluation
     assert parts.sampler is not None, "an evaluation needs an engine"
     assert prompts is not None, "an evaluation needs prompts"
-    chosen = [prompts.prompts[int(index)] for index in prompts.ids]
+    chosen = [prompts.rows[int(index)] for index in prompts.ids]
     pending = sample_and_score(
         [Draw(f"eval/{prompt.prompt_id}", prompt) for prompt in chosen],
         sampler=parts.sampler,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from homeostat.algorithms.baselines import has_signal
+from homeostat.columns import dense
 from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.learning.learn import Learned
@@ -232,7 +233,7 @@ def replay_metrics(parts: RlParts, rollouts: StepRollouts) -> dict[str, float]:
     assert parts.engine is not None, "replay keeps the engine"
     rows = step_rows(rollouts.groups, parts.config).rows
     found = parts.engine.score(rows, temperature=parts.config.rollout.temperature)
-    stored = [row.columns["engine_logp"][row.weights_T > 0] for row in rows]
+    stored = [dense(row.columns["engine_logp"])[row.weights_T > 0] for row in rows]
     differences = np.abs(np.concatenate(found) - np.concatenate(stored))
     return {
         "replay/logp_difference/mean": float(differences.mean()),

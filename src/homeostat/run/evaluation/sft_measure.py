@@ -1,4 +1,4 @@
-"""What is measured of a step, and of the held-out rows."""
+"""Compute the metrics of an SFT step, and the loss of the held-out rows."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import numpy as np
 import torch
 
 from homeostat.algorithms import sft
+from homeostat.data.inputs import RowSet
 from homeostat.data.loader import eval_batches
+from homeostat.data.store import RowStore
 from homeostat.observe.devices import host_rss
 from homeostat.run.learning.probes import plan_probes
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.forward import predicted_positions
 from homeostat.train.oom import MemoryGuard
+from homeostat.train.scoring import score
 from homeostat.types import Role, StepPlan, TrainBatch, UpdateReport
 
 if TYPE_CHECKING:
-    from homeostat.run.wiring.sft_setup import Parts, RowSet
+    from homeostat.run.wiring.sft_setup import Parts
 
 
 def step_metrics(
     plan: StepPlan, report: UpdateReport, *, parts: Parts, seconds: float
 ) -> dict[str, float]:
-    """The metrics of one update, by their names in observe/names.py."""
+    """Return the metrics of one update, by their names in observe/names.py."""
     trained = sum(int(np.count_nonzero(batch.weights_N)) for batch in plan.micro_batches)
     steps_per_epoch = parts.config.trainer.steps_per_epoch(len(parts.train_rows.ids))
     memory = parts.trainer.memory_report()
@@ -51,26 +54,28 @@ def step_metrics(
     return metrics | plan_probes(plan, report) | parts.gpus.sample()
 
 
-def evaluate(parts: Parts, rows: RowSet, *, memory: MemoryGuard) -> float:
-    """The loss on the held-out rows, normalised as in training, over all of them."""
-    spec = sft.loss_spec(parts.config.algorithm, [rows.store[int(row)] for row in rows.ids])
+def evaluate(parts: Parts, rows: RowSet[RowStore], *, memory: MemoryGuard) -> float:
+    """Return the loss of all held-out rows, normalised as in training."""
+    spec = sft.loss_spec(parts.config.sft, [rows.rows[int(row)] for row in rows.ids])
 
     def total(batches: list[TrainBatch]) -> float:
         found = torch.zeros((), dtype=torch.float64)
-        scores = parts.trainer.score(Role.POLICY, batches)
+        scores = score(parts.trainer, Role.POLICY, batches)
         for batch, logp_M in zip(batches, scores, strict=True):
             index_M, row_of_M = map(torch.from_numpy, predicted_positions(batch))
             weights_M = torch.from_numpy(batch.weights_N)[index_M]
-            sums = sft.row_sums(torch.from_numpy(logp_M), weights_M, row_of_M, batch.num_rows)
-            found += sft.loss(*(sum_B.double() for sum_B in sums), spec)
+            nll_B, weight_B = sft.row_sums(
+                torch.from_numpy(logp_M), weights_M, row_of_M, batch.num_rows
+            )
+            found += sft.loss(nll_B.double(), weight_B.double(), spec)
         return float(found)
 
     step, loss = parts.state.step, None
     while loss is None:
         sizes = current_sizes(parts.config.trainer, parts.state)
-        ranks = parts.trainer.num_ranks
-        batches = list(eval_batches(rows.store, rows.ids, trainer=sizes, num_ranks=ranks))
-        loss = memory.attempt(lambda batches=batches: total(batches), step=step)
+        groups = parts.trainer.num_data_groups
+        batches = list(eval_batches(rows.rows, rows.ids, trainer=sizes, num_data_groups=groups))
+        loss = memory.attempt(lambda batches=batches: total(batches), role=Role.POLICY, step=step)
         if loss is None:
             memory.shrink(batches, step=step)
     return loss

@@ -1,24 +1,23 @@
-"""Which reward says that a held-out prompt is solved, and how many were: pass@k.
+"""Decide which held-out samples are solved, and compute pass@k from that.
 
     pass@k = mean over prompts of 1 - C(n - c, k) / C(n, k), with c solved of n judged samples
 
-(Chen et al. 2021, arXiv:2107.03374.) It is the unbiased estimate of the chance that one of k
-samples is solved.
+This is the unbiased estimate of the probability that at least one of k samples is solved (Chen et
+al. 2021, arXiv:2107.03374).
 
-A sample is solved where the deciding reward gives it `eval.sampling.solved_at` or more, before any
-weight. The deciding reward is, in this order:
+A sample is solved if the deciding reward gives it `eval.sampling.solved_at` or more, before reward
+weights are applied. The deciding reward is the first of these that exists:
 
     1. the one that eval.sampling.solved_by names
-    2. the built-in rewards that compare with an expected answer; where there are several, all of
+    2. the built-in rewards that compare with an expected answer; if there are several, all of
        those that apply to the sample must agree
-    3. the only reward of a run, whatever its type
-    4. the only function of the user beside built-in rewards of format and length
+    3. the only reward of the run, whatever its type
+    4. the only user-defined function, if the others are built-in rewards of format and length
 
-A format reward never decides beside another one: a well-formed wrong answer is wrong. Where these
-leave the choice open, no reward is taken for the judge, and pass@k is reported for each of them as
-eval/pass@k/<name>.
+A format reward never decides if there is another one: a well-formed wrong answer is wrong. If none
+of these exists, pass@k is reported for each reward separately, as eval/pass@k/<name>.
 
-A sample that the deciding reward failed on, or does not apply to, is not among the n.
+A sample for which the deciding reward failed, or to which it does not apply, is not counted in n.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from homeostat.types import RolloutGroup, Sample
 def deciding_rewards(
     rewards: RewardsConfig, *, solved_by: str | None
 ) -> Mapping[str, tuple[str, ...]]:
-    """The rewards that decide, by what their pass@k is called after: "" for the plain pass@k."""
+    """Return the deciding rewards by the suffix of their metric: "" for the plain eval/pass@k."""
     functions = rewards.functions
     if solved_by is not None:
         return {"": (solved_by,)}
@@ -48,7 +47,7 @@ def deciding_rewards(
 
 
 def is_solved(sample: Sample, labels: Sequence[str], *, at: float) -> bool | None:
-    """None where it is not known (a reward failed), or where none of them applies."""
+    """Return whether the sample is solved; None if a reward failed or none of them applies."""
     given = [sample.rewards[label] for label in labels]
     known = [value for value in given if value is not None]
     if any(value < at for value in known):
@@ -65,7 +64,7 @@ def pass_metrics(
     at: float,
     samples_per_prompt: int,
 ) -> dict[str, float]:
-    """pass@k for k = 1, 2, 4 ... and all samples, over the prompts with k judged samples."""
+    """Return pass@k for k = 1, 2, 4 ... and all samples, over prompts with k judged samples."""
     metrics = {}
     for suffix, labels in judges.items():
         verdicts = [[is_solved(sample, labels, at=at) for sample in g.samples] for g in groups]
@@ -80,13 +79,13 @@ def pass_metrics(
 
 
 def pass_at(k: int, *, num_samples: int, num_solved: int) -> float:
-    """The chance that one of k samples, drawn from these without replacement, is solved."""
+    """Return the probability that one of k samples, drawn without replacement, is solved."""
     if num_samples - num_solved < k:
         return 1.0
     return 1.0 - math.comb(num_samples - num_solved, k) / math.comb(num_samples, k)
 
 
 def _ks(num_samples: int) -> list[int]:
-    """1, 2, 4 ... and all of them."""
+    """Return the powers of two up to the number of samples, and that number."""
     powers = [2**n for n in range(num_samples.bit_length()) if 2**n <= num_samples]
     return sorted({*powers, num_samples})

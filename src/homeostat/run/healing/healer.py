@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from homeostat.config.edits import edited, value_at
-from homeostat.config.run import RunConfig
+from homeostat.config.edits import value_at
+from homeostat.config.live import Edit, LiveConfig
 from homeostat.errors import (
     CheckpointError,
     ConfigError,
@@ -37,7 +37,7 @@ from homeostat.health.remedies import (
     is_better,
     remedies_for,
 )
-from homeostat.run.healing.watch import Watch
+from homeostat.run.healing.watch import Watch, settings_of
 from homeostat.train.events import EmitEvent
 
 # Times that a run may go back: what fails more often is for a person to look at.
@@ -52,14 +52,6 @@ NOT_FINITE = Finding(
 )
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """A value that lies over the recipe's, and the first step that it held for."""
-
-    value: Any
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,39 +132,42 @@ class RollBackError(Exception):
         self.healing = healing
 
 
-class Ways(Protocol):
-    """What a run lets be done to it while it goes on."""
-
-    def can_edit(self, path: str) -> bool: ...
-
-    def put_in_force(self, config: RunConfig, overlay: Mapping[str, Edit]) -> None: ...
+class Actions(Protocol):
+    """The actions that a run offers to remedies while it is running."""
 
     def act(self, action: str) -> Done | None:
-        """None where this run has no such thing, or nothing is left to do."""
+        """Do it. None means that this run has no such action, or that nothing is left to do."""
 
     def undo(self, action: str, old: Any) -> bool:
-        """Whether it could be taken back."""
+        """Undo it, and return whether that was possible."""
         ...
 
     def healthy_step(self, *, before: int) -> int | None:
-        """The newest whole checkpoint of an earlier step that was saved in good health."""
+        """Return the newest valid checkpoint of an earlier step that was saved in good health."""
 
 
 class Healer:
-    """Asked before every step. `config` is the recipe with all edits that are in force."""
+    """Tries remedies between steps. Edits go into `live`, actions to `actions`."""
 
     def __init__(
-        self, config: RunConfig, *, watch: Watch, emit: EmitEvent, ways: Ways, healing: Healing
+        self,
+        live: LiveConfig,
+        *,
+        watch: Watch,
+        emit: EmitEvent,
+        actions: Actions,
+        healing: Healing,
     ) -> None:
-        self.config = config
+        self.live = live
         self.healing = healing
-        self._recipe = config
-        self._mode = config.health.heal
+        self._mode = live.recipe.health.heal
         self._watch = watch
         self.emit = emit
-        self._ways = ways
+        self._actions = actions
+        live.on_change(lambda: watch.monitor.reconfigure(settings_of(live.now)))
+        live.adopt(healing.overlay)
         if healing.overlay:
-            self._go_on_with_edits()
+            self._resume_edits()
 
     def treat(self, step: int) -> None:
         """Before a step: judge what is being tried, then try something about what is open."""
@@ -190,7 +185,7 @@ class Healer:
             yield
         except (NonFiniteHaltError, PolicyNotFiniteError) as error:
             # A recipe that says `halt` means it.
-            may = self._mode == "all" and self._recipe.trainer.on_nonfinite == "skip"
+            may = self._mode == "all" and self.live.recipe.trainer.on_nonfinite == "skip"
             step = self._watch.last_step + 1
             target = self._target(step) if may else None
             if target is None:
@@ -210,19 +205,18 @@ class Healer:
         if self.healing.roll_backs >= MAX_ROLL_BACKS:
             return None
         if last is not None and last < began <= last + STEPS_AT_ONCE:
-            earlier = self._ways.healthy_step(before=last)
+            earlier = self._actions.healthy_step(before=last)
             return last if earlier is None else earlier
-        return self._ways.healthy_step(before=began)
+        return self._actions.healthy_step(before=began)
 
-    def _go_on_with_edits(self) -> None:
+    def _resume_edits(self) -> None:
         if self._mode == "off":
-            for path, edit in list(self.healing.overlay.items()):
+            for path, edit in list(self.live.edits.items()):
                 self._revert(path, why="health.heal=off", step=edit.step)
             self.healing.trial = None
         else:
-            shown = ", ".join(f"{path}={e.value}" for path, e in self.healing.overlay.items())
+            shown = ", ".join(f"{path}={e.value}" for path, e in self.live.edits.items())
             log.warning("a remedy is in force over the recipe: %s", shown)
-        self._put_in_force()
 
     def _try_next(self, step: int) -> None:
         for finding in self._watch.monitor.open:
@@ -241,7 +235,7 @@ class Healer:
             return self._roll_back(finding, remedy, step)
         before = self._mean(remedy.metric, until=step, count=remedy.window)
         if remedy.action is not None:
-            done = self._ways.act(remedy.action)
+            done = self._actions.act(remedy.action)
         else:
             assert remedy.edit is not None, "a remedy is an action or an edit"
             done = self._edit(remedy.edit, step, finding)
@@ -284,20 +278,19 @@ class Healer:
         self.emit("remedy_applied", step, **fields)
 
     def _edit(self, edit: ConfigEdit, step: int, finding: Finding) -> Done | None:
-        if not self._ways.can_edit(edit.path):
+        if not self.live.can_edit(edit.path):
             return None
-        old = value_at(self.config, edit.path)
-        signs = Signs(finding, self._watch.monitor.metrics, self.config.model.init == "random")
+        config = self.live.now
+        old = value_at(config, edit.path)
+        signs = Signs(finding, self._watch.monitor.metrics, config.model.init == "random")
         new = edit.new_value(old, signs)
         if new is None:
             return None
         try:
-            self.config = edited(self.config, edit.path, new)
+            self.live.edit(edit.path, new, step=step)
         except ConfigError as error:
             log.info("a remedy cannot be tried: %s", error)
             return None
-        self.healing.overlay[edit.path] = Edit(new, step)
-        self._put_in_force()
         return Done(edit.path, old, new)
 
     def _judge(self, trial: Trial, step: int) -> None:
@@ -338,28 +331,21 @@ class Healer:
         old = self.healing.origins.pop(trial.label, trial.old)
         facts = {**trial.facts(), "path": trial.path, "old": trial.new, "new": old}
         why = f"{trial.metric} is no better after {trial.window} steps"
-        if trial.path in self.healing.overlay:
-            if old == value_at(self._recipe, trial.path):
-                del self.healing.overlay[trial.path]
+        if trial.path in self.live.edits:
+            if old == self.live.recipe_value(trial.path):
+                self.live.revert(trial.path)
             else:
-                self.healing.overlay[trial.path] = Edit(old, step)
-            self._put_in_force()
-        elif not self._ways.undo(trial.action, old):
+                self.live.edit(trial.path, old, step=step)
+        elif not self._actions.undo(trial.action, old):
             return
         self.emit("remedy_reverted", step, **facts, why=why)
 
     def _revert(self, path: str, *, why: str, step: int) -> None:
-        edit = self.healing.overlay.pop(path)
+        old = self.live.edits[path].value
+        self.live.revert(path)
         facts = {"code": "", "cause": "", "remedy": "edit", "path": path, "why": why}
-        facts |= {"old": edit.value, "new": value_at(self._recipe, path)}
+        facts |= {"old": old, "new": self.live.recipe_value(path)}
         self.emit("remedy_reverted", step, **facts)
-
-    def _put_in_force(self) -> None:
-        config = self._recipe
-        for path, edit in self.healing.overlay.items():
-            config = edited(config, path, edit.value)
-        self.config = config
-        self._ways.put_in_force(config, self.healing.overlay)
 
     def _roll_back(self, finding: Finding, remedy: Remedy, step: int) -> bool:
         target = self._target(finding.first_step if finding.first_step is not None else step)

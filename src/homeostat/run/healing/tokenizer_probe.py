@@ -1,7 +1,7 @@
-"""Does the tokenizer that a recipe names belong to the model? Told by the model's own tokenizer.
+"""Compare the tokenizer that a recipe names with the one in the model's folder.
 
-Pretrained weights know a piece of text by its number. Two tokenizers fit the same weights only
-where the pieces that both know have the same numbers; new pieces behind them are no harm.
+Pretrained weights know each token by its id. Two tokenizers fit the same weights only if the tokens
+that both of them know have the same ids; additional tokens after these do no harm.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ MAX_EXAMPLES = 3
 
 
 def compare_tokenizers(model: ModelConfig) -> dict[str, Any] | None:
-    """How many pieces both tokenizers know, how many of them have another number, and examples.
-    None where there are no two to compare, or the weights never learned any numbers."""
+    """Return how many tokens both tokenizers know, how many of these differ in id, and examples.
+
+    None if there are no two tokenizers to compare, or if the weights are random and fit any ids.
+    """
     if model.tokenizer is None or model.init == "random":
         return None
-    own = _pieces(Path(model.path) / FILE)
-    named = _pieces(Path(model.tokenizer) / FILE)
+    own = _token_ids(Path(model.path) / FILE)
+    named = _token_ids(Path(model.tokenizer) / FILE)
     if not own or not named:
         return None
     shared = own.keys() & named.keys()
     moved = sorted(
-        (piece for piece in shared if own[piece] != named[piece]), key=lambda one: own[one]
+        (token for token in shared if own[token] != named[token]), key=lambda one: own[one]
     )
     return {
         "shared": len(shared),
@@ -37,15 +39,15 @@ def compare_tokenizers(model: ModelConfig) -> dict[str, Any] | None:
     }
 
 
-def _pieces(file: Path) -> dict[str, int]:
-    """Piece -> number; empty where the file is not there or not of the usual form: whoever loads
-    it for use says what is wrong with it."""
+def _token_ids(file: Path) -> dict[str, int]:
+    """Return the id of each token; empty if the file is missing or has another form."""
+    # No error here: loading the tokenizer for use reports what is wrong with the file.
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         vocab = content["model"]["vocab"]
         if isinstance(vocab, list):
-            # Unigram: pieces with their scores, in the order of their numbers.
-            vocab = {piece: number for number, (piece, _) in enumerate(vocab)}
+            # Unigram models list tokens with their scores, in the order of their ids.
+            vocab = {token: number for number, (token, _) in enumerate(vocab)}
         added = {one["content"]: one["id"] for one in content.get("added_tokens") or ()}
         return {**vocab, **added}
     except (OSError, ValueError, LookupError, TypeError):

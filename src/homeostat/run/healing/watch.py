@@ -1,10 +1,10 @@
-"""The doctor's eye on our own run: listens to the recorder, writes down what it finds.
+"""Evaluate the health rules while a run is in progress, and record their findings.
 
-    record, events, samples -> health.Monitor -> findings.jsonl, the view
-    an event of one of the run's own guards   -> also told as the remedy that it is
+    records, events, samples             -> health.Monitor -> findings.jsonl, the view
+    an event of one of the run's guards  -> also recorded as the remedy that the guard applied
 
-What is open is rebuilt on resume from metrics.jsonl and findings.jsonl; the little that these do
-not tell is part of a checkpoint (`state`).
+On resume, open findings are rebuilt from metrics.jsonl and findings.jsonl. The rest of the state of
+the monitor is part of a checkpoint (`state`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from homeostat.config.health import HealthConfig
 from homeostat.config.run import RunConfig
 from homeostat.errors import CheckpointError, ConfigError, Problem, TrainingHaltedError
 from homeostat.health.finding import Finding, Level
@@ -29,15 +30,15 @@ from homeostat.observe.recorder import Recorder
 from homeostat.observe.run_dir import RunDir
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
 
-# Completions of a step that rules may read.
+# Number of completions of a step that the rules see.
 SAMPLES_PER_STEP = 16
 
 log = logging.getLogger(__name__)
 
 
 def sound_state(state: Any, *, place: str) -> Mapping[str, Any]:
-    """The monitor's state from a checkpoint, as it is. Raises CheckpointError where it is none."""
-    fields = state if isinstance(state, dict) else {"quiet": None}
+    """Return a monitor's state from a checkpoint unchanged. Raises CheckpointError if malformed."""
+    fields: dict[str, Any] = state if isinstance(state, dict) else {"quiet": None}
     quiet, allowed = fields.get("quiet", []), fields.get("allowed", [])
     is_sound = isinstance(quiet, list) and isinstance(allowed, list)
     is_sound = is_sound and all(isinstance(code, str) for code in allowed)
@@ -47,25 +48,27 @@ def sound_state(state: Any, *, place: str) -> Mapping[str, Any]:
 
 
 def _is_quiet(entry: Any) -> bool:
-    """A finding's code and subject, and for how many records it has been quiet."""
+    """Return whether this is [code, subject, number of records without the finding]."""
     return isinstance(entry, list) and [type(part) for part in entry] == [str, str, int]
 
 
 class Watch:
-    """What is wrong with the run at the moment."""
+    """Passes everything that is recorded to the monitor, and records what it finds.
+
+    `halting` is the finding because of which the run is to halt.
+    """
 
     def __init__(
         self, config: RunConfig, recorder: Recorder, *, total_steps: int, state: Mapping[str, Any]
     ) -> None:
-        """`state`: what a checkpoint that the run goes on from remembers."""
+        """`state` is the monitor's state from the checkpoint that the run resumes from."""
         self.monitor = Monitor(
             RULES,
             kind=Kind.RL if config.is_rl else Kind.SFT,
             settings=settings_of(config),
             total_steps=total_steps,
-            watchlist=watchlist_of(config),
+            watchlist=watchlist_of(config.health),
         )
-        # The finding that the run is to halt for.
         self.halting: Finding | None = None
         self.last_step = 0
         self._halts = config.health.on_error == "halt"
@@ -74,12 +77,12 @@ class Watch:
         self._state = state
         self._events: list[Event] = []
         self._samples: list[SampleText] = []
-        self._told_broken: set[str] = set()
-        self._told_watching = 0
+        self._reported_broken: set[str] = set()
+        self._reported_watching = 0
         self._seconds = 0.0
 
     def begin(self, run_dir: RunDir, *, start_step: int) -> None:
-        """Take in what the run directory tells of the run so far, and listen from here on."""
+        """Restore the state from the files of the run directory, and listen to the recorder."""
         records = [
             (record["step"], {n: v for n, v in record.items() if n not in ("step", "time")})
             for record in read_metrics(run_dir.metrics)
@@ -100,13 +103,13 @@ class Watch:
         changes = self.monitor.observe(step, metrics, events=events, samples=samples)
         self._seconds += time.perf_counter() - started
         for change in changes:
-            self._tell(change)
-        if self.monitor.num_watching != self._told_watching:
-            self._told_watching = self.monitor.num_watching
-            self._recorder.event("rules_watching", step, rules=self._told_watching)
+            self._report(change)
+        if self.monitor.num_watching != self._reported_watching:
+            self._reported_watching = self.monitor.num_watching
+            self._recorder.event("rules_watching", step, rules=self._reported_watching)
         for code, error in self.monitor.broken.items():
-            if code not in self._told_broken:
-                self._told_broken.add(code)
+            if code not in self._reported_broken:
+                self._reported_broken.add(code)
                 self._recorder.event("rule_failed", step, code=code, error=error)
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
@@ -116,7 +119,7 @@ class Watch:
             self._recorder.event("remedy_applied", step, **guard.described(fields))
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A few of all, evenly."""
+        """Keep a few completions, evenly spaced, for the next record."""
         chosen = rows[:: max(1, len(rows) // SAMPLES_PER_STEP)][:SAMPLES_PER_STEP]
         self._samples += [
             SampleText(
@@ -130,17 +133,20 @@ class Watch:
         ]
 
     def take_seconds(self) -> float:
-        """Seconds spent since this was last asked."""
+        """Return the seconds spent on rules since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint remembers. `errors`: codes that speak against going back to it."""
+        """Return what a checkpoint stores.
+
+        `errors` are the codes of open errors: a checkpoint that has any is no target of a rollback.
+        """
         errors = [f.code for f in self.monitor.open if f.level is Level.ERROR]
         return {**self.monitor.state(), "errors": errors}
 
-    def require_go_on(self) -> None:
-        """Raises where a finding opened that the run is to halt for."""
+    def require_no_halt(self) -> None:
+        """Raise TrainingHaltedError if a finding opened for which the run is to halt."""
         if self.halting is None:
             return
         code, name, message = self.halting.code, self.halting.name, self.halting.message
@@ -148,17 +154,17 @@ class Watch:
         self._recorder.event("health_halted", self.last_step, **facts)
         raise TrainingHaltedError(
             f"halted after step {self.last_step} (health.on_error=halt): {code} {name}: {message} "
-            f"`homeostat explain {code}` says more. What was computed is saved; the same command "
-            "goes on from there."
+            f"`homeostat explain {code}` says more. What was computed is saved; run the same "
+            "command to resume from there."
         )
 
     def finish(self, step: int) -> None:
-        """The run is complete: an allowance that was never of use should go."""
+        """Report allowances that a complete run never used, so that they can be removed."""
         for one in self.monitor.unused_allowances():
-            log.warning("health.allow: %s never came up (%s)", one.code, one.reason)
+            log.warning("health.allow: %s never occurred (%s)", one.code, one.reason)
             self._recorder.event("allowance_unused", step, code=one.code, reason=one.reason)
 
-    def _tell(self, change: Change) -> None:
+    def _report(self, change: Change) -> None:
         self._recorder.finding(change.step, change.as_record())
         finding = change.finding
         if change.state is State.OPEN and finding.level is Level.ERROR and self._halts:
@@ -166,11 +172,12 @@ class Watch:
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
+    """Return all settings by their dotted names, as the rules read them."""
     return flat(config.model_dump(mode="json"))
 
 
-def watchlist_of(config: RunConfig) -> Watchlist:
-    health = config.health
+def watchlist_of(health: HealthConfig) -> Watchlist:
+    """Return which rules the monitor evaluates, with their levels, options and allowances."""
     return Watchlist(
         levels=health.levels,
         options=health.options,
@@ -179,14 +186,13 @@ def watchlist_of(config: RunConfig) -> Watchlist:
     )
 
 
-def require_known_rules(config: RunConfig) -> None:
-    """`health` names rules and their options: those that do not exist are refused."""
-    if problems := list(_unknown_names(config)):
+def require_known_rules(health: HealthConfig) -> None:
+    """Require that every rule and option that the section `health` names exists."""
+    if problems := list(_unknown_names(health)):
         raise ConfigError(problems)
 
 
-def _unknown_names(config: RunConfig) -> Iterator[Problem]:
-    health = config.health
+def _unknown_names(health: HealthConfig) -> Iterator[Problem]:
     named = [(f"health.levels.{code}", code) for code in health.levels]
     named += [(f"health.options.{code}", code) for code in health.options]
     named += [(f"health.allow.{number}.code", one.code) for number, one in enumerate(health.allow)]
@@ -202,7 +208,7 @@ def _unknown_names(config: RunConfig) -> Iterator[Problem]:
                 hint = _did_you_mean(name, list(known)) or f"It has: {', '.join(known) or 'none'}."
                 yield Problem(place, f"{code} has no such option.", hint)
             elif not _fits(value, known[name][0]):
-                text = f"{value!r} is not of the kind of its default, {known[name][0]!r}."
+                text = f"{value!r} does not have the type of the default, {known[name][0]!r}."
                 yield Problem(place, text, f"({known[name][1]})")
 
 
@@ -220,7 +226,7 @@ def _did_you_mean(word: str, known: list[str]) -> str:
 
 
 def _past_events(run_dir: RunDir, start_step: int) -> list[Event]:
-    """Of the run as it now stands: without those of steps that it went back from."""
+    """Return the events up to `start_step`, without those of steps that were rolled back."""
     found: list[Event] = []
     for record in iter_jsonl(run_dir.events, is_sound=is_event):
         step, kind = record.pop("step"), record.pop("kind")

@@ -36,7 +36,7 @@ def num_trained(row: TokenRow) -> int:
 
 
 def scaled_up(found: Measured, *, num_tokens: int) -> dict[str, float]:
-    """What was measured of some rows, as of all of them, which have so many trained tokens."""
+    """Scale what was measured of some rows to all of them, which have so many trained tokens."""
     factor = num_tokens / found.sums["tokens"]
     return {name: factor * value for name, value in found.sums.items()} | dict(found.maxima)
 

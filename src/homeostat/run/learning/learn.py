@@ -1,4 +1,4 @@
-"""What a step learns from its groups.
+"""Turns the groups of a step into updates of the policy.
 
 groups -> rows -> log-probs of reference and old policy, where needed -> advantages
        -> updates, each guarded against memory and numbers that are not finite
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 import torch
 
+from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
+from homeostat.columns import dense
+from homeostat.config.algorithm import AnyPolicyGradient
+from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
 from homeostat.errors import TrainingHaltedError
@@ -35,6 +39,7 @@ from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.oom import MemoryGuard
 from homeostat.train.probes import is_measured
 from homeostat.train.run_state import RlState, RunState
+from homeostat.train.scoring import score
 from homeostat.train.step import GuardedStep
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
@@ -60,7 +65,7 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(slots=True)
 class Learned:
-    """What came of a step's updates."""
+    """The results of a step's updates."""
 
     advantages_S: list[np.ndarray] = field(default_factory=list)
     rows: StepRows | None = None
@@ -84,7 +89,7 @@ class Learner:
 
     def __init__(
         self,
-        config: RunConfig,
+        live: LiveConfig,
         *,
         trainer: Trainer,
         guarded: GuardedStep,
@@ -94,7 +99,7 @@ class Learner:
         total_steps: int,
         tell: Tell,
     ) -> None:
-        self.config = config
+        self.live = live
         self.trainer = trainer
         self.guarded = guarded
         self.memory = memory
@@ -104,10 +109,24 @@ class Learner:
         self.tell = tell
         self._worst_told_at: int | None = None
 
+    @property
+    def config(self) -> RunConfig:
+        """Return the settings in force."""
+        return self.live.now
+
+    @property
+    def algorithm(self) -> AnyPolicyGradient:
+        """Return the algorithm's settings in force."""
+        return policy_gradient(self.config.algorithm)
+
     def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
         learned = Learned()
         if not groups:
             return learned
+        kl = self.algorithm.kl
+        if kl is not None and kl.target is None:
+            # Without a target the coefficient is the setting, which may have changed.
+            self.rl_state.kl_coefficient = kl.coefficient
         started = time.perf_counter()
         rows = step_rows(groups, self.config)
         spans = split_groups(len(groups), self.config.trainer.updates_per_step)
@@ -135,12 +154,12 @@ class Learner:
     ) -> None:
         rows = learned.rows
         assert rows is not None, "rows come first"
-        chosen = np.flatnonzero((rows.group_S >= span.start) & (rows.group_S < span.stop))
-        kl = self.config.algorithm.kl
+        chosen = np.flatnonzero((rows.group_R >= span.start) & (rows.group_R < span.stop))
+        kl = self.algorithm.kl
         built = build_update(
-            [rows.rows[index] for index in chosen],
-            [learned.advantages_S[index] for index in chosen],
-            rows.trained_S[chosen],
+            rows,
+            learned.advantages_S,
+            chosen=chosen.tolist(),
             config=self.config,
             sizes=current_sizes(self.config.trainer, self.state),
             kl_coefficient=self.rl_state.kl_coefficient if kl and kl.place == "loss" else None,
@@ -162,7 +181,7 @@ class Learner:
         learned.measured.append(report.stats if others is None else together(report, others))
         learned.trained_tokens += plan.num_tokens
         probes = plan_probes(plan, report)
-        probes["probe/round_trip_bad"] = round_trip_bad(groups, plan)
+        probes["probe/round_trip_bad"] = round_trip_bad(groups, rows, plan)
         off = first_ratio_off(scored, report)
         learned.probes.append(probes if off is None else {**probes, "probe/first_ratio_off": off})
 
@@ -174,7 +193,10 @@ class Learner:
             return None
         assert loss is not None, "rows that are left out have a weight in the loss"
         _, found = self._in_micro_batches(
-            rows, lambda batches: self.trainer.measure(Role.POLICY, batches, loss), step=step
+            Role.POLICY,
+            rows,
+            lambda batches: self.trainer.measure(Role.POLICY, batches, loss),
+            step=step,
         )
         return scaled_up(found, num_tokens=sum(map(num_trained, built.left_out)))
 
@@ -190,35 +212,44 @@ class Learner:
         self, rows: StepRows, spans: list[range], step: int, learned: Learned
     ) -> list[np.ndarray] | None:
         """Fill the columns that come from another forward pass; the KL penalty, if in rewards."""
-        kl = self.config.algorithm.kl
+        kl = self.algorithm.kl
         in_reward = kl is not None and kl.place == "reward"
         # A penalty in the reward counts in the group's statistics, also of rows not trained.
         chosen_S = rows.trained_S | (in_reward & ~np.isnan(rows.rewards_S) & (rows.lengths_S > 0))
-        chosen = np.flatnonzero(chosen_S).tolist()
+        chosen = np.flatnonzero(chosen_S[rows.sample_R]).tolist()
         if kl is not None:
             self._fill("ref_logp", Role.REFERENCE, rows, chosen, step)
-        correction = self.config.algorithm.correction
+        correction = self.algorithm.correction
         all_old = in_reward or (correction is not None and correction.normalise)
-        later = [index for index in chosen if all_old or rows.group_S[index] >= spans[0].stop]
+        later = [index for index in chosen if all_old or rows.group_R[index] >= spans[0].stop]
         if later:
             self._fill("old_logp", Role.POLICY, rows, later, step)
         if kl is None or not in_reward:
             return None
-        assert self.rl_state.kl_coefficient is not None, "a run with a KL term has a coefficient"
-        penalties, total, count = [], 0.0, 0
-        for row, length in zip(rows.rows, rows.lengths_S, strict=True):
-            penalty_T = np.zeros(int(length))
-            if "old_logp" in row.columns:
-                names = ("old_logp", "ref_logp")
-                sampled_T = row.weights_T > 0
-                pair = (torch.from_numpy(row.columns[name][sampled_T]) for name in names)
-                estimate_T = ESTIMATORS[kl.estimator](*(logp_T.double() for logp_T in pair)).numpy()
-                total += float(estimate_T.sum())
-                count += int(row.weights_T.sum())
-                penalty_T = self.rl_state.kl_coefficient * estimate_T
-            penalties.append(penalty_T)
+        return self._penalties(rows, ESTIMATORS[kl.estimator], learned)
+
+    def _penalties(
+        self, rows: StepRows, estimator: Callable[..., torch.Tensor], learned: Learned
+    ) -> list[np.ndarray]:
+        """Per sample, the KL penalty of every token that the policy sampled."""
+        coefficient = self.rl_state.kl_coefficient
+        assert coefficient is not None, "a run with a KL term has a coefficient"
+        penalty_ST = [np.zeros(int(length)) for length in rows.lengths_S]
+        total, count = 0.0, 0
+        for index, row in enumerate(rows.rows):
+            if "old_logp" not in row.columns:
+                continue
+            is_trained = row.weights_T > 0
+            names = ("old_logp", "ref_logp")
+            pair = (torch.from_numpy(dense(row.columns[name])[is_trained]) for name in names)
+            estimate_M = estimator(*(logp_M.double() for logp_M in pair)).numpy()
+            total += float(estimate_M.sum())
+            count += int(row.weights_T.sum())
+            # A token may stand in several rows of its sample, and is trained in one of them.
+            own_T = penalty_ST[rows.sample_R[index]]
+            own_T[rows.policy_places(index)[is_trained]] = coefficient * estimate_M
         learned.kl = total / max(1, count)
-        return penalties
+        return penalty_ST
 
     def _compare(
         self, step: int, groups: Sequence[RolloutGroup], spans: list[range], learned: Learned
@@ -279,12 +310,17 @@ class Learner:
     def _logprobs(self, role: Role, rows: list[TokenRow], *, step: int) -> list[FloatArray]:
         """Per row, the log-probs of its trained tokens at the sampling temperature."""
         temperature = self.config.rollout.temperature
-        numbered = [TokenRow(i, row.tokens_T, row.weights_T) for i, row in enumerate(rows)]
+        # Some rows may have been given more columns than others by now.
+        shared = set.intersection(*(set(row.columns) for row in rows))
+        numbered = [
+            replace(row, row_id=i, columns={n: v for n, v in row.columns.items() if n in shared})
+            for i, row in enumerate(rows)
+        ]
 
         def work(batches: Sequence[TrainBatch]) -> list[np.ndarray]:
-            return self.trainer.score(role, batches, temperature=temperature)
+            return score(self.trainer, role, batches, temperature=temperature)
 
-        batches, found = self._in_micro_batches(numbered, work, step=step)
+        batches, found = self._in_micro_batches(role, numbered, work, step=step)
         by_row: dict[int, FloatArray] = {}
         for batch, logp_M in zip(batches, found, strict=True):
             counts = [int(np.count_nonzero(row.weights_T)) for row in batch.rows()]
@@ -294,6 +330,7 @@ class Learner:
 
     def _in_micro_batches(
         self,
+        role: Role,
         rows: list[TokenRow],
         work: Callable[[Sequence[TrainBatch]], Result],
         *,
@@ -303,14 +340,15 @@ class Learner:
         memory runs out."""
         while True:
             sizes = current_sizes(self.config.trainer, self.state)
-            batches = micro_batches(rows, sizes, num_ranks=self.trainer.num_ranks)
-            found = self.memory.attempt(lambda batches=batches: work(batches), step=step)
+            groups = self.trainer.num_data_groups
+            batches = micro_batches(rows, sizes, num_data_groups=groups)
+            found = self.memory.attempt(lambda batches=batches: work(batches), role=role, step=step)
             if found is not None:
                 return batches, found
             self.memory.shrink(batches, step=step)
 
     def _adapt_kl(self, learned: Learned, *, num_samples: int) -> None:
-        kl = self.config.algorithm.kl
+        kl = self.algorithm.kl
         if kl is None:
             return
         if kl.place == "loss":

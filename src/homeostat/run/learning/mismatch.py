@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from homeostat.algorithms.mismatch import TokenPairs, furthest, is_notable, mismatch_metrics
+from homeostat.columns import dense
 from homeostat.run.learning.updates import StepRows
 from homeostat.types import FloatArray, IntArray, RolloutGroup, UpdateReport
 
@@ -49,7 +50,7 @@ class WorstToken:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What came of comparing: metrics, the worst tokens, and whether they are worth a word."""
+    """The result of a comparison: metrics, the worst tokens, and whether they are notable."""
 
     metrics: Mapping[str, float]
     worst: tuple[WorstToken, ...]
@@ -72,7 +73,7 @@ def known_logp(rows: StepRows, reports: Iterable[UpdateReport]) -> dict[int, Flo
         found |= dict(zip(report.row_ids_B.tolist(), report.row_logp, strict=True))
     for index, row in enumerate(rows.rows):
         if "old_logp" in row.columns:
-            found[index] = row.columns["old_logp"][row.weights_T > 0]
+            found[index] = dense(row.columns["old_logp"])[row.weights_T > 0]
     return found
 
 
@@ -97,7 +98,7 @@ def compare(
     metrics = mismatch_metrics(table.pairs)
     if table.pairs.age_M is not None and metrics:
         first_group = np.array([span.start for span in spans])
-        group_M = rows.group_S[table.pairs.row_of_M]
+        group_M = rows.group_R[table.pairs.row_of_M]
         update_M = np.searchsorted(first_group, group_M, side="right") - 1
         stale_M = table.pairs.age_M * updates_per_step + update_M
         metrics["stale/updates/mean"] = float(stale_M.mean())
@@ -115,11 +116,16 @@ def _table(
 ) -> _Table:
     samples = [sample for group in groups for sample in group.samples]
     chosen = sorted(known)
-    kept = [rows.rows[index] for index in chosen]
-    engine = [row.columns["engine_logp"][row.weights_T > 0] for row in kept]
-    completions = [samples[index].completion for index in chosen]
-    version_M = np.concatenate([one.policy_versions_T for one in completions])
-    position_M = np.concatenate([np.flatnonzero(one.by_policy_T) for one in completions])
+    trained = {index: rows.rows[index].weights_T > 0 for index in chosen}
+    engine = [dense(rows.rows[index].columns["engine_logp"])[trained[index]] for index in chosen]
+    position_M = np.concatenate([rows.completion_places(index)[trained[index]] for index in chosen])
+    versions = [
+        samples[rows.sample_R[index]].completion.policy_versions_T[
+            rows.policy_places(index)[trained[index]]
+        ]
+        for index in chosen
+    ]
+    version_M = np.concatenate(versions)
     pairs = TokenPairs(
         engine_logp_M=np.concatenate(engine).astype(np.float64),
         trainer_logp_M=np.concatenate([known[index] for index in chosen]).astype(np.float64),
@@ -136,20 +142,25 @@ def _described(
     found = []
     for place in worst.tolist():
         row, position = int(table.pairs.row_of_M[place]), int(table.position_M[place])
-        start = int(rows.starts_S[row])
+        sample = int(rows.sample_R[row])
         found.append(
             WorstToken(
                 row=row,
-                prompt_id=groups[int(rows.group_S[row])].prompt.prompt_id,
-                sample=row - int(first_S[row]),
+                prompt_id=groups[int(rows.group_S[sample])].prompt.prompt_id,
+                sample=sample - int(first_S[sample]),
                 position=position,
-                token_id=int(rows.rows[row].tokens_T[start + position]),
+                token_id=int(rows.rows[row].tokens_T[_place_in_row(rows, row, position)]),
                 engine_logp=float(table.pairs.engine_logp_M[place]),
                 trainer_logp=float(table.pairs.trainer_logp_M[place]),
                 policy_version=int(table.version_M[place]),
             )
         )
     return tuple(found)
+
+
+def _place_in_row(rows: StepRows, row: int, position: int) -> int:
+    """Where a row has the token that stands at `position` of its completion."""
+    return int(np.flatnonzero(rows.completion_places(row) == position)[0])
 
 
 def with_text(
@@ -159,7 +170,7 @@ def with_text(
     shown = []
     for token in worst:
         tokens = rows.rows[token.row].tokens_T.tolist()
-        place = int(rows.starts_S[token.row]) + token.position
+        place = _place_in_row(rows, token.row, token.position)
         shown.append(
             {
                 "prompt_id": token.prompt_id,

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from homeostat.run.learning.updates import StepRows
 from homeostat.types import (
     FloatArray,
     IntArray,
     RolloutGroup,
     StepPlan,
+    TokenRow,
     TrainBatch,
     UpdateReport,
 )
@@ -26,7 +28,7 @@ NUM_SCORED = 4
 
 
 def plan_probes(plan: StepPlan, report: UpdateReport) -> dict[str, float]:
-    """What the update's batches gave, against what the trainer says it had."""
+    """Compare what the update's batches gave with what the trainer says it had."""
     given = {
         int(row_id): int(count)
         for batch in plan.micro_batches
@@ -50,15 +52,22 @@ def _trained_B(batch: TrainBatch) -> IntArray:
     return np.add.reduceat(batch.weights_N != 0, starts_B, dtype=np.int64)
 
 
-def round_trip_bad(groups: Sequence[RolloutGroup], plan: StepPlan) -> float:
-    """Rows of the update whose tokens are not a sample's prompt and completion."""
+def round_trip_bad(groups: Sequence[RolloutGroup], rows: StepRows, plan: StepPlan) -> float:
+    """Rows of the update whose tokens are not those of their sample's prompt and completion."""
     sampled = [
         np.concatenate([group.prompt.tokens_T, sample.completion.tokens_T])
         for group in groups
         for sample in group.samples
     ]
-    rows = (row for batch in plan.micro_batches for row in batch.rows())
-    return float(sum(not np.array_equal(row.tokens_T, sampled[row.row_id]) for row in rows))
+
+    def is_good(row: TokenRow) -> bool:
+        places_T = rows.places[row.row_id]
+        is_own = places_T >= 0
+        wanted = sampled[rows.sample_R[row.row_id]][places_T[is_own]]
+        return len(row) == len(places_T) and np.array_equal(row.tokens_T[is_own], wanted)
+
+    found = (row for batch in plan.micro_batches for row in batch.rows())
+    return float(sum(not is_good(row) for row in found))
 
 
 def first_ratio_off(scored: Mapping[int, FloatArray], report: UpdateReport) -> float | None:
@@ -71,7 +80,7 @@ def first_ratio_off(scored: Mapping[int, FloatArray], report: UpdateReport) -> f
 
 
 def worst(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of several updates: the largest of each; NaN where one of them is."""
+    """Return the largest of each over several updates; NaN if one of them is."""
     names = dict.fromkeys(name for probes in found for name in probes)
     return {
         name: float(np.max([probes[name] for probes in found if name in probes])) for name in names

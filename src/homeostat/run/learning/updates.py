@@ -5,6 +5,10 @@
 Groups stay whole: update u of U gets groups [u P / U, (u + 1) P / U). Weights and denominator of
 the loss are those of the whole update. The first update of a step needs no old log-probs: its own
 are the old ones, so that the ratio is exactly 1.
+
+A sample may give several rows (turns, a context that was compacted). Everything about a sample is
+found by explicit indices, never by a row's number: `sample_R` says whose row it is, `places` which
+token of the sample each token of the row is. Suffixes: `_R` rows, `_S` samples of the step.
 """
 
 from __future__ import annotations
@@ -18,16 +22,22 @@ import numpy as np
 import torch
 
 from homeostat.algorithms.baselines import RewardBatch
-from homeostat.algorithms.catalogue import advantages
+from homeostat.algorithms.catalogue import advantages, policy_gradient
 from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
 from homeostat.algorithms.normalise import row_weights
 from homeostat.algorithms.overlong import penalty as overlong_penalty
 from homeostat.algorithms.policy import policy_spec
+from homeostat.columns import ColumnArray, aligned, dense, joined
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import micro_batches
 from homeostat.types import (
+    BoolArray,
+    Completion,
+    FloatArray64,
+    IntArray,
     LossSpec,
+    Prompt,
     RolloutGroup,
     Sample,
     StepPlan,
@@ -37,33 +47,52 @@ from homeostat.types import (
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The samples of a step as rows, one for each, in the groups' order.
+    """The samples of a step as training rows; samples are in the groups' order.
 
-    Weights are 1 for the tokens that the policy sampled, which are the ones that can be trained,
-    and 0 for the prompt and for what a tool or user wrote. `engine_logp` is a column of every row.
-    `lengths_S` counts the policy's tokens; `starts_S` is where the completion begins in its row.
+    Of each row: `sample_R` is its sample's number in the step. `places[row]` says of each token
+    where it stands in the sample's prompt followed by its completion; -1 if in neither. Weights are
+    1 for the tokens that the row trains, all of which the policy sampled, and 0 for the prompt and
+    for what a tool or user wrote. `engine_logp` is a column of every row.
+
+    Of each sample: `starts_S` is the length of its prompt, `lengths_S` counts the policy's tokens,
+    and `policy_numbers[sample]` numbers them: -1 for all other tokens of prompt and completion.
     """
 
     rows: list[TokenRow]
-    group_S: np.ndarray
-    starts_S: np.ndarray
-    lengths_S: np.ndarray
-    rewards_S: np.ndarray
-    trained_S: np.ndarray
-    penalty_S: np.ndarray
+    sample_R: IntArray
+    places: list[IntArray]
+    group_S: IntArray
+    starts_S: IntArray
+    policy_numbers: list[IntArray]
+    lengths_S: IntArray
+    rewards_S: FloatArray64
+    trained_S: BoolArray
+    penalty_S: FloatArray64
+
+    @property
+    def group_R(self) -> IntArray:
+        return self.group_S[self.sample_R]
+
+    def completion_places(self, row: int) -> IntArray:
+        """Place of each token of a row in the sample's completion; below 0 if not in it."""
+        return self.places[row] - self.starts_S[self.sample_R[row]]
+
+    def policy_places(self, row: int) -> IntArray:
+        """Number of each token of a row among those of its sample that the policy sampled; -1 for
+        all others."""
+        places_T = self.places[row]
+        return np.where(places_T >= 0, self.policy_numbers[self.sample_R[row]][places_T], -1)
 
 
 def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     """Rows that can be scored; the reward of an overlong sample is shaped here."""
     samples = [sample for group in groups for sample in group.samples]
     group_S = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
-    rows = [
-        _row(number, groups[int(group)], sample)
-        for number, (group, sample) in enumerate(zip(group_S, samples, strict=True))
-    ]
+    prompts = [groups[int(group)].prompt for group in group_S]
+    rows = _rows(prompts, samples)
     rewards = [math.nan if s.reward is None else s.reward for s in samples]
     penalty_S = np.array([_shaping(sample, config) for sample in samples])
-    masks_overlong = config.algorithm.overlong.type == "mask"
+    masks_overlong = policy_gradient(config.algorithm).overlong.type == "mask"
     trained = [
         s.reward is not None
         and s.completion.num_policy_tokens > 0
@@ -72,8 +101,11 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     ]
     return StepRows(
         rows=rows,
+        sample_R=np.arange(len(samples)),
+        places=[np.arange(len(row)) for row in rows],
         group_S=group_S,
-        starts_S=np.array([len(groups[int(g)].prompt.tokens_T) for g in group_S], dtype=np.int64),
+        starts_S=np.array([len(prompt.tokens_T) for prompt in prompts], dtype=np.int64),
+        policy_numbers=[_numbered(row.weights_T > 0) for row in rows],
         lengths_S=np.array([s.completion.num_policy_tokens for s in samples], dtype=np.int64),
         rewards_S=np.array(rewards) + penalty_S,
         trained_S=np.array(trained),
@@ -81,19 +113,41 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     )
 
 
-def _row(number: int, group: RolloutGroup, sample: Sample) -> TokenRow:
-    prompt_T, completion = group.prompt.tokens_T, sample.completion
-    context = np.zeros(len(prompt_T), dtype=np.float32)
-    row = TokenRow(
-        row_id=number,
-        tokens_T=np.concatenate([prompt_T, completion.tokens_T]),
-        weights_T=np.concatenate([context, completion.by_policy_T.astype(np.float32)]),
-    )
-    return with_column(row, "engine_logp", completion.engine_logp_T[completion.by_policy_T])
+def _rows(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[TokenRow]:
+    """One row per sample: its prompt, then its completion."""
+    found = [_columns(p, s.completion) for p, s in zip(prompts, samples, strict=True)]
+    lengths = [len(p.tokens_T) + len(s.completion) for p, s in zip(prompts, samples, strict=True)]
+    return [
+        TokenRow(
+            row_id=number,
+            tokens_T=np.concatenate([prompt.tokens_T, sample.completion.tokens_T]),
+            weights_T=np.concatenate(
+                [np.zeros(len(prompt.tokens_T), bool), sample.completion.by_policy_T]
+            ).astype(np.float32),
+            columns=columns,
+        )
+        for number, (prompt, sample, columns) in enumerate(
+            zip(prompts, samples, aligned(found, lengths=lengths), strict=True)
+        )
+    ]
+
+
+def _columns(prompt: Prompt, completion: Completion) -> dict[str, ColumnArray]:
+    """Columns that the engine recorded of the tokens of a prompt and its completion."""
+    lengths = (len(prompt.tokens_T), len(completion))
+    # What a tool or user wrote has no log-prob.
+    engine_logp_T = np.where(completion.by_policy_T, completion.engine_logp_T, np.float32(0))
+    of_completion = {"engine_logp": engine_logp_T, **completion.columns}
+    return joined([completion.prompt_columns, of_completion], lengths=lengths)
+
+
+def _numbered(chosen_T: BoolArray) -> IntArray:
+    """Number the chosen tokens from 0; -1 for all others."""
+    return np.where(chosen_T, np.cumsum(chosen_T) - 1, -1)
 
 
 def _shaping(sample: Sample, config: RunConfig) -> float:
-    overlong = config.algorithm.overlong
+    overlong = policy_gradient(config.algorithm).overlong
     if overlong.type != "shape":
         return 0.0
     return overlong_penalty(
@@ -116,7 +170,7 @@ def step_advantages(
         trained_S=step.trained_S,
         penalty_ST=penalty_ST,
     )
-    return advantages(config.algorithm, batch)
+    return advantages(policy_gradient(config.algorithm), batch)
 
 
 def split_groups(num_groups: int, num_updates: int) -> list[range]:
@@ -146,34 +200,30 @@ class Update:
 
 
 def build_update(
-    rows: Sequence[TokenRow],
-    advantages_R: Sequence[np.ndarray],
-    trained_R: np.ndarray,
+    step_rows: StepRows,
+    advantages_S: Sequence[np.ndarray],
     *,
+    chosen: Sequence[int],
     config: RunConfig,
     sizes: TrainerConfig,
     kl_coefficient: float | None,
     step: int,
     epoch: int,
 ) -> Update:
-    """One update over these rows."""
-    algorithm, rollout = config.algorithm, config.rollout
-    num_trained_R = np.array([int(row.weights_T.sum()) for row in rows], dtype=np.int64)
-    weight_R, denominator = row_weights(
-        num_trained_R,
-        trained_R & (num_trained_R > 0),
-        normalise=algorithm.normalise,
-        fixed_length=algorithm.fixed_length or rollout.max_new_tokens,
-    )
+    """One update over the chosen rows."""
+    algorithm, rollout = policy_gradient(config.algorithm), config.rollout
+    rows, weight_R, denominator = _row_weights(step_rows, chosen, config)
     needs_all = algorithm.entropy_bonus > 0 or (
         algorithm.kl is not None and algorithm.kl.place == "loss"
     )
     keep_all = needs_all or not algorithm.skip_zero_advantage
-    counted = [
-        (_weighted(row, advantage_T, float(weight)), keep_all or bool(np.any(advantage_T)))
-        for row, advantage_T, weight in zip(rows, advantages_R, weight_R, strict=True)
-        if weight > 0
-    ]
+    counted = []
+    for row, weight, index in zip(rows, weight_R, chosen, strict=True):
+        advantage_T = advantages_S[step_rows.sample_R[index]]
+        if weight > 0 and row.weights_T.any():
+            places_T = step_rows.policy_places(index)
+            weighted = _weighted(row, advantage_T, places_T, weight=float(weight))
+            counted.append((weighted, keep_all or bool(np.any(advantage_T))))
     if not counted:
         return Update(None, [], None)
     spec = policy_spec(
@@ -187,14 +237,35 @@ def build_update(
     left_out = [row for row, is_kept in counted if not is_kept]
     if not kept:
         return Update(None, left_out, spec)
-    batches = micro_batches(kept, sizes, num_ranks=config.num_ranks)
+    batches = micro_batches(kept, sizes, num_data_groups=config.mesh.num_data_groups)
     return Update(StepPlan(step, epoch, batches, spec), left_out, spec)
+
+
+def _row_weights(
+    step_rows: StepRows, chosen: Sequence[int], config: RunConfig
+) -> tuple[list[TokenRow], FloatArray64, float]:
+    """The chosen rows, what each of their trained tokens weighs, and the denominator.
+
+    A sample counts once, with the trained tokens of all its rows.
+    """
+    algorithm = policy_gradient(config.algorithm)
+    rows = [step_rows.rows[index] for index in chosen]
+    samples, sample_R = np.unique(step_rows.sample_R[list(chosen)], return_inverse=True)
+    num_trained_S = np.zeros(len(samples), dtype=np.int64)
+    np.add.at(num_trained_S, sample_R, [int(row.weights_T.sum()) for row in rows])
+    weight_S, denominator = row_weights(
+        num_trained_S,
+        step_rows.trained_S[samples] & (num_trained_S > 0),
+        normalise=algorithm.normalise,
+        fixed_length=algorithm.fixed_length or config.rollout.max_new_tokens,
+    )
+    return rows, weight_S[sample_R], denominator
 
 
 def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConfig) -> float:
     """What the correction divides its weights by: a mean over all rows that the loss counts, those
     without an advantage, too. 1 where it does not normalise."""
-    correction = config.algorithm.correction
+    correction = policy_gradient(config.algorithm).correction
     if correction is None or correction.weight is None or not correction.normalise:
         return 1.0
     log_ratio, row_of, counts = [], [], []
@@ -202,7 +273,7 @@ def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConf
         row = rows[index]
         trained_T = row.weights_T > 0
         names = ("old_logp", "engine_logp")
-        old_M, engine_M = (row.columns[name][trained_T].astype(np.float64) for name in names)
+        old_M, engine_M = (dense(row.columns[name])[trained_T].astype(np.float64) for name in names)
         log_ratio.append(old_M - engine_M)
         row_of.append(np.full(len(old_M), index))
         counts.append(np.full(len(old_M), weight_R[index]))
@@ -212,6 +283,10 @@ def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConf
     return mean_weight(log_ratio_M, row_of_M, len(rows), rule, counts_M=counts_M)
 
 
-def _weighted(row: TokenRow, advantage_T: np.ndarray, weight: float) -> TokenRow:
-    row = with_column(row, "advantage", advantage_T)
+def _weighted(
+    row: TokenRow, advantage_T: np.ndarray, policy_places_T: IntArray, *, weight: float
+) -> TokenRow:
+    """The row with the advantages of its trained tokens and their weight in the loss."""
+    values_M = advantage_T[policy_places_T[row.weights_T > 0]]
+    row = with_column(row, "advantage", values_M)
     return replace(row, weights_T=(row.weights_T * weight).astype(np.float32))

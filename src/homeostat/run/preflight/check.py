@@ -1,4 +1,4 @@
-"""What can be known before the first step, each fact with a verdict.
+"""Check a recipe before the first step: device, model, data, sizes, memory, disk, health rules.
 
 A check that fails does not keep the others from running: `homeostat check` shows them all.
 """
@@ -13,16 +13,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.run import RunConfig
+from homeostat.data.inputs import (
+    Inputs,
+    Part,
+    choose_rows,
+    count_steps,
+    parts_of,
+    prepare_prompt_part,
+    prepare_row_part,
+    require_known_tokens,
+    require_turn_end,
+)
 from homeostat.data.loader import PlanLoader
-from homeostat.data.prepare import prepare_rows, split_rows
 from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
-from homeostat.errors import ConfigError, HomeostatError, MissingDependencyError, ModelError
+from homeostat.errors import HomeostatError, MissingDependencyError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
@@ -38,10 +45,11 @@ from homeostat.run.preflight.rl import (
     engine_items,
     evaluation_items,
     other_run_items,
-    prompt_items,
+    prompt_item,
     reward_items,
     size_items,
 )
+from homeostat.run.preflight.sft import row_item, row_size_items
 from homeostat.run.sizing.estimate import MemoryPlan, largest_rl_batch, plan_memory
 from homeostat.run.sizing.token_budget import as_chosen, choose_tokens, tokens_line
 from homeostat.train.checkpoint import CheckpointStore
@@ -49,27 +57,29 @@ from homeostat.train.cores import PLAIN, slowdown_of_bf16
 from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
 from homeostat.types import StepPlan
 
-# From here on bf16 is a mistake; half the memory may be worth less than that.
+# If bf16 takes a CPU more than so many times as long as fp32, the memory it saves is not worth it.
 MAX_SLOWDOWN = 1.5
-# Steps whose plans are made to show how rows fall into micro-batches.
+# Number of steps that are planned to show how rows are packed into micro-batches.
 NUM_PLANS_SHOWN = 20
 
 
 class Preflight:
-    """Runs the checks in order; what an earlier one found out, a later one uses."""
+    """Runs the checks in order. A later check uses what an earlier one has loaded."""
 
     def __init__(self, config: RunConfig, *, progress: Callable[[int, int], None]) -> None:
         self.config = config
         self.progress = progress
         self.tokenizer: ChatTokenizer | None = None
-        self.store: RowStore | None = None
-        self.prompts: PromptSet | None = None
+        # Rows of an SFT run, or prompts of an RL run; None unless they could be read.
+        self.rows: Inputs[RowStore] | None = None
+        self.prompts: Inputs[PromptSet] | None = None
         self.held_out: RowStore | PromptSet | None = None
         self.preview: ModelPreview | None = None
         self.way = PLAIN
         self.exit_code = 0
 
     def run(self) -> Iterator[Item]:
+        """Yield the result of every check. An error becomes an item, and sets `exit_code`."""
         rows: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
             ("data", self._data),
             ("sizes", self._sizes),
@@ -101,7 +111,7 @@ class Preflight:
                 yield Item(name, "error", str(error))
 
     def read_inputs(self) -> None:
-        """Device, tokenizer, model's shape and rows alone; raises what is wrong with them."""
+        """Load only device, tokenizer, model shape and rows. Raises on the first problem."""
         for check in (
             self._device,
             self._tokenizer,
@@ -116,7 +126,7 @@ class Preflight:
         dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
         ranks = self.config.ranks_line
         text = f"{device}, {dtype}" + (f"; {ranks}" if ranks else "")
-        facts = {"device": str(device)}
+        facts: dict[str, Any] = {"device": str(device)}
         slow = slowdown_of_bf16() if (device.type, dtype) == ("cpu", "bfloat16") else 0.0
         if slow:
             facts["bf16_slowdown"] = round(slow, 1)
@@ -156,8 +166,9 @@ class Preflight:
             f"{self.preview.family}, {fmt.count(self.preview.num_params)} parameters, "
             f"{fmt.count(self.preview.num_trainable)} trained, {fmt.byte_size(facts['bytes'])}"
         )
-        if self.config.num_shards > 1:
-            facts["bytes_per_rank"] = math.ceil(facts["bytes"] / self.config.num_shards)
+        num_shards = self.config.mesh.num_shards
+        if num_shards > 1:
+            facts["bytes_per_rank"] = math.ceil(facts["bytes"] / num_shards)
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
         longest = self.preview.max_positions
@@ -165,130 +176,109 @@ class Preflight:
             yield Item(
                 "model",
                 "warning",
-                f"data.max_length={self.config.data.max_length} is beyond the {longest} positions "
-                "the model was made for",
+                f"data.max_length={self.config.data.max_length} is more than the {longest} "
+                "positions in the model's config",
             )
 
     def _data(self) -> Iterator[Item]:
         if self.tokenizer is None:
             return
-        data = self.config.data
-        for which, sources in (("train", data.train), ("validation", data.validation)):
-            if not sources:
-                continue
-            store = self._prepare(sources)
-            if which == "train":
-                self.store = store
+        for part in parts_of(self.config.data):
+            rows = self._prepare(part)
+            if part == "train":
+                self.rows = choose_rows(self.config, rows, None)
             else:
-                self.held_out = store
-            yield _data_item(which, store)
-            if self.preview is not None and store.max_token_id >= self.preview.vocab_size:
-                raise ModelError(
-                    f"token {store.max_token_id} of the {which} rows is beyond the model's "
-                    f"vocab_size of {self.preview.vocab_size}: check model.tokenizer."
-                )
+                self.held_out = rows
+            yield row_item(part, rows)
+            self._require_known_tokens(rows, part)
 
     def _prompts(self) -> Iterator[Item]:
         if self.tokenizer is None:
             return
-        found = prompt_items(self.config, self.tokenizer, self.preview, progress=self.progress)
-        for item, prompts in found:
-            if item.facts["which"] == "train":
-                self.prompts = prompts
+        for part in parts_of(self.config.data):
+            prompts = prepare_prompt_part(self.config, self.tokenizer, part, progress=self.progress)
+            require_turn_end(self.config, self.tokenizer, prompts, part)
+            if part == "train":
+                self.prompts = choose_rows(self.config, prompts, None)
             else:
                 self.held_out = prompts
-            yield item
+            yield prompt_item(part, prompts)
+            self._require_known_tokens(prompts, part)
+
+    def _require_known_tokens(self, rows: RowStore | PromptSet, part: Part) -> None:
+        if self.preview is not None:
+            require_known_tokens(rows, part, vocab_size=self.preview.vocab_size)
 
     def _rl_sizes(self) -> Iterator[Item]:
         if self.prompts is not None:
             yield from size_items(self.config, self.prompts)
-            yield from evaluation_items(self.config)
+            if self.config.has_validation:
+                assert self.config.rewards is not None, "combinations asks for rewards"
+                yield from evaluation_items(self.config.rewards, self.config.eval.sampling)
 
     def _engine(self) -> Iterator[Item]:
         if self.prompts is not None and self.preview is not None:
-            yield from engine_items(self.config, self.preview, self.prompts, lanes=self.way.lanes)
+            prompts, lanes = self.prompts.train.rows, self.way.lanes
+            yield from engine_items(self.config, self.preview, prompts, lanes=lanes)
 
     def _rewards(self) -> Iterator[Item]:
         if self.prompts is None or self.tokenizer is None:
             return
-        for item in reward_items(self.config, self.prompts, self.tokenizer):
+        assert self.config.rewards is not None, "combinations asks for rewards"
+        for item in reward_items(self.config.rewards, self.prompts.train.rows, self.tokenizer):
             self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
             yield item
 
-    def _prepare(self, sources: tuple[Any, ...]) -> RowStore:
+    def _prepare(self, part: Part) -> RowStore:
         assert self.tokenizer is not None
         cache = self.config.data.cache_dir
         folder = Path(cache) if cache is not None else self.config.run_dir / "data"
-        # A check leaves nothing behind: mapped rows stay readable after their files are gone.
+        # A check leaves no files behind: mapped rows stay readable after their files are deleted.
         with tempfile.TemporaryDirectory(prefix="homeostat-check-") as temporary:
-            return prepare_rows(
-                sources,
+            return prepare_row_part(
+                self.config,
                 self.tokenizer,
-                self.config.data,
+                part,
                 cache_dir=folder if folder.is_dir() else Path(temporary),
-                num_processes=self.config.data.num_processes,
                 progress=self.progress,
             )
 
     def _sizes(self) -> Iterator[Item]:
-        if self.store is None:
+        if self.rows is None:
             return
-        config, trainer = self.config, self.config.trainer
-        ids = self._row_ids()
-        shown, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
-        tokens = sum(plan.num_tokens for plan in shown) / len(shown)
-        batches = sum(len(plan.micro_batches) for plan in shown) / len(shown)
-        largest = max(batch.num_tokens for plan in shown for batch in plan.micro_batches)
-        warmup = trainer.schedule.num_warmup_steps(total)
-        facts = {
-            "rows": len(ids),
-            "steps_per_epoch": trainer.steps_per_epoch(len(ids)),
-            "total_steps": total,
-            "warmup_steps": warmup,
-            "rows_per_update": trainer.batch_rows,
-            "tokens_per_update": round(tokens),
-            "micro_batches_per_update": batches,
-            "largest_micro_batch_tokens": largest,
-        }
-        text = (
-            f"{len(ids)} rows / {trainer.batch_rows} per update = {facts['steps_per_epoch']} "
-            f"updates an epoch; {total} in all, {warmup} of them warm-up; an update has about "
-            f"{fmt.count(tokens)} tokens in {batches:.1f} micro-batches of at most {largest}"
-        )
-        yield Item("sizes", "ok", text, facts)
-        if trainer.batch_rows > len(ids):
-            few = f"trainer.batch_rows={trainer.batch_rows} is more than the {len(ids)} rows"
-            yield Item("sizes", "warning", few)
-        if problems := find_length_conflicts(config, total_steps=total):
-            raise ConfigError(problems)
+        config, num_rows = self.config, len(self.rows.train.ids)
+        plans, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
+        yield from row_size_items(config.trainer, plans, num_rows=num_rows, total_steps=total)
+        count_steps(config, num_rows)
 
     def _memory(self) -> Iterator[Item]:
-        if self.preview is None or (self.store is None and self.prompts is None):
+        if self.preview is None or (self.rows is None and self.prompts is None):
             return
         if self.config.model.implementation != "native":
-            text = "not estimated: only the native decoder can be computed without data"
+            text = "not estimated: only the native decoder can be estimated without data"
             yield Item("memory", "ok", text)
             return
         plan = self.memory_plan(self.config)
         chosen = choose_tokens(self.config, resolve_runtime(self.config, kept=PLAIN))
         text = (
             f"about {fmt.byte_size(plan.peak)} at most on {plan.device}, "
-            f"{fmt.byte_size(plan.capacity)} can be had{tokens_line(chosen)}"
+            f"{fmt.byte_size(plan.capacity)} are available{tokens_line(chosen)}"
         )
         if not plan.fits:
-            # The run would still try: an estimate is no proof.
+            # Only a warning, because an estimate is no proof: the run would still try.
             text += ". See `homeostat estimate` for what would make it fit"
         yield Item("memory", "ok" if plan.fits else "warning", text, plan.as_json())
 
     def memory_plan(self, config: RunConfig) -> MemoryPlan:
-        """For this recipe, or one that differs in settings of memory alone."""
-        assert self.preview is not None, "run() comes first"
+        """Return the memory plan of this recipe, or of one that differs only in memory settings."""
+        assert self.preview is not None, "call run() or read_inputs() first"
         runtime = resolve_runtime(config, kept=self.way)
         config = as_chosen(config, runtime)
         if config.is_rl:
             assert self.prompts is not None
-            batch = largest_rl_batch(config, self.prompts)
-            longest = int(self.prompts.lengths.max())
+            prompts = self.prompts.train.rows
+            batch = largest_rl_batch(config, prompts)
+            longest = int(prompts.lengths.max())
             return plan_memory(config, runtime, batch, preview=self.preview, longest_prompt=longest)
         plans, _ = self._plans(config)
         batches = (batch for plan in plans for batch in plan.micro_batches)
@@ -296,21 +286,16 @@ class Preflight:
         return plan_memory(config, runtime, batch, preview=self.preview)
 
     def _plans(self, config: RunConfig) -> tuple[list[StepPlan], int]:
-        """The first plans of an SFT run, and how many there are in all."""
-        assert self.store is not None
+        """Return the first step plans of an SFT run, and the number of steps in all."""
+        assert self.rows is not None
+        train = self.rows.train
         with PlanLoader(
-            self.store, row_ids=self._row_ids(), trainer=config.trainer, data=config.data,
-            algorithm=config.algorithm, seed=config.seed, num_ranks=config.num_ranks,
+            train.rows, row_ids=train.ids, trainer=config.trainer, data=config.data,
+            algorithm=config.sft, seed=config.seed,
+            num_data_groups=config.mesh.num_data_groups,
         ) as plans:  # fmt: skip
             total = plans.total_steps
             return [plans.plan(step) for step in range(1, min(total, NUM_PLANS_SHOWN) + 1)], total
-
-    def _row_ids(self) -> np.ndarray:
-        assert self.store is not None
-        share = self.config.data.validation_share
-        if share > 0:
-            return split_rows(self.store.made_from_B, share, self.config.seed)[0]
-        return np.arange(len(self.store), dtype=np.int64)
 
     def _disk(self) -> Iterator[Item]:
         if self.preview is None:
@@ -332,18 +317,19 @@ class Preflight:
         yield Item("disk", level, text, facts)
 
     def _checkpoint_bytes(self, preview: ModelPreview) -> int:
-        """fp32 moments and, below fp32, fp32 masters beside the weights."""
+        """Return the size of a checkpoint: weights and optimizer state of what is trained."""
+        # Beyond the weights: two fp32 moments and, if the weights are narrower, fp32 masters.
         width = preview.bytes_per_param
         return preview.num_trainable * (width + 8 + (4 if width < 4 else 0))
 
     def _health(self) -> Iterator[Item]:
-        """What the rules say of all that is known by now."""
+        """Evaluate the health rules on everything that the checks before have found out."""
         facts: dict[str, Any] = {}
-        rows = self.prompts if self.config.is_rl else self.store
-        if rows is not None:
-            facts |= row_facts(rows, self.held_out)
+        inputs = self.prompts or self.rows
+        if inputs is not None:
+            facts |= row_facts(inputs.train.rows, self.held_out)
         if self.prompts is not None:
-            facts["longest_prompt"] = int(self.prompts.lengths.max())
+            facts["longest_prompt"] = int(self.prompts.train.rows.lengths.max())
         if self.preview is not None:
             facts |= {"vocab_size": self.preview.vocab_size, "model_bytes": self.preview.num_bytes}
             facts["model_length"] = self.preview.max_positions
@@ -351,7 +337,7 @@ class Preflight:
             facts |= disk_facts(place, checkpoint_bytes=self._checkpoint_bytes(self.preview))
         facts["environment"] = machine_facts()
         facts["tokenizer_compared"] = compare_tokenizers(self.config.model)
-        facts |= compile_facts(self.config)
+        facts |= compile_facts(self.config.trainer)
         for item in health_items(self.config, facts):
             self.exit_code = max(self.exit_code, 1 if item.level == "error" else 0)
             yield item
@@ -371,22 +357,7 @@ class Preflight:
             return
         found = store.newest_valid()
         where = f"step {found.step}" if found is not None else "the beginning"
-        yield Item("run folder", "ok", f"{self.config.run_dir} would go on from {where}")
-
-
-def _data_item(which: str, store: RowStore) -> Item:
-    report = store.report
-    lost = report.seen - report.kept
-    share = report.trained_tokens / report.tokens
-    text = (
-        f"{which}: {report.kept} of {report.seen} rows kept, {fmt.count(report.tokens)} tokens, "
-        f"{100 * share:.0f} % trained, longest row {int(store.lengths.max())}"
-    )
-    if lost:
-        text += f"; {report.dropped_overlong} too long, {report.num_bad} unusable"
-    level: Level = "warning" if lost > 0.1 * report.seen else "ok"
-    facts = {name: v for name, v in report.to_json().items() if "examples" not in name}
-    return Item("data", level, text, {"which": which, **facts})
+        yield Item("run folder", "ok", f"{self.config.run_dir} would resume from {where}")
 
 
 def _existing(path: Path) -> Path:

@@ -1,7 +1,7 @@
-"""The doctor before the first step: facts that can be had without training, judged by the rules.
+"""Evaluate the health rules before the first step, on facts that are known without training.
 
-Rules that need metrics cannot be judged yet, and are counted as such; the others see the settings,
-and what these probes found out.
+The rules see the settings and what the probes below found out. A rule that needs metrics cannot be
+evaluated yet, and is counted as waiting for them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from homeostat.config.run import RunConfig
+from homeostat.config.trainer import TrainerConfig
 from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.health.diagnose import diagnose
@@ -28,7 +29,7 @@ from homeostat.run.preflight.item import Item
 from homeostat.run.preflight.item import Level as ItemLevel
 from homeostat.run.wiring.compile_cache import view_caches
 
-# Rows whose copies are counted: enough for a share, and a moment's work.
+# Rows that are compared to find duplicates: enough to estimate a share, and quickly done.
 MAX_COMPARED = 50_000
 
 _ITEM_LEVELS: dict[Level, ItemLevel] = {
@@ -39,12 +40,12 @@ _ITEM_LEVELS: dict[Level, ItemLevel] = {
 
 
 def health_items(config: RunConfig, facts: Mapping[str, Any]) -> Iterator[Item]:
-    """A line for each finding, then how many rules looked."""
+    """Yield an item for each finding, then one with the number of rules that were evaluated."""
     view = RunView(
         kind=Kind.RL if config.is_rl else Kind.SFT, settings=settings_of(config), facts=facts
     )
-    require_known_rules(config)
-    watched = watchlist_of(config)
+    require_known_rules(config.health)
+    watched = watchlist_of(config.health)
     rules = [rule for rule in RULES if watched.levels.get(rule.code) != "off"]
     found = diagnose(view, rules, options=watched.options)
     findings = [
@@ -57,7 +58,7 @@ def health_items(config: RunConfig, facts: Mapping[str, Any]) -> Iterator[Item]:
         yield Item("health", _ITEM_LEVELS[level], _line(finding), {"code": finding.code})
     text = (
         f"{found.num_clear + len(found.findings)} rules judged the recipe; "
-        f"{len(found.not_evaluated)} wait for what a run logs. Remedies: {config.health.heal}"
+        f"{len(found.not_evaluated)} need the metrics of a run. Remedies: {config.health.heal}"
     )
     yield Item("health", "ok", text, {"findings": len(findings)})
 
@@ -67,7 +68,7 @@ def _line(finding: Finding) -> str:
 
 
 def copies(rows: Iterable[bytes]) -> tuple[float, set[bytes]]:
-    """The share of rows that occurred before, and all that did."""
+    """Return the share of rows that are copies of an earlier one, and the digests of all rows."""
     seen: set[bytes] = set()
     count = again = 0
     for content in rows:
@@ -83,6 +84,7 @@ def copies(rows: Iterable[bytes]) -> tuple[float, set[bytes]]:
 def row_facts(
     train: RowStore | PromptSet, held_out: RowStore | PromptSet | None
 ) -> dict[str, float]:
+    """Measure duplicates among the rows, and the share of held-out rows that are trained on."""
     share, seen = copies(_contents(train))
     facts = {"duplicate_rows": share}
     if held_out is not None and len(held_out):
@@ -100,18 +102,19 @@ def _contents(rows: RowStore | PromptSet) -> Iterator[bytes]:
 
 
 def disk_facts(folder: Path, *, checkpoint_bytes: int) -> dict[str, Any]:
+    """Return the free space of the disk, and the size of a checkpoint on it."""
     free = shutil.disk_usage(folder).free
     return {"disk": {"free_bytes": free, "checkpoint_bytes": checkpoint_bytes}}
 
 
-def compile_facts(config: RunConfig) -> dict[str, Any]:
-    """Damage in the folders of compiled kernels; none on a CPU, where nothing is compiled."""
-    if config.trainer.device == "cpu" or not torch.cuda.is_available():
+def compile_facts(trainer: TrainerConfig) -> dict[str, Any]:
+    """Return damaged entries of the compile caches; nothing on a CPU, which uses no such cache."""
+    if trainer.device == "cpu" or not torch.cuda.is_available():
         return {}
     return {"compile_cache": view_caches(torch.device("cuda", 0)).facts()}
 
 
 def machine_facts() -> dict[str, Any]:
-    """Cores, and what the CPU can multiply."""
+    """Return the number of usable cores, and the instruction sets of the CPU."""
     features = sorted(this_processor().features)
     return {"cores": num_usable_cpus(), "cpu_features": features}

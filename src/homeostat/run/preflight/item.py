@@ -1,4 +1,4 @@
-"""One line of what `homeostat check` found."""
+"""The result of one check of `homeostat check`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the sheet. `facts` is the same for a program to read."""
+    """One line of the table that `homeostat check` prints.
+
+    `facts` are the values in `text`, in a form that programs can read.
+    """
 
     name: str
     level: Level

@@ -1,4 +1,4 @@
-"""What was sampled, shown to people and kept for them to read."""
+"""Show sampled completions in the view, and keep some of them in tables for people to read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 def keep_completions(
     config: RunConfig, session: Session, rollouts: StepRollouts, learned: Learned, *, step: int
 ) -> None:
-    """A table that cannot be written ends no run: what counts is in the journal."""
+    """Show the completions of a step, and write a table of them when one is due.
+
+    A table that cannot be written is only logged: the journal holds all that training needs.
+    """
     groups = rollouts.all_groups
     means = iter(float(a.mean()) if len(a) else 0.0 for a in learned.advantages_S)
     advantages = [[next(means, None) for _ in group.samples] for group in groups]
@@ -40,7 +43,7 @@ def keep_completions(
 
 
 def drop_completions_after(folder: Path, step: int) -> None:
-    """What a run shows as its newest is not from a step that it has yet to come to."""
+    """Remove tables of steps that a resumed run will sample again, so that none is out of date."""
     for later in [found for found in completion_steps(folder) if found > step]:
         try:
             completions_file(folder, later).unlink(missing_ok=True)
@@ -51,7 +54,7 @@ def drop_completions_after(folder: Path, step: int) -> None:
 def _shown(
     groups: list[RolloutGroup], advantages: list[list[float | None]]
 ) -> list[dict[str, Any]]:
-    """The completions as a view shows them; of a chat, the last message is what was asked."""
+    """Return the completions as a view shows them. The prompt of a chat is its last message."""
     rows = []
     for group, advantages_G in zip(groups, advantages, strict=True):
         prompt = group.prompt.prompt

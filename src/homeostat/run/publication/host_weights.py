@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from homeostat.sync.parcel import Packer, Parcel
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.sync.shared_memory import SharedMemoryTransport
 from homeostat.train.local import LocalTrainer
+from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import FloatArray, Role, TokenRow, TrainBatch
 
@@ -24,12 +25,12 @@ class PolicyWeights:
 
     trainer: Trainer
 
-    def parcels(self, packer: Packer) -> Iterator[Parcel]:
-        return self.trainer.parcels(Role.POLICY, packer)
+    def weight_buckets(self, packer: Packer) -> Iterator[Bucket]:
+        return self.trainer.weight_buckets(Role.POLICY, packer)
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
         batches = [TrainBatch.of([row]) for row in rows]
-        return self.trainer.score(Role.POLICY, batches, temperature=temperature)
+        return score(self.trainer, Role.POLICY, batches, temperature=temperature)
 
 
 def host_weights(trainer: Trainer) -> dict[str, Tensor]:
@@ -40,6 +41,6 @@ def host_weights(trainer: Trainer) -> dict[str, Tensor]:
     with closing(transport.packer()) as packer, closing(transport.receiver(0, 1)) as receiver:
         return {
             name: tensor.clone()
-            for parcel in trainer.parcels(Role.POLICY, packer)
-            for name, tensor in receiver.unpack(parcel)
+            for bucket in trainer.weight_buckets(Role.POLICY, packer)
+            for name, tensor in receiver.unpack(bucket)
         }

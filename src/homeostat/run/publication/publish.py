@@ -36,7 +36,7 @@ from homeostat.rollout.remote import RemoteEngine
 from homeostat.run.publication.host_weights import PolicyWeights, host_weights
 from homeostat.run.session.restarts import Restarts, death_in
 from homeostat.run.session.session import Session
-from homeostat.sync.parcel import Manifest, Packer, Parcel
+from homeostat.sync.bucket import Bucket, Manifest, Packer
 from homeostat.sync.publish import Publisher, WeightSource
 from homeostat.sync.transports import open_transport
 from homeostat.sync.verify import Probe, require_received
@@ -110,7 +110,7 @@ class StoredWeights:
 
     tensors: Mapping[str, Tensor]
 
-    def parcels(self, packer: Packer) -> Iterator[Parcel]:
+    def weight_buckets(self, packer: Packer) -> Iterator[Bucket]:
         return packer.pack(self.tensors.items())
 
     def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
@@ -275,13 +275,13 @@ class SentWeights:
             self._is_sending = False
 
     def _connected(self) -> Publisher:
-        engine = self.config.engine
         transport = open_transport(
             self.config.sync.transport or SharedMemoryConfig(),
             folder=self.session.run_dir.path,
             device=self.trainer.runtime.device,
             timeout_s=self.config.sync.timeout_s,
-            num_receivers=getattr(engine, "tensor_parallel_size", 1),
+            host=self.config.cluster.host,
+            num_receivers=self.engine.capabilities.num_receivers,
         )
         self._publisher = Publisher(transport, probe=self.probe)
         self.engine.connect(transport)
@@ -351,8 +351,8 @@ def _read(file: Path) -> dict[str, Tensor]:
 def probe_of(config: RunConfig, trainer: Trainer) -> Probe:
     """Rows that trainer and engine are compared on."""
     dtype = trainer.runtime.dtype
-    theirs = getattr(config.engine, "dtype", "auto")
-    if theirs != "auto":
+    theirs = config.engine.own_dtype
+    if theirs is not None:
         both = (dtype, getattr(torch, theirs))
         dtype = max(both, key=lambda one: torch.finfo(one).eps)
     return Probe(

@@ -1,4 +1,4 @@
-"""What a run saves: checkpoints for itself, HF-format weights for everyone else."""
+"""Save a run: checkpoints to resume from, and weights in the Hugging Face format to use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.run.session.session import Session
 from homeostat.train.checkpoint import Write
+from homeostat.types import Role
 
 if TYPE_CHECKING:
     from homeostat.run.wiring.rl_setup import RlParts
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Saved(Protocol):
-    """What writes files of its own into a checkpoint."""
+    """A part that writes additional files into a checkpoint."""
 
     @property
     def state_bytes(self) -> int: ...
@@ -32,7 +33,7 @@ class Saved(Protocol):
 
 
 class Saver:
-    """Writes, prunes and reports checkpoints. A failed save never ends a run that can go on."""
+    """Writes, prunes and reports checkpoints. A failed save never ends a run that can continue."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Saver:
         *,
         also: Saved | None = None,
     ) -> None:
-        """`also` is saved beside the trainer's state."""
+        """`also` is saved in addition to the trainer's state."""
         self.also = also
         self.config = config
         self.parts = parts
@@ -52,7 +53,8 @@ class Saver:
         self._point_to_best()
 
     def _point_to_best(self) -> None:
-        """An end just after a save, or going back to an earlier step, may leave `best` stale."""
+        """Make checkpoints/best point to the best step."""
+        # It is out of date if the run was killed right after a save, or was rolled back.
         best_step = self.parts.state.best_step
         if best_step is None or not self.config.eval.keep_best:
             return
@@ -62,26 +64,27 @@ class Saver:
             log.error("checkpoints/best was not set to step %d: %s", best_step, error)
 
     def take_seconds(self) -> float:
-        """Seconds spent saving since this was last asked."""
+        """Return the seconds spent on saving since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def after_step(
         self, sections: Callable[[], dict[str, Any]], *, at_end: bool, is_best: bool
     ) -> tuple[bool, bool]:
-        """Save where that is due. Returns whether it was saved, and whether the run ends here."""
+        """Save if that is due. Return whether it was saved, and whether the run ends here."""
         config, last = self.config, at_end or self.session.must_end
         due = self.parts.state.step % config.checkpoint.interval_steps == 0
         if not (last or due or (is_best and config.eval.keep_best)):
             return False, False
         saved = self.save(sections(), at_end=at_end, must=last)
-        # Asked to end while it was saved: there is nothing to save twice.
+        # If the request to end came during the save, the step need not be saved a second time.
         return saved, last or (saved and self.session.must_end)
 
     def save(self, sections: dict[str, Any], *, at_end: bool, must: bool) -> bool:
-        """True when it is in place. `sections`: what the loop itself has to remember.
+        """Write a checkpoint of the current step. Return whether it is in place.
 
-        `must`: nothing comes after it, so a failure is an error.
+        `sections` is the state of the loop itself. With `must` a failure is raised, because no
+        later save follows.
         """
         recorder, step = self.session.recorder, self.parts.state.step
         recorder.flush()
@@ -97,7 +100,7 @@ class Saver:
             if self.also is not None:
                 self.also.save(folder)
             if with_export:
-                trainer.export(folder / "hf", self.config)
+                trainer.export(Role.POLICY, folder / "hf", self.config)
                 self.parts.tokenizer.save(folder / "hf")
 
         is_best = self.parts.state.best_step == step
@@ -107,7 +110,7 @@ class Saver:
             recorder.event("checkpoint_failed", step, error=str(error))
             if must:
                 raise
-            log.error("%s Training goes on.", error)
+            log.error("%s Training continues.", error)
             return False
         seconds = time.perf_counter() - started
         self._seconds += seconds
@@ -118,7 +121,7 @@ class Saver:
         return True
 
     def _put(self, write: Write, record: dict[str, Any], *, best: bool) -> Path:
-        """On a full disk, once more when there is room."""
+        """Save to the store. If the disk is full, make room and try a second time."""
         num_bytes = self.parts.trainer.state_bytes + (self.also.state_bytes if self.also else 0)
 
         def put() -> Path:
@@ -133,7 +136,7 @@ class Saver:
             return put()
 
     def _make_room(self, error: DiskFullError) -> bool:
-        """Remove what would be too many checkpoints once this one is there."""
+        """Remove checkpoints that are too many once this one is saved. Return whether any were."""
         limits, step = self.config.checkpoint, self.parts.state.step
         if self.config.health.heal == "off":
             return False
@@ -152,7 +155,7 @@ class Saver:
         return True
 
     def add_missing_export(self, sections: dict[str, Any]) -> None:
-        """A complete run that is asked for HF weights only now saves its last step once more."""
+        """Save the last step of a complete run again if HF weights are wanted but missing."""
         path = self.store.path(self.parts.state.step)
         if self.config.checkpoint.export != "off" and not (path / "hf").is_dir():
             self.save(sections, at_end=True, must=True)

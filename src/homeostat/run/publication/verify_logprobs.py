@@ -16,6 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
+from homeostat.columns import dense
+from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.float64 import reference_logprobs
@@ -24,8 +26,10 @@ from homeostat.run.learning.updates import step_rows
 from homeostat.run.publication.host_weights import host_weights
 from homeostat.run.publication.publish import probe_of
 from homeostat.train.events import EmitEvent
+from homeostat.train.scoring import score
 from homeostat.train.trainer import Trainer
 from homeostat.types import (
+    Completion,
     FloatArray,
     FloatArray64,
     Role,
@@ -79,12 +83,17 @@ class LogprobVerifier:
     """Compares engine, trainer and float64, where that is due."""
 
     def __init__(
-        self, config: RunConfig, *, trainer: Trainer, engine: Engine | None, emit: EmitEvent
+        self, live: LiveConfig, *, trainer: Trainer, engine: Engine | None, emit: EmitEvent
     ) -> None:
-        self.config = config
+        self.live = live
         self.trainer = trainer
         self.engine = engine
         self.emit = emit
+
+    @property
+    def config(self) -> RunConfig:
+        """Return the settings in force."""
+        return self.live.now
 
     @cached_property
     def shape(self) -> DecoderConfig:
@@ -102,12 +111,15 @@ class LogprobVerifier:
         rules = self.config.observe.verify_logprobs
         if rules is None or (step - 1) % rules.interval_steps:
             return {}
-        rows = [row for row in step_rows(groups, self.config).rows if row.weights_T.any()]
+        made = step_rows(groups, self.config)
+        rows = [row for row in made.rows if row.weights_T.any()]
         places = np.linspace(0, len(rows) - 1, min(rules.rows, len(rows))).round().astype(int)
         some = [rows[place] for place in places]
         if not some:
             return {}
-        found = self._judged(groups, some, version=version)
+        samples = [sample for group in groups for sample in group.samples]
+        written = [samples[made.sample_R[row.row_id]].completion for row in some]
+        found = self._judged(some, written, version=version)
         text = verdict(found, tolerance=self.tolerance)
         is_off = any(judgement.is_off for judgement in found)
         (log.error if is_off else log.info)("step %d, %d rows: %s", step, len(some), text)
@@ -120,18 +132,20 @@ class LogprobVerifier:
         }
 
     def _judged(
-        self, groups: Sequence[RolloutGroup], rows: Sequence[TokenRow], *, version: int
+        self, rows: Sequence[TokenRow], written: Sequence[Completion], *, version: int
     ) -> list[Judgement]:
         reference = self._reference(rows)
         batches = [TrainBatch.of([row]) for row in rows]
         temperature = self.config.rollout.temperature
-        parties = {"trainer": self.trainer.score(Role.POLICY, batches, temperature=temperature)}
+        parties = {"trainer": score(self.trainer, Role.POLICY, batches, temperature=temperature)}
         engine = self.engine
         if engine is not None and engine.policy_version == version:
             if engine.capabilities.score_temperatures == "any" or temperature == 1:
                 parties["engine_scoring"] = engine.score(rows, temperature=temperature)
-        if all(_sampled_by(groups, row.row_id) == {version} for row in rows):
-            parties["engine"] = [row.columns["engine_logp"][row.weights_T > 0] for row in rows]
+        if all(_sampled_by(completion) == {version} for completion in written):
+            parties["engine"] = [
+                dense(row.columns["engine_logp"])[row.weights_T > 0] for row in rows
+            ]
         wanted_M = np.concatenate(reference)
         return [
             judge(name, np.concatenate(logp), wanted_M, tolerance=self.tolerance)
@@ -149,7 +163,6 @@ class LogprobVerifier:
         return found
 
 
-def _sampled_by(groups: Sequence[RolloutGroup], row: int) -> set[int]:
-    """The policy versions that wrote a sample, by its number in the step."""
-    samples = [sample for group in groups for sample in group.samples]
-    return set(samples[row].completion.policy_versions_T.tolist())
+def _sampled_by(completion: Completion) -> set[int]:
+    """The policy versions that sampled a completion."""
+    return set(completion.policy_versions_T.tolist())

@@ -1,4 +1,4 @@
-"""Deaths of the engine's process: how one is told from another failure, how many are allowed."""
+"""Limit the restarts of an engine's process, and distinguish its death from other failures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ log = logging.getLogger(__name__)
 
 
 class Restarts:
-    """Counts the restarts of one `homeostat train`. Every death of the engine's process counts as
-    one, whatever the process was doing: starting, loading the model, taking weights, sampling."""
+    """Counts the engine restarts of one `homeostat train`.
+
+    Every death of the engine's process counts, no matter whether the process was starting, loading
+    the model, receiving weights or sampling.
+    """
 
     def __init__(self, most: int, session: Session) -> None:
         self.most = most
@@ -21,23 +24,25 @@ class Restarts:
         self.count_so_far = 0
 
     def count(self, death: EngineDiedError, *, step: int) -> None:
-        """Record one more restart. Raises EngineError where none is left."""
+        """Record one more restart. Raises EngineError if none is left."""
         if self.count_so_far == self.most:
             raise EngineError(
                 f"{death}\nThe engine was started anew {self.most} times before "
-                "(engine.max_restarts). Nothing saved is lost: the same command goes on from there."
+                "(engine.max_restarts). Nothing saved is lost: run the same command to resume."
             ) from death
         self.count_so_far += 1
-        log.warning("%s\nIt is started anew (%d of %d).", death, self.count_so_far, self.most)
+        log.warning("%s\nRestarting it (%d of %d).", death, self.count_so_far, self.most)
         self.session.event("engine_restarted", step, error=str(death), restarts=self.count_so_far)
 
 
 def death_in(error: EngineDiedError | SyncError, engine: RemoteEngine) -> EngineDiedError:
-    """Return the death that made a publication to the engine fail. Raises the error again if the
-    engine is alive."""
+    """Return the death of the engine that made a publication of weights fail.
+
+    Raises `error` again if the engine is alive.
+    """
     death = error if isinstance(error, EngineDiedError) else error.__cause__
     if not isinstance(death, EngineDiedError):
-        # A transport may miss its receiver before any call to the engine has failed.
+        # A transport may notice the missing receiver before any call to the engine has failed.
         death = engine.death()
     if death is None:
         raise error

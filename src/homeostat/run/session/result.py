@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""Summarise the outcome of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from homeostat.train.run_state import RunState
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run came to, for a person or a program."""
+    """The outcome of one `homeostat train`, for a person or a program."""
 
     run_dir: Path
     step: int
@@ -26,6 +26,7 @@ class RunResult:
         return {n: str(value) if isinstance(value, Path) else value for n, value in fields.items()}
 
     def lines(self) -> list[tuple[str, str]]:
+        """Return name and value of each line that the terminal shows at the end."""
         shown = {
             "steps": f"{self.step} of {self.total_steps}",
             "best eval": None if self.best_eval is None else f"{self.best_eval:.4f}",
@@ -37,6 +38,7 @@ class RunResult:
 
 
 def result_of(state: RunState, session: Session, *, total_steps: int) -> RunResult:
+    """Return the outcome, with the paths of the files that exist."""
     steps = session.checkpoints.steps()
     checkpoint = session.checkpoints.path(steps[-1]) if steps else None
     export = checkpoint / "hf" if checkpoint is not None else None

@@ -1,4 +1,4 @@
-"""Continuing a run directory: is it allowed, and from which checkpoint?"""
+"""Decide whether a run directory can be resumed, and from which checkpoint."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from homeostat.train.checkpoint import CheckpointStore, Found
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a used run directory goes on, and which keys differ from before."""
+    """The checkpoint that a run resumes from, and the config keys that differ from before.
+
+    `found` is None if the run starts at its beginning.
+    """
 
     found: Found | None
     changes: tuple[Change, ...]
 
 
 def find_resume_point(config: RunConfig, run_dir: RunDir) -> ResumePoint:
-    """Raises where continuing would mix two experiments in one folder."""
+    """Return where the run resumes. Raises if that would mix two experiments in one folder."""
     store = CheckpointStore(run_dir.checkpoints)
     load_step = config.checkpoint.load_step
     if not run_dir.was_used:
         if load_step is None and store.steps():
             raise RunDirError(
-                f"{store.folder} holds checkpoints, but nothing says what run they are of: "
-                "events.jsonl is missing. Give this run another name, or move them away."
+                f"{store.folder} holds checkpoints, but events.jsonl is missing, so it is unknown "
+                "which run they belong to. Give this run another name, or move them away."
             )
         return ResumePoint(None if load_step is None else store.at_step(load_step), ())
     if config.checkpoint.resume == "never":
@@ -49,8 +52,8 @@ def _saved_config(run_dir: RunDir) -> RunConfig:
         return RunConfig.model_validate_json(run_dir.config_json.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunDirError(
-            f"{run_dir.config_json} cannot be read ({_first_line(error)}), so it is not known "
-            "what the run was. Give this run another name."
+            f"{run_dir.config_json} cannot be read ({_first_line(error)}), so the settings of "
+            "the run are unknown. Give this run another name."
         ) from None
 
 
@@ -69,7 +72,7 @@ def _refuse_other_experiment(changes: list[Change], run_dir: RunDir) -> None:
             [
                 Problem(
                     change.path,
-                    f"{change.new!r} here, but the run began with {change.old!r}: going on would "
+                    f"{change.new!r} here, but the run began with {change.old!r}: resuming would "
                     "mix two experiments.",
                     hint,
                 )

@@ -1,7 +1,7 @@
-"""One `train` call on one run directory: lock, logs, recorder, signals, and an end that is told.
+"""Hold the resources of one `train` call: locked run directory, logs, recorder, signal handlers.
 
-However a run ends, its directory says how: `run_finished`, `run_stopped` or `run_failed` in
-events.jsonl, a traceback where there was one, and report.html.
+However a run ends, its directory says how: events.jsonl has `run_finished`, `run_stopped` or
+`run_failed`, an exception's traceback is in traceback.txt, and report.html is written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """What the loop writes to. `begin` opens the recorder once the number of steps is known."""
+    """The run directory and everything that the training loop writes to.
+
+    `begin` opens the recorder, once the number of steps is known.
+    """
 
     def __init__(
         self,
@@ -58,38 +61,39 @@ class Session:
         self.healing = Healing()
         self._recorder: Recorder | None = None
         self._watch: Watch | None = None
-        # What healing has come to, where the run went back in this call.
+        # The state of healing, kept across a rollback within this call.
         self._carried: Healing | None = None
 
     @property
     def watch(self) -> Watch:
-        assert self._watch is not None, "begin() comes first"
+        assert self._watch is not None, "call begin() first"
         return self._watch
 
     @property
     def recorder(self) -> Recorder:
-        assert self._recorder is not None, "begin() comes first"
+        assert self._recorder is not None, "call begin() first"
         return self._recorder
 
     @property
     def must_end(self) -> bool:
-        """Asked to by a signal, or by a finding (health.on_error=halt)."""
+        """Return whether a signal, or a finding with health.on_error=halt, asks the run to end."""
         return self.stop.requested or (self._watch is not None and self._watch.halting is not None)
 
     @property
     def start_step(self) -> int:
+        """Return the step of the checkpoint that the run resumed from; 0 for a new run."""
         return self.resume.found.step if self.resume.found is not None else 0
 
     @property
     def last_step(self) -> int:
-        """The newest step of this run, in this call or before it."""
+        """Return the newest step of this run, completed in this call or before it."""
         done = self._recorder.last_step if self._recorder is not None else 0
         return max(done, self.start_step)
 
     def begin(self, *, total_steps: int, model_line: str) -> Recorder:
-        """Cut what lies beyond the resume point, open sinks and view."""
+        """Remove records after the resume point, and open the recorder, its sinks and its view."""
         found = self.resume.found
-        # A run that begins anew has no records yet, not even of an evaluation before step 1.
+        # A run that starts over keeps no records, not even of the evaluation at step 0.
         self.run_dir.truncate_after(found.step if found is not None else -1)
         if found is not None:
             self.checkpoints.set_aside_after(found.step)
@@ -120,17 +124,19 @@ class Session:
         saved = found.section("health") if found is not None and "health" in found.state else {}
         place = str(found.state_file) if found is not None else ""
         self.healing = self._carried or Healing.from_json(saved.get("healing", {}), place=place)
-        remembered = sound_state(saved.get("monitor", {}), place=place)
-        self._watch = Watch(self.config, self.recorder, total_steps=total_steps, state=remembered)
+        restored = sound_state(saved.get("monitor", {}), place=place)
+        self._watch = Watch(self.config, self.recorder, total_steps=total_steps, state=restored)
         self._watch.begin(self.run_dir, start_step=self.start_step)
 
     def health_state(self) -> dict[str, Any]:
-        """What a checkpoint remembers of the run's health."""
+        """Return the state of monitor and healing, for a checkpoint."""
         return {"monitor": self.watch.state(), "healing": self.healing.as_json()}
 
     def go_back(self, back: RollBackError) -> None:
-        """The run goes on from an earlier checkpoint, as if it had been started anew there; step 0
-        is its beginning."""
+        """Roll back to an earlier checkpoint, as if the run had been restarted from it.
+
+        Step 0 is the beginning of the run, which has no checkpoint.
+        """
         self.close()
         self._recorder = self._watch = None
         self._carried = back.healing
@@ -139,20 +145,22 @@ class Session:
         self.resume = ResumePoint(self.checkpoints.at_step(back.step) if back.step else None, ())
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
-        """An event at any time, before `begin` too."""
+        """Record an event. This works before `begin` too."""
         if self._recorder is not None:
             self._recorder.event(kind, step, **fields)
         else:
             self.run_dir.append_event(kind, step, **fields)
 
     def keep_row_losses(self, report: UpdateReport) -> None:
+        """Write the loss of each row of an update, if observe.row_losses asks for it."""
         if self.config.observe.row_losses:
             self.run_dir.append_row_losses(
                 report.step, row_ids=report.row_ids_B.tolist(), losses=report.row_losses_B.tolist()
             )
 
     def finish(self) -> None:
-        """The run is complete. One that was so before has nothing more to tell."""
+        """Report what can only be known once the run is complete."""
+        # A call that trained no step, because the run was complete already, reports nothing twice.
         if self._watch is not None and self.recorder.last_step > 0:
             self._watch.finish(self.last_step)
 
@@ -165,7 +173,10 @@ class Session:
 def open_session(
     config: RunConfig, *, recipe: str, command: list[str], console: Console, log_level: str
 ) -> Iterator[Session]:
-    """The run directory, locked; whatever ends the block is written down before it goes on."""
+    """Lock the run directory and record how the block starts and ends.
+
+    An exception that ends the block is recorded before it propagates.
+    """
     stop = StopRequest()
     with RunDir(config.run_dir) as run_dir:
         resume = find_resume_point(config, run_dir)
@@ -181,14 +192,14 @@ def open_session(
             ),
             stop.listening(),
         ):
-            _tell_start(session, command)
+            _record_start(session, command)
             try:
                 yield session
             except BaseException as error:
-                _tell_failure(session, error)
+                _record_failure(session, error)
                 raise
             else:
-                _tell_end(session)
+                _record_end(session)
             finally:
                 session.close()
                 if config.observe.report:
@@ -196,19 +207,20 @@ def open_session(
 
 
 def _report(run_dir: RunDir) -> None:
-    """A page that cannot be written must not hide how the run ended."""
+    """Write report.html."""
+    # A failure to write it is only logged: raising would hide the exception that ended the run.
     try:
         write_report(run_dir.path)
     except (OSError, RunDirError) as error:
         log.error("%s was not written: %s", run_dir.report, error)
 
 
-def _tell_start(session: Session, command: list[str]) -> None:
+def _record_start(session: Session, command: list[str]) -> None:
     found = session.resume.found
     text = shlex.join([*command[:2], *(shared_override(word) for word in command[2:])])
     environment = summarise_environment(session.run_dir.path)
     for name, count in session.run_dir.set_aside.items():
-        log.warning("%s held %d damaged lines: they are now in %s.damaged", name, count, name)
+        log.warning("%s had %d damaged lines: they were moved to %s.damaged", name, count, name)
         step = found.step if found is not None else 0
         fields = {"file": name, "lines": count, "kept_in": f"{name}.damaged"}
         session.event("records_set_aside", step, **fields)
@@ -216,42 +228,43 @@ def _tell_start(session: Session, command: list[str]) -> None:
         session.event("run_started", 0, command=text, environment=environment)
         return
     for name, why in found.passed_over:
-        log.warning("passed over the broken checkpoint %s: %s", name, why)
+        log.warning("skipped the broken checkpoint %s: %s", name, why)
         session.event("checkpoint_skipped_invalid", found.step, name=name, why=why)
     for change in session.resume.changes:
         old, new = (shared_at(change.path, value) for value in (change.old, change.new))
         log.warning("%s was %r, is now %r", change.path, old, new)
         fields = {"path": change.path, "old": old, "new": new}
         session.event("config_changed", found.step, **fields)
-    log.info("going on after step %d (%s)", found.step, found.path)
+    log.info("resuming after step %d (%s)", found.step, found.path)
     fields = {"command": text, "checkpoint": str(found.path), "environment": environment}
     session.event("run_resumed", found.step, **fields)
 
 
-def _tell_end(session: Session) -> None:
+def _record_end(session: Session) -> None:
     last = session.last_step
     if session.stop.requested:
         assert session.stop.signal is not None
         session.event("run_stopped", last, signal=session.stop.signal.name)
-        log.warning("stopped by %s after step %d; the same command goes on from there",
+        log.warning("stopped by %s after step %d; run the same command to resume from there",
                     session.stop.signal.name, last)  # fmt: skip
     else:
         session.finish()
         session.event("run_finished", last)
 
 
-def _tell_failure(session: Session, error: BaseException) -> None:
+def _record_failure(session: Session, error: BaseException) -> None:
     last = session.last_step
     if session.stop.signal is not None and isinstance(error, SystemExit):
         name = session.stop.signal.name
         session.event("run_stopped", last, signal=name)
-        log.warning("ended at once by %s; the same command goes on from what was saved", name)
+        log.warning("ended at once by %s; run the same command to resume from the last save", name)
         return
     try:
         session.run_dir.write_traceback("".join(traceback.format_exception(error)))
     except OSError as why:
         log.error("%s was not written: %s", session.run_dir.traceback, why)
-    # Whoever catches it shows its text: on a terminal, in a log of a cluster.
+    # The error is shown where it is caught, on a terminal or in a cluster's log, so private values
+    # must be removed from its text first.
     error.args = tuple(session.run_dir.scrubber.tree(error.args))
     session.event("run_failed", last, error=type(error).__name__, message=str(error))
     if not isinstance(error, HomeostatError):

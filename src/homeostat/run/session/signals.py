@@ -1,8 +1,7 @@
-"""Stopping on request: the step in progress is finished and saved, then the run ends.
+"""Stop a run on request: finish and save the step in progress, then end.
 
-SIGTERM is what schedulers send, SIGINT is Ctrl-C, SIGHUP comes when the terminal goes away. Before
-the first step there is nothing to finish, and a second signal does not wait either: the process
-then ends at once, and what was saved stays whole.
+Schedulers send SIGTERM, Ctrl-C sends SIGINT, and a closed terminal sends SIGHUP. The process ends
+at once if no step has started yet, or on a second signal; files that were saved stay intact.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Whether, and by which signal, the run was asked to stop."""
+    """Records the signal that asked the run to stop, if one did."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -35,7 +34,7 @@ class StopRequest:
         return 128 + self.signal if self.signal is not None else 0
 
     def let_steps_finish(self) -> None:
-        """From here on the first signal waits for the step in progress and its save."""
+        """Make the first signal wait, from now on, until the step in progress is done and saved."""
         self._steps_finish = True
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -43,7 +42,8 @@ class StopRequest:
         self.signal = self.signal or signal.Signals(number)
         if at_once:
             raise SystemExit(self.exit_code)
-        # A handler may interrupt a log line half written: another thread waits until it is whole.
+        # This handler may have interrupted a log call. The log's lock would let the same thread
+        # write into the middle of that line; another thread waits until the line is complete.
         threading.Thread(target=self._acknowledge, daemon=True).start()
 
     def _acknowledge(self) -> None:
@@ -53,7 +53,8 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        # What is ignored stays so: `nohup` means it.
+        """Handle the signals for the duration of the block."""
+        # A signal that is ignored stays ignored: that is what `nohup` asks for.
         heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._receive) for number in heard}
         try:

@@ -1,4 +1,4 @@
-"""Work that comes before the first step shows how far it is, too."""
+"""Show the progress of work that comes before the first step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-# Without a terminal a line now and then is enough.
+# How often progress is logged if there is no terminal to draw a bar on.
 SECONDS_BETWEEN_LINES = 10.0
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def progress_of(what: str, console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with (done, total): a bar on a terminal, lines elsewhere."""
+    """Yield a function to call with (done, total): it draws a bar on a terminal, or logs lines."""
     if not console.is_terminal:
         yield _Lines(what)
         return
@@ -29,15 +29,15 @@ def progress_of(what: str, console: Console) -> Iterator[Callable[[int, int], No
 
 
 class _Lines:
-    """Logs how far the work is, not more often than a person would read."""
+    """Logs progress, at most once every `SECONDS_BETWEEN_LINES`."""
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.started = self.told = time.monotonic()
+        self.started = self.last_line = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if now - self.told >= SECONDS_BETWEEN_LINES and done:
-            self.told = now
+        if now - self.last_line >= SECONDS_BETWEEN_LINES and done:
+            self.last_line = now
             left = (now - self.started) / done * (total - done)
             log.info("%s: %d of %d, about %.0f s left", self.what, done, total, left)

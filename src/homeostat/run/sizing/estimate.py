@@ -1,11 +1,13 @@
-"""What a run will hold on each device, before it starts: the plan, and what would make it smaller.
+"""Estimate the peak memory of each device before a run starts, and suggest how to lower it.
 
-    training     held + what the largest micro-batch needs (train/estimate.py: done without data)
-    sampling     held + the engine's cache, on a CPU its copies of the weights + one pass over
-                 prompts or one token each (RL, native)
+    held         weights, gradients, optimizer state, the reference model
+    training     held + what the largest micro-batch needs (train/estimate.py runs it without data)
+    sampling     held + the engine's KV cache + the engine's copies of the weights (on a CPU)
+                 + one forward pass over prompts, or over one token of each sequence (RL with the
+                 native engine)
 
-The two take turns where the engine sleeps; where it does not, cache and copies stay. On a
-CPU the process itself (interpreter, libraries) comes on top: it is read from this one.
+If the engine sleeps, the two alternate; if it does not, its cache and copies stay allocated while
+training. On a CPU the process itself (interpreter and libraries) is added, as measured in this one.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.load import build_config
 from homeostat.config.run import RunConfig
 from homeostat.data.loader import micro_batches
@@ -24,19 +27,19 @@ from homeostat.data.prompts import PromptSet
 from homeostat.errors import ConfigError
 from homeostat.models.preview import ModelPreview
 from homeostat.observe.devices import host_rss
-from homeostat.rollout.native.fast import decoding_way
+from homeostat.rollout.native.fast import decode_path
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
 from homeostat.train.runtime import Runtime
 from homeostat.types import TokenRow, TrainBatch
 
-# Bytes of fp32 logits, their exponentials, and the float64 sums that a token is drawn by.
+# Bytes for each vocabulary entry of a sampled token: fp32 logits, their exponentials, float64 sums.
 _DRAW_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of one device, at most."""
+    """An upper estimate of the memory of one device, in bytes."""
 
     device: str
     capacity: int
@@ -89,14 +92,15 @@ def plan_memory(
     preview: ModelPreview,
     longest_prompt: int = 0,
 ) -> MemoryPlan:
-    """`batch` is the largest micro-batch of the run."""
+    """Return the memory plan of a run. `batch` is its largest micro-batch."""
     device = runtime.device
     update = estimate_update(config, runtime, batch)
-    process = host_rss() if device.type == "cpu" else 0
+    process = int(host_rss()) if device.type == "cpu" else 0
     capacity = free_bytes(device) + process
     plan = MemoryPlan(str(device), capacity, process, update)
     if not config.is_rl or not config.engine.shares_weights:
         return plan
+    assert config.engine.type == "native", "no other engine shares the trainer's weights"
     cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
     running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
     drawing = running * preview.vocab_size * _DRAW_BYTES
@@ -117,8 +121,11 @@ def plan_memory(
 def cache_bytes(
     config: RunConfig, preview: ModelPreview, *, device: torch.device, longest_prompt: int
 ) -> int:
-    """The most that cached keys and values take: all that run at one time, or the engine's share
-    of what is free."""
+    """Return the largest size of the KV cache.
+
+    It is limited by the sequences that run at the same time, and by the engine's share of the free
+    memory.
+    """
     per_token = preview.cache_bytes_per_token
     assert per_token is not None, "combinations asks for the native decoder"
     running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
@@ -127,16 +134,17 @@ def cache_bytes(
 
 
 def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> int:
-    """Weights laid out for decoding on a CPU, beside the trainer's own."""
+    """Return the size of the weight copies that the engine makes for decoding on a CPU."""
     assert preview.decoder is not None, "combinations asks for the native decoder"
+    assert config.engine.type == "native", "no other engine shares the trainer's weights"
     place = {"numerics": config.model.numerics, "device": runtime.device}
-    way = decoding_way(preview.decoder, config.engine, **place)
+    way = decode_path(preview.decoder, config.engine, **place)
     can_copy = config.lora is None and runtime.dtype == torch.float32
     return 4 * preview.num_params if way in ("compact", "compiled") and can_copy else 0
 
 
 def largest_rl_batch(config: RunConfig, prompts: PromptSet) -> TrainBatch:
-    """The largest micro-batch of a step whose completions all reach their limit."""
+    """Return the largest micro-batch of a step in which every completion has its full length."""
     trained, rollout = config.rollout.max_new_tokens, config.rollout
     rows_per_update = -(-rollout.samples_per_step // config.trainer.updates_per_step)
     needed = -(-rows_per_update // rollout.samples_per_prompt)
@@ -149,12 +157,12 @@ def largest_rl_batch(config: RunConfig, prompts: PromptSet) -> TrainBatch:
         for _ in range(rollout.samples_per_prompt):
             rows.append(TokenRow(len(rows), tokens_T, weights_T, _columns(config, len(tokens_T))))
     rows = rows[:rows_per_update]
-    batches = micro_batches(rows, config.trainer, num_ranks=config.num_ranks)
+    batches = micro_batches(rows, config.trainer, num_data_groups=config.mesh.num_data_groups)
     return max(batches, key=lambda batch: batch.num_tokens)
 
 
 def full_batch(config: RunConfig, tokens: int) -> TrainBatch:
-    """So many tokens in rows as long as they may get, all of them trained."""
+    """Return a batch of `tokens` tokens in rows of the maximum length, all of them trained."""
     length = min(config.longest_row, tokens)
     tokens_T, weights_T = np.zeros(length, dtype=np.int64), np.ones(length, dtype=np.float32)
     columns = _columns(config, length) if config.is_rl else {}
@@ -165,15 +173,18 @@ def full_batch(config: RunConfig, tokens: int) -> TrainBatch:
 def _columns(config: RunConfig, length: int) -> dict[str, np.ndarray]:
     names = ["advantage", "engine_logp"]
     names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
-    names += ["ref_logp"] if config.algorithm.kl is not None else []
+    names += ["ref_logp"] if policy_gradient(config.algorithm).kl is not None else []
     return {name: np.zeros(length, dtype=np.float32) for name in names}
 
 
 def ladder(
     config: RunConfig, plan_of: Callable[[RunConfig], MemoryPlan]
 ) -> Iterator[tuple[list[str], MemoryPlan]]:
-    """Settings that lower the peak, least disruptive first, each on top of those before it; the
-    last is the first that fits, where any does."""
+    """Yield settings that lower the peak, with the plan that they give.
+
+    The least disruptive come first, and each adds to those before it. The last one yielded is the
+    first that fits, if any does.
+    """
     raw = config.model_dump(mode="json", exclude_unset=True)
     changes: list[str] = []
     lowest = plan_of(config).peak
@@ -181,12 +192,12 @@ def ladder(
         try:
             plan = plan_of(build_config(raw, [*changes, rung], file=None))
         except ConfigError:
-            # What this recipe cannot take is no advice for it.
+            # A setting that this recipe does not accept is no advice for it.
             continue
         if plan.peak >= lowest:
             continue
         lowest = plan.peak
-        # A key that comes again takes its earlier value's place.
+        # A key that was changed before gets the new value instead of the old one.
         changes = [text for text in changes if text.split("=")[0] != rung.split("=")[0]] + [rung]
         yield list(changes), plan
         if plan.fits:
@@ -194,7 +205,7 @@ def ladder(
 
 
 def _rungs(config: RunConfig) -> Iterator[str]:
-    """Same result first; then what trades speed; then what changes the run."""
+    """Yield single settings: first those that keep the result, then slower ones, then others."""
     trainer = config.trainer
     tokens = trainer.tokens_per_micro_batch
     while trainer.packing and tokens // 2 >= config.longest_row:

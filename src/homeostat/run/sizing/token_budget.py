@@ -1,8 +1,9 @@
-"""How many tokens a micro-batch has where the recipe does not say: as many as help, if they fit.
+"""Choose the number of tokens of a micro-batch if the recipe does not set it.
 
-A large GPU is faster with more tokens at a time, up to `MOST_TOKENS`; what they take is found by
-doing an update without data (train/estimate.py) against the memory that is free. A gradient is the
-same however an update is split, to rounding. So a run chooses once, and a resumed one keeps it.
+A large GPU is faster with more tokens at a time, up to `MOST_TOKENS`. Whether they fit is found by
+running an update without data (train/estimate.py) and comparing with the free memory. How an update
+is split changes its gradient only by rounding errors; to avoid even these, a resumed run keeps the
+number that it chose at its start.
 """
 
 from __future__ import annotations
@@ -14,47 +15,51 @@ from homeostat.run.sizing.estimate import full_batch, plan_memory
 from homeostat.train.run_state import RunState
 from homeostat.train.runtime import Runtime
 
-# Beyond it, nothing more is gained on the largest GPUs of today.
+# More tokens than this gave no more speed on the largest GPUs.
 MOST_TOKENS = 32_768
-# Of what is free: allocations leave gaps, and an estimate is no proof.
+# Share of the free memory that may be planned with: allocations leave gaps, and estimates err.
 _SHARE = 0.7
 
 
 def choose_tokens(config: RunConfig, runtime: Runtime, *, kept: int | None = None) -> int | None:
-    """`kept`: what the run chose before. None where it is the recipe's to say."""
+    """Return the tokens of a micro-batch; None if the recipe sets them or packing is off.
+
+    `kept` is what the run chose before it was resumed.
+    """
     trainer = config.trainer
     if trainer.max_tokens_per_device is not None or not trainer.packing:
         return None
     if kept is not None:
         return kept
     may_grow = runtime.device.type == "cuda" and config.model.implementation == "native"
-    # Another engine takes memory that is not there to be counted.
+    # An engine with its own weights takes memory that is not part of the estimate.
     if not may_grow or (config.is_rl and not config.engine.shares_weights):
         return DEFAULT_TOKENS
     return most_that_fit(config, runtime)
 
 
 def most_that_fit(config: RunConfig, runtime: Runtime) -> int:
-    """The default at least: on_oom=halve sees to what does not fit."""
+    """Return the largest candidate that fits, else the default."""
+    # If not even the default fits, trainer.on_oom=halve lowers it during the run.
     candidates = (MOST_TOKENS, MOST_TOKENS // 2)
     return next((n for n in candidates if _fits(config, runtime, n)), DEFAULT_TOKENS)
 
 
 def as_chosen(config: RunConfig, runtime: Runtime) -> RunConfig:
-    """The config of a run that begins now."""
+    """Return the config with the number of tokens that a new run would choose."""
     state = RunState(chosen_tokens=choose_tokens(config, runtime))
     return config.model_copy(update={"trainer": sized(config.trainer, state)})
 
 
 def sized(trainer: TrainerConfig, state: RunState) -> TrainerConfig:
-    """With the run's own choice in place."""
+    """Return the trainer's config with the number of tokens that the run has chosen."""
     if state.chosen_tokens is None or trainer.max_tokens_per_device is not None:
         return trainer
     return trainer.model_copy(update={"max_tokens_per_device": state.chosen_tokens})
 
 
 def current_sizes(trainer: TrainerConfig, state: RunState) -> TrainerConfig:
-    """Return the micro-batch sizes in force now: memory may have run out since the start."""
+    """Return the current micro-batch sizes, which are smaller if memory ran out before."""
     trainer, budget = sized(trainer, state), state.token_budget
     if budget is None or (trainer.packing and budget >= trainer.tokens_per_micro_batch):
         return trainer
@@ -62,6 +67,7 @@ def current_sizes(trainer: TrainerConfig, state: RunState) -> TrainerConfig:
 
 
 def tokens_line(chosen: int | None) -> str:
+    """Return the end of a log line that states the choice; empty if none was made."""
     return "" if chosen is None else f"; micro-batches of up to {chosen} tokens"
 
 

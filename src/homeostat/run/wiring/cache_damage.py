@@ -1,12 +1,13 @@
-"""Which entries of a compile cache cannot be trusted, by looking at files alone.
+"""Find the entries of a compile cache that cannot be trusted, by looking at the files only.
 
-An entry is what lies directly in the cache folder: one kernel (Triton), one kind or shard of
-artifacts (Inductor). One bad file makes its whole entry suspect, for its files name each other.
-Nothing is loaded: a pickle would run what it holds, and a truncated library would end the process.
+An entry is a file or folder directly below the cache folder: one kernel (Triton), one kind or shard
+of artifacts (Inductor). One bad file makes its whole entry suspect, because its files refer to each
+other. Nothing is loaded: unpickling would execute code, and a truncated library would crash the
+process.
 
-Looked for: what a killed process or a full disk leaves (empty and cut files, leftovers of writes
-that were never finished, members of a group that are not there), and what is not ours (files of
-another user, links to elsewhere).
+Two kinds of damage are looked for: what a killed process or a full disk leaves behind (empty and
+truncated files, temporary files of unfinished writes, missing members of a group), and what does
+not belong to this user (files of another user, links to other places).
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from pathlib import Path
 _ELF = b"\x7fELF"
 _PICKLE = b"\x80"
 _PICKLE_STOP = b"."
-# Files that are meant to be empty.
+# Lock files are empty on purpose.
 _LOCK_SUFFIX = ".lock"
 _GROUP_PREFIX = "__grp__"
-# The intermediate form that every Triton kernel's entry has; helper libraries have none.
+# The entry of every Triton kernel has a file of this intermediate form; helper libraries have none.
 _KERNEL_SUFFIX = ".ttir"
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """An entry of a cache, and what is wrong with it."""
+    """A damaged entry of a cache, and what is wrong with it."""
 
     entry: Path
     why: str
@@ -43,25 +44,25 @@ class Damage:
 
 
 def find_damage(cache: Path) -> list[Damage]:
-    """Damaged entries of a cache folder; none where there is no such folder."""
+    """Return the damaged entries of a cache folder; none if the folder does not exist."""
     try:
         entries = sorted(cache.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         return [Damage(cache, f"cannot be read ({error.strerror})")]
-    found = ((entry, _entry_trouble(entry)) for entry in entries)
+    found = ((entry, _entry_damage(entry)) for entry in entries)
     return [Damage(entry, why) for entry, why in found if why is not None]
 
 
-def _entry_trouble(entry: Path) -> str | None:
+def _entry_damage(entry: Path) -> str | None:
     try:
         for path in _walk(entry):
-            why = _path_trouble(path)
+            why = _path_damage(path)
             if why is not None:
                 inside = path.relative_to(entry.parent)
                 return why if path == entry else f"{inside.relative_to(entry.name)} {why}"
-        return _group_trouble(entry)
+        return _group_damage(entry)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 
@@ -73,28 +74,28 @@ def _walk(entry: Path) -> Iterator[Path]:
             yield from _walk(inner)
 
 
-def _path_trouble(path: Path) -> str | None:
+def _path_damage(path: Path) -> str | None:
     status = path.lstat()
     if status.st_uid != os.getuid():
         return f"belongs to another user (id {status.st_uid})"
     if stat.S_ISLNK(status.st_mode):
         return "is a link to another place"
     if path.name.startswith("tmp.pid_") or path.name.endswith(".tmp"):
-        return "is left of a write that never ended"
+        return "is left over from a write that never ended"
     if stat.S_ISDIR(status.st_mode) or path.name.endswith(_LOCK_SUFFIX):
         return None
     if status.st_size == 0:
         return None if path.name == "__init__.py" else "is empty"
-    return _content_trouble(path, status.st_size)
+    return _content_damage(path, status.st_size)
 
 
-def _content_trouble(path: Path, size: int) -> str | None:
+def _content_damage(path: Path, size: int) -> str | None:
     with open(path, "rb") as stream:
         head = stream.read(64)
         stream.seek(-1, os.SEEK_END)
         last = stream.read(1)
     if head.startswith(_ELF):
-        return _elf_trouble(head, size)
+        return _elf_damage(head, size)
     look = _BY_SUFFIX.get(path.suffix)
     if look is not None:
         return look(path)
@@ -104,8 +105,8 @@ def _content_trouble(path: Path, size: int) -> str | None:
     return None
 
 
-def _elf_trouble(head: bytes, size: int) -> str | None:
-    """The tables of segments and sections, of which one comes last, must lie inside the file."""
+def _elf_damage(head: bytes, size: int) -> str | None:
+    """Check that the tables of segments and sections lie inside the file: one of them is last."""
     if len(head) < 64:
         return "is cut off"
     segments, sections = struct.unpack_from("<QQ", head, 32)
@@ -114,40 +115,40 @@ def _elf_trouble(head: bytes, size: int) -> str | None:
     return "is cut off" if end > size else None
 
 
-def _json_trouble(path: Path) -> str | None:
+def _json_damage(path: Path) -> str | None:
     try:
         json.loads(path.read_bytes())
     except ValueError:
-        return "is not whole JSON"
+        return "is not valid JSON"
     return None
 
 
-def _python_trouble(path: Path) -> str | None:
+def _python_damage(path: Path) -> str | None:
     with warnings.catch_warnings():
-        # Generated code may deserve some, and nobody is to read them here.
+        # Generated code may cause warnings, which are of no interest here.
         warnings.simplefilter("ignore")
         try:
             ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):
-            return "is not whole Python"
+            return "is not valid Python"
     return None
 
 
 def _not_a_library(_: Path) -> str:
-    return "is no compiled library"
+    return "is not a compiled library"
 
 
 _BY_SUFFIX: dict[str, Callable[[Path], str | None]] = {
-    ".json": _json_trouble,
-    ".best_config": _json_trouble,
-    ".py": _python_trouble,
+    ".json": _json_damage,
+    ".best_config": _json_damage,
+    ".py": _python_damage,
     ".so": _not_a_library,
     ".cubin": _not_a_library,
 }
 
 
-def _group_trouble(entry: Path) -> str | None:
-    """A Triton kernel is a group of files, whose list is written last."""
+def _group_damage(entry: Path) -> str | None:
+    """Check that a Triton kernel has all of its files: the list of them is written last."""
     if not entry.is_dir():
         return None
     groups = sorted(entry.glob(f"{_GROUP_PREFIX}*.json"))
@@ -160,7 +161,7 @@ def _group_trouble(entry: Path) -> str | None:
             return f"{group.name} lists no files"
         for name, path in members.items():
             if Path(str(path)).parent.resolve() != entry.resolve():
-                return f"{name} is listed at another place: the folder was moved or copied"
+                return f"{name} is listed in another folder: the cache was moved or copied"
             if not (entry / name).is_file():
                 return f"lacks {name}"
     return None

@@ -1,15 +1,15 @@
-"""A compile cache (Triton, Inductor) of one's own: never stale, never shared, never half-written.
+"""Give each run its own compile cache (Triton, Inductor), without stale or half-written entries.
 
     <user's cache>/homeostat/compile/<versions>/<n>/{triton,inductor}
 
-The folder is named after all that compiled code depends on (torch, Triton, CUDA, GPU, Python, and
-the source of our kernels), so that a new version starts afresh. Runs that are alive at one time
-have different <n>, held by a lock that the kernel takes back when the process ends, however it
-ends; a later run takes over what an earlier one compiled. Before that, entries which are damaged
-(run/wiring/cache_damage.py) are removed: they would be compiled again at worst.
+The folder is named after everything that compiled code depends on (torch, Triton, CUDA, GPU, Python
+and the source of our kernels), so a new version starts with an empty cache. Runs that are alive at
+the same time have different <n>, each held by a lock that the operating system releases when the
+process ends, however it ends. A later run reuses what an earlier one compiled. Damaged entries
+(run/wiring/cache_damage.py) are removed first: at worst they have to be compiled again.
 
-A user's own TRITON_CACHE_DIR or TORCHINDUCTOR_CACHE_DIR is used as it is, and nothing in it is
-removed: others may be at work there. What is damaged in it is said.
+A TRITON_CACHE_DIR or TORCHINDUCTOR_CACHE_DIR that the user has set is used as it is. Nothing in it
+is removed, because other processes may be using it; damaged entries are reported.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ from homeostat.run.wiring.cache_damage import Damage, find_damage
 log = logging.getLogger(__name__)
 
 VARIABLES = {"triton": "TRITON_CACHE_DIR", "inductor": "TORCHINDUCTOR_CACHE_DIR"}
-# Where our kernels live, below the package; only files that compile something count.
+# Folders of the package that hold our kernels; only files that compile something count.
 KERNEL_FOLDERS = ("ops", "models", "rollout", "train")
 _COMPILES = (b"import triton", b"torch.compile")
+# Number of damaged entries that a log line names.
 _SHOWN = 3
+# A cache of other versions is removed after it was not used for so long.
 UNUSED_S = 60 * 24 * 3600
 
 Emit = Callable[..., None]
@@ -49,14 +51,14 @@ Emit = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """What can be said of the caches without touching them."""
+    """The caches that a run would use, and their damaged entries. `users_own`: set by the user."""
 
     folders: Mapping[str, Path]
     users_own: frozenset[str]
     damaged: tuple[Damage, ...]
 
     def facts(self) -> dict[str, Any]:
-        """For the rules: which entries are damaged, and whose business they are."""
+        """Return the damaged entries for the rules, and which of them the user has to remove."""
         return {
             "folders": {name: str(folder) for name, folder in self.folders.items()},
             "damaged": [damage.describe() for damage in self.damaged],
@@ -69,7 +71,7 @@ class CacheView:
 
 
 def cache_key(device: torch.device) -> str:
-    """Names what compiled code depends on."""
+    """Return a folder name that changes with everything that compiled code depends on."""
     gpu = ""
     if device.type == "cuda":
         gpu = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
@@ -86,7 +88,7 @@ def _triton_version() -> str:
 
 
 def kernel_digest(package: Path | None = None) -> str:
-    """Of the source files that hold kernels."""
+    """Return a digest of the source files that hold kernels."""
     package = package or Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for folder in KERNEL_FOLDERS:
@@ -98,7 +100,7 @@ def kernel_digest(package: Path | None = None) -> str:
 
 
 def view_caches(device: torch.device) -> CacheView:
-    """The caches that a run started now would use. Changes nothing."""
+    """Return the caches that a run would use if it started now. Changes nothing."""
     users = _users_own()
     folders = dict(users)
     try:
@@ -106,16 +108,16 @@ def view_caches(device: torch.device) -> CacheView:
         slot = next(folder for folder in _slots(place) if not _is_held(folder))
         folders |= {name: slot / name for name in VARIABLES if name not in users}
     except OSError as error:
-        log.warning("compiled kernels cannot be kept, the run uses a temporary folder: %s", error)
+        log.warning("compiled kernels cannot be kept; the run uses a temporary folder: %s", error)
     damaged = [damage for folder in folders.values() for damage in find_damage(folder)]
     return CacheView(folders, frozenset(users), tuple(damaged))
 
 
 @contextmanager
 def own_compile_cache(device: torch.device, *, emit: Emit) -> Iterator[None]:
-    """Points both compilers at folders of this run's own, for the length of the block.
+    """Make both compilers use folders that belong to this run, for the duration of the block.
 
-    On a CPU nothing is compiled, and nothing is done. `emit` takes an event and its fields.
+    Does nothing on a CPU, where nothing is compiled. `emit` takes an event and its fields.
     """
     if device.type != "cuda":
         yield
@@ -126,11 +128,11 @@ def own_compile_cache(device: torch.device, *, emit: Emit) -> Iterator[None]:
 
 @contextmanager
 def _root_or_temporary() -> Iterator[Path]:
-    """The user's cache, or a temporary folder for a user without a home."""
+    """Yield the folder of compile caches, or a temporary one if the user has no home folder."""
     try:
         root = compile_root()
     except OSError as error:
-        log.warning("kernels are compiled again in every run: %s", error)
+        log.warning("every run has to compile its kernels again: %s", error)
         with tempfile.TemporaryDirectory(prefix="homeostat-compile-") as folder:
             yield Path(folder) / "homeostat" / "compile"
         return
@@ -139,23 +141,26 @@ def _root_or_temporary() -> Iterator[Path]:
 
 @contextmanager
 def caches_in(place: Path, *, emit: Emit) -> Iterator[Path]:
-    """The same, below a folder that is named after the versions."""
+    """Make both compilers use folders below `place`, which is named after the versions."""
     with _held_slot(place) as slot:
         users = _users_own()
         for name, folder in users.items():
             log.info("%s is set: %s is used as it is", VARIABLES[name], folder)
-            _tell(find_damage(folder), folder, removed=False, emit=emit)
+            _report(find_damage(folder), folder, removed=False, emit=emit)
         own = {name: slot / name for name in VARIABLES if name not in users}
         for folder in own.values():
-            _tell(clean(folder), folder, removed=True, emit=emit)
+            _report(clean(folder), folder, removed=True, emit=emit)
         log.info("compiled kernels are kept in %s", slot)
         with _set({VARIABLES[name]: str(folder) for name, folder in own.items()}):
             yield slot
 
 
 def clean(folder: Path) -> list[Damage]:
-    """Makes the folder, or removes what is damaged in it: that was. What cannot be removed, such
-    as another user's files, is set aside with all else that the folder held."""
+    """Create the folder, or remove its damaged entries. Return what was damaged.
+
+    If an entry cannot be removed, because it is another user's for example, the whole folder is
+    renamed and a new one is created.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     damaged = find_damage(folder)
     try:
@@ -166,17 +171,17 @@ def clean(folder: Path) -> list[Damage]:
                 damage.entry.unlink()
     except OSError as error:
         aside = folder.with_name(f"{folder.name}.aside-{time.time_ns()}")
-        log.warning("%s is set aside as %s: %s", folder, aside.name, error)
+        log.warning("%s is renamed to %s: %s", folder, aside.name, error)
         folder.rename(aside)
         folder.mkdir(mode=0o700)
     return damaged
 
 
-def _tell(damaged: list[Damage], folder: Path, *, removed: bool, emit: Emit) -> None:
+def _report(damaged: list[Damage], folder: Path, *, removed: bool, emit: Emit) -> None:
     if not damaged:
         return
     shown = "; ".join(damage.describe() for damage in damaged[:_SHOWN])
-    what = "were removed" if removed else "were left: the folder is yours, so delete them"
+    what = "were removed" if removed else "were kept: you chose the folder, so delete them yourself"
     log.warning("%s: %d damaged entries %s (%s)", folder, len(damaged), what, shown)
     emit(
         "compile_cache_damaged",
@@ -197,7 +202,7 @@ def _slots(place: Path) -> Iterator[Path]:
 
 @contextmanager
 def _held_slot(place: Path) -> Iterator[Path]:
-    """A folder that no other live run uses; a temporary one where the user's cache will not do."""
+    """Yield a folder that no other live run uses; a temporary one if none can be locked."""
     taken = _take_slot(place)
     if taken is None:
         with tempfile.TemporaryDirectory(prefix="homeostat-compile-") as folder:
@@ -213,7 +218,7 @@ def _held_slot(place: Path) -> Iterator[Path]:
 def _take_slot(place: Path) -> tuple[Path, int] | None:
     try:
         require_private(place)
-        _drop_unused(besides=place)
+        _drop_unused(keep=place)
         for slot in _slots(place):
             slot.mkdir(mode=0o700, exist_ok=True)
             descriptor = _lock(slot)
@@ -222,29 +227,29 @@ def _take_slot(place: Path) -> tuple[Path, int] | None:
                 return slot, descriptor
     except OSError as error:
         log.warning(
-            "%s cannot hold compiled kernels (%s): they are compiled again in every run. Set "
-            "XDG_CACHE_HOME to a folder of yours on a local disk.",
+            "%s cannot hold compiled kernels (%s): every run has to compile them again. Set "
+            "XDG_CACHE_HOME to a folder that you own, on a local disk.",
             place,
             error.strerror or error,
         )
     return None
 
 
-def _drop_unused(*, besides: Path) -> None:
-    """Removes folders of other versions that no run has used for a long time."""
-    for lock in besides.parent.glob("*/*/.lock"):
+def _drop_unused(*, keep: Path) -> None:
+    """Remove folders of other versions that no run has used for a long time."""
+    for lock in keep.parent.glob("*/*/.lock"):
         slot = lock.parent
-        if slot.parent == besides:
+        if slot.parent == keep:
             continue
         if time.time() - lock.stat().st_mtime > UNUSED_S and not _is_held(slot):
-            log.info("%s was not used for long, and is removed", slot)
+            log.info("%s was not used for a long time and is removed", slot)
             shutil.rmtree(slot)
             if not any(slot.parent.iterdir()):
                 slot.parent.rmdir()
 
 
 def _lock(slot: Path) -> int | None:
-    """Held until the descriptor is closed; None where another process holds it."""
+    """Lock a folder until the returned descriptor is closed; None if another process holds it."""
     descriptor = os.open(slot / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -269,7 +274,7 @@ def _is_held(slot: Path) -> bool:
 
 @contextmanager
 def _set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables that were not set before, for the length of the block."""
+    """Set environment variables, which were not set before, for the duration of the block."""
     os.environ.update(variables)
     try:
         yield

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from homeostat.config.rollout import NativeEngineConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import EngineDiedError
-from homeostat.models.decoder import Decoder
+from homeostat.rollout.backend import EngineBackend, EngineSite
 from homeostat.rollout.engine import Engine
-from homeostat.rollout.native.engine import NativeEngine
+from homeostat.rollout.registry import ENGINES
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.rollout.vllm.host import FACTORY as VLLM
-from homeostat.rollout.vllm.options import require_installed
-from homeostat.rollout.vllm.served import Served
+from homeostat.rollout.server import SERVER
 from homeostat.run.session.restarts import Restarts
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.helpers import with_helpers
 from homeostat.train.local import LocalTrainer
 from homeostat.train.trainer import Trainer
-from homeostat.workers.processes import start_processes
-
-SERVER = "homeostat.rollout.remote:serve_engine"
-NATIVE = "homeostat.rollout.native.host:build_engine"
-# A model of 1 M weights samples a tenth faster in two processes, and loses that by being sent.
-MIN_PARAMS_TO_SPLIT = 20_000_000
+from homeostat.types import Role
+from homeostat.workers.opening import open_group
+from homeostat.workers.spec import GroupSpec
 
 
 def open_engine(
@@ -39,133 +32,79 @@ def open_engine(
     version: int,
     restarts: Restarts,
 ) -> Engine | None:
-    """None where debug.mode asks for none. One in a process of its own has no weights yet that
-    count: run/publication/publish.py sends them."""
+    """Open the engine; None where debug.mode asks for none. One in a process of its own has no
+    weights yet that count: run/publication/publish.py sends them."""
     if config.debug is not None and config.debug.mode == "train_only":
         return None
+    backend = ENGINES[config.engine.type]
+    site = _site(config, trainer, tokenizer, session)
+    start = partial(_start, backend, site, config=config, session=session)
     if config.engine.shares_weights:
-        own = _shared(config, trainer, tokenizer, version=version)
-        count = sampling_processes(
-            config,
-            lanes=trainer.runtime.lanes,
-            num_params=trainer.sheet.num_params,
-            has_threads=own.bursts is not None,
-        )
-        kwargs = _native_kwargs(config, trainer)
-        starts = [
-            partial(
-                *(_remote, config, trainer, session),
-                **{"factory": NATIVE, "kwargs": kwargs, "name": f"helper{number}"},
-            )
-            for number in range(1, count)
-        ]
+        assert backend.open_here is not None, "an engine that shares weights is opened here"
+        assert isinstance(trainer, LocalTrainer), "combinations asks for weights in this process"
+        own = backend.open_here(site, trainer.roles[Role.POLICY].model, tokenizer.decode, version)
+        names = [f"helper{number + 1}" for number in range(backend.num_helpers(site, own))]
+        starts = [partial(start, name=name) for name in names]
         return with_helpers(own, starts, config=config, trainer=trainer, session=session)
-    if isinstance(config.engine, NativeEngineConfig):
-        factory, kwargs = NATIVE, _native_kwargs(config, trainer)
-    else:
-        require_installed()
-        factory, kwargs = VLLM, _vllm_kwargs(config, trainer, tokenizer, session)
     while True:
         try:
-            return _remote(config, trainer, session, factory=factory, kwargs=kwargs, name="engine")
+            return start(name="engine")
         except EngineDiedError as error:
             restarts.count(error, step=version)
 
 
-def sampling_processes(config: RunConfig, *, lanes: int, num_params: int, has_threads: bool) -> int:
-    """Those that sample at one time beside a trainer of so many lanes: see engine.processes.
-    `has_threads`: one process can use all cores."""
-    if not isinstance(config.engine, NativeEngineConfig) or not config.engine.shares_weights:
-        return 1
-    pays = not has_threads and num_params >= MIN_PARAMS_TO_SPLIT
-    return config.engine.processes or (lanes if pays else 1)
+def _site(
+    config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, session: Session
+) -> EngineSite:
+    runtime, sheet = trainer.runtime, trainer.sheet
+    return EngineSite(
+        engine=config.engine,
+        model=config.model,
+        device=runtime.device,
+        dtype=runtime.dtype,
+        threads=runtime.threads,
+        lanes=runtime.lanes,
+        seed=config.seed,
+        max_tokens=config.max_request_tokens,
+        chunk_bytes=config.trainer.logits_bytes(runtime.device.type),
+        vocabulary=sheet.vocab_size,
+        num_params=sheet.num_params,
+        model_type=str(sheet.source_config["model_type"]),
+        checkpoint=partial(_hf_folder, config, trainer, tokenizer, session),
+    )
 
 
-def _remote(
-    config: RunConfig,
-    trainer: Trainer,
-    session: Session,
-    *,
-    factory: str,
-    kwargs: dict[str, Any],
-    name: str,
+def _start(
+    backend: EngineBackend, site: EngineSite, *, config: RunConfig, session: Session, name: str
 ) -> RemoteEngine:
-    start = partial(
-        start_processes,
-        SERVER,
-        {"factory": factory, "kwargs": kwargs},
+    """Start the engine in a separate process."""
+    spec = GroupSpec(
+        factory=SERVER,
+        kwargs={"factory": backend.factory, "kwargs": backend.factory_arguments(site)},
+        kind="engine",
         name=name,
         log_file=session.run_dir.path / f"{name}.log",
         start_timeout_s=config.engine.start_timeout_s,
     )
     return RemoteEngine(
-        start,
-        vocabulary=trainer.sheet.vocab_size,
+        lambda: open_group(config.cluster, spec),
+        vocabulary=site.vocabulary,
         can_decode=True,
         timeout_s=config.engine.stall_s,
         update_timeout_s=config.sync.timeout_s,
     )
 
 
-def _shared(
-    config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, *, version: int
-) -> NativeEngine:
-    assert isinstance(trainer, LocalTrainer), "combinations asks for weights in this process"
-    assert isinstance(trainer.model, Decoder), "combinations asks for the native decoder"
-    assert isinstance(config.engine, NativeEngineConfig), config.engine
-    return NativeEngine(
-        trainer.model,
-        config.engine,
-        device=trainer.runtime.device,
-        max_tokens=config.max_request_tokens,
-        decode=tokenizer.decode,
-        chunk_bytes=config.trainer.logits_bytes(trainer.runtime.device.type),
-        policy_version=version,
-        threads=trainer.runtime.lanes * trainer.runtime.threads,
-    )
-
-
-def _native_kwargs(config: RunConfig, trainer: Trainer) -> dict[str, Any]:
-    runtime = trainer.runtime
-    return {
-        "model": config.model,
-        "engine": config.engine,
-        "device": runtime.device,
-        "dtype": runtime.dtype,
-        "threads": runtime.threads,
-        "seed": config.seed,
-        "max_tokens": config.max_request_tokens,
-        "chunk_bytes": config.trainer.logits_bytes(runtime.device.type),
-    }
-
-
-def _vllm_kwargs(
-    config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, session: Session
-) -> dict[str, Any]:
-    served = Served(
-        model_type=str(trainer.sheet.source_config["model_type"]),
-        vocabulary=trainer.sheet.vocab_size,
-        dtype=str(trainer.runtime.dtype).removeprefix("torch."),
-    )
-    return {
-        "folder": _hf_folder(config, trainer, tokenizer, session),
-        "config": config.engine,
-        "served": served,
-        "max_tokens": config.max_request_tokens,
-        "tokenizer": config.model,
-    }
-
-
 def _hf_folder(
     config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, session: Session
 ) -> Path:
-    """A checkpoint in HF format of the model's shape: model.path where that is one, else the
-    policy of now, written to the run directory."""
+    """Return a checkpoint in HF format of the model's shape: model.path where that is one, else
+    the policy of now, written to the run directory."""
     path = Path(config.model.path)
     if config.model.init == "pretrained" and path.is_dir():
         return path
     folder = session.run_dir.path / "engine_model"
     # All weights, also where an adapter is trained.
-    trainer.export(folder, config.model_copy(update={"lora": None}))
+    trainer.export(Role.POLICY, folder, config.model_copy(update={"lora": None}))
     tokenizer.save(folder)
     return folder

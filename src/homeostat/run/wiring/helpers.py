@@ -1,4 +1,4 @@
-"""Helpers of the engine in the trainer's process: how they get their weights, how one is missed.
+"""Helpers: engines in other processes that sample beside the engine in the trainer's process.
 
 They are sent what the trainer has at every commit, whatever `sync` says: to the run they are the
 engine that shares its weights, and never behind.
@@ -14,8 +14,9 @@ from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
 from homeostat.errors import EngineDiedError, SyncError
 from homeostat.rollout.engine import Engine, Quiesce
+from homeostat.rollout.mirror import MirrorEngine
 from homeostat.rollout.remote import RemoteEngine
-from homeostat.rollout.split import SplitEngine
+from homeostat.rollout.router import Router
 from homeostat.run.publication.host_weights import PolicyWeights
 from homeostat.run.session.restarts import death_in
 from homeostat.run.session.session import Session
@@ -34,25 +35,25 @@ def with_helpers(
     trainer: Trainer,
     session: Session,
 ) -> Engine:
-    """Start the helpers. Returns the engine itself where there are none."""
+    """Start the helpers. Returns a router over the engine and them, or the engine itself where no
+    helper is wanted or none lives."""
 
     def tell(error: EngineDiedError) -> None:
-        log.warning("%s\nIts requests begin again in the trainer's process.", error)
+        log.warning("%s\nIts requests begin again in the other processes.", error)
         session.event("helper_lost", session.last_step, error=str(error))
 
     weights = HelperWeights(config, trainer, session)
     with ExitStack() as undo:
-        helpers: list[RemoteEngine] = []
+        mirrors: list[MirrorEngine] = []
         for start in starts:
             try:
-                helpers.append(start())
+                remote = start()
+                undo.callback(remote.close)
+                version = own.policy_version
+                mirrors.append(MirrorEngine(remote, version=version, send_weights=weights.send))
             except EngineDiedError as error:
                 tell(error)
-            else:
-                undo.callback(helpers[-1].close)
-        if not helpers:
-            return own
-        engine = SplitEngine(own, helpers, give_weights=weights.give, on_loss=tell)
+        engine = Router([own, *mirrors], on_loss=tell) if mirrors else own
         undo.pop_all()
     return engine
 
@@ -67,7 +68,7 @@ class HelperWeights:
         self._publishers: dict[RemoteEngine, Publisher] = {}
         self._num_opened = 0
 
-    def give(self, helper: RemoteEngine, version: int, how: Quiesce) -> None:
+    def send(self, helper: RemoteEngine, version: int, how: Quiesce) -> None:
         """Raises EngineDiedError where the helper is found dead."""
         try:
             publisher = self._publishers.get(helper) or self._connected(helper)
@@ -86,6 +87,6 @@ class HelperWeights:
             device=self.trainer.runtime.device,
             timeout_s=self.config.sync.timeout_s,
         )
-        self._publishers[helper] = Publisher(transport, probe=None)
+        self._publishers[helper] = Publisher(transport, probe=None, policy_id=helper.policy_id)
         helper.connect(transport)
         return self._publishers[helper]

@@ -1,16 +1,16 @@
-"""Moments of a run at which somebody else may lay hands on it. Normal runs have none.
+"""Hooks that are called at fixed points of a run. Normal runs have none.
 
-The clinic makes a run ill by them, as the world would: it changes a weight, a file, a process. So a
-hook gets the run's own parts, and nothing that is written down goes through it.
+The clinic uses them to inject faults such as happen in practice: it changes a weight, a file or a
+process. A hook therefore gets the parts of the run, but cannot change what is recorded.
 
-    started           once, when all parts stand and records are open, before the first step
-    before_step       before a step samples, or takes its rows
-    before_update     the step's samples are there (RL), its updates are not computed yet
-    after_update      the updates are applied; the engine has not been sent them yet (RL)
+    started           once before the first step, when all parts are set up and the recorder is open
+    before_step       before a step samples (RL) or takes its rows (SFT)
+    before_update     the step's samples exist (RL); its updates are not computed yet
+    after_update      the updates are applied; they have not been sent to the engine yet (RL)
     after_step        the step is recorded and judged; its checkpoint is not saved yet
 
-A run that goes back to a checkpoint (health.heal=all) is set up anew: `started` comes again with
-new parts, and the steps after the checkpoint come a second time.
+A run that is rolled back to a checkpoint (health.heal=all) is set up again: `started` is called
+again with new parts, and the steps after the checkpoint are repeated.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class Hooks:
-    """Does nothing; override what is of use. An error that a hook raises ends the run."""
+    """Does nothing. Override the methods that you need; an error that one raises ends the run."""
 
     def started(self, parts: AnyParts, session: Session) -> None:
-        """Parts may be wrapped here: `parts.trainer`, `parts.engine`, `parts.feed` ..."""
+        """The attributes of `parts`, such as `parts.trainer`, may be wrapped here."""
 
     def before_step(self, step: int, parts: AnyParts) -> None: ...
 
     def before_update(
         self, step: int, parts: AnyParts, rollouts: StepRollouts | None = None
     ) -> None:
-        """`rollouts` are those of the step (RL), None in SFT."""
+        """`rollouts` are the samples of the step in RL, None in SFT."""
 
     def after_update(self, step: int, parts: AnyParts) -> None: ...
 

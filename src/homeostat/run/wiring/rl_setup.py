@@ -11,16 +11,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.live import LiveConfig
 from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward
 from homeostat.config.run import RunConfig
-from homeostat.data.prepare import split_rows
-from homeostat.data.prompts import PromptSampler, PromptSet, prepare_prompts
+from homeostat.data.inputs import Inputs, RowSet, count_steps, require_stop_ids
+from homeostat.data.prompts import PromptSampler, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
-from homeostat.errors import ConfigError, DataError, Problem
+from homeostat.errors import DataError
 from homeostat.observe.devices import GpuSampler
 from homeostat.rewards.combine import RunningMoments
 from homeostat.rewards.functions import source_of
@@ -32,46 +30,19 @@ from homeostat.rollout.sampler import Sampler
 from homeostat.rollout.saved import SavedRollouts
 from homeostat.rollout.scorer import Scorer
 from homeostat.run.publication.completions import drop_completions_after
-from homeostat.run.publication.publish import Feed, open_feed
+from homeostat.run.publication.publish import Feed, SentWeights, open_feed
 from homeostat.run.session.restarts import Restarts
 from homeostat.run.session.reward_problems import ProblemLog
 from homeostat.run.session.session import Session
-from homeostat.run.session.waiting import progress_of
-from homeostat.run.sizing.token_budget import choose_tokens, tokens_line
 from homeostat.run.wiring.engines import open_engine
-from homeostat.run.wiring.sft_setup import (
-    describe_model,
-    open_trainer,
-    require_vocabulary,
-    restored_state,
-)
+from homeostat.run.wiring.inputs import open_prompts, require_vocabulary
+from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_trainer
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
-from homeostat.train.runtime import Runtime, resolve_runtime
 from homeostat.train.trainer import Trainer
-from homeostat.types import IntArray
+from homeostat.types import Role
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenPrompts:
-    """Prompts, and the ones of them that are meant."""
-
-    prompts: PromptSet
-    ids: IntArray
-
-    @classmethod
-    def whole(cls, prompts: PromptSet) -> ChosenPrompts:
-        return cls(prompts, np.arange(len(prompts), dtype=np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """The prompts to train on and, where there are any, the held-out ones."""
-
-    train: ChosenPrompts
-    evaluation: ChosenPrompts | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +50,9 @@ class RlParts:
     """All that the loop works with."""
 
     config: RunConfig
+    live: LiveConfig
     tokenizer: ChatTokenizer
-    prompts: Prompts
+    prompts: Inputs[PromptSet]
     trainer: Trainer
     engine: Engine | None
     feed: Feed
@@ -117,15 +89,15 @@ class RlParts:
 def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     """The parts, and an end to what they started."""
     found = session.resume.found
-    state = restored_state(found) if found is not None else RunState()
-    runtime = _runtime(config, state)
+    state, runtime = begin_state(config, session)
     tokenizer = load_tokenizer(config.model)
     prompts = open_prompts(config, tokenizer, session)
-    total_steps = _total_steps(config, prompts)
+    total_steps = count_steps(config, len(prompts.train))
     with ExitStack() as stack:
         trainer = stack.enter_context(open_trainer(config, runtime, session))
-        origin = _origin(config, prompts.train.prompts, trainer)
-        _require_known_tokens(config, prompts, trainer)
+        origin = _origin(config, prompts.train.rows, trainer)
+        require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
+        require_stop_ids(config, vocab_size=trainer.sheet.vocab_size)
         if found is not None:
             trainer.load(found.path)
         rl_state, moments = _rl_state(config, session)
@@ -144,7 +116,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         journal = stack.enter_context(contextlib.closing(_journal(session)))
         collector = _collector(
             config,
-            prompts.train.prompts,
+            prompts.train.rows,
             prompt_sampler=_prompt_sampler(config, prompts.train, session),
             tokenizer=tokenizer,
             sampler=sampler,
@@ -156,6 +128,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         session.begin(total_steps=total_steps, model_line=describe_model(config, trainer.sheet))
         yield RlParts(
             config=config,
+            live=_live(config, collector, feed, origin),
             tokenizer=tokenizer,
             prompts=prompts,
             trainer=trainer,
@@ -172,15 +145,6 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             rl_state=rl_state,
             total_steps=total_steps,
         )
-
-
-def _runtime(config: RunConfig, state: RunState) -> Runtime:
-    """Where and in which precision to train, as the run began; `state` remembers it."""
-    runtime = resolve_runtime(config, kept=state.way)
-    state.way = runtime.way
-    state.chosen_tokens = choose_tokens(config, runtime, kept=state.chosen_tokens)
-    log.info("training on %s%s", runtime.describe(), tokens_line(state.chosen_tokens))
-    return runtime
 
 
 def _sampler(config: RunConfig, engine: Engine | None) -> Sampler | None:
@@ -215,22 +179,6 @@ def _engine_and_feed(
         yield engine, feed
 
 
-def _total_steps(config: RunConfig, prompts: Prompts) -> int:
-    total_steps = config.trainer.total_steps(
-        len(prompts.train.ids), rows_per_step=config.rollout.prompts_per_step
-    )
-    if problems := find_length_conflicts(config, total_steps=total_steps):
-        raise ConfigError(problems)
-    return total_steps
-
-
-def _require_known_tokens(config: RunConfig, prompts: Prompts, trainer: Trainer) -> None:
-    for some in (prompts.train, prompts.evaluation):
-        if some is not None:
-            require_vocabulary(some.prompts, trainer.sheet)
-    require_stop_ids(config, vocabulary=trainer.sheet.vocab_size)
-
-
 def is_complete(state: RunState, total_steps: int) -> bool:
     return state.step >= total_steps or state.stopped_early
 
@@ -240,7 +188,8 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     assert config.rewards is not None, "combinations asks for rewards"
     functions = [r.path for r in config.rewards.functions if isinstance(r, FunctionReward)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
-    parts = [experiment_digest(config), prompts.fingerprint, sources, dict(trainer.checksums())]
+    weights = dict(trainer.checksums(Role.POLICY))
+    parts = [experiment_digest(config), prompts.fingerprint, sources, weights]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -286,6 +235,19 @@ def _collector(
     )
 
 
+def _live(
+    config: RunConfig, collector: Collector | SavedRollouts, feed: Feed, origin: str
+) -> LiveConfig:
+    """Return the run's live config, which tells sampling and publication of edits."""
+    live = LiveConfig(config)
+    # Rollouts of another run have their own origin, and their settings cannot be edited.
+    if isinstance(collector, Collector):
+        live.on_change(lambda: collector.reconfigure(live.now.rollout, origin=live.origin(origin)))
+    if isinstance(feed, SentWeights):
+        live.on_change(lambda: feed.reconfigure(live.now))
+    return live
+
+
 def _journal(session: Session) -> Journal:
     """The run's own. Its groups beyond the resume point are replayed; what is kept of those steps
     for people to read is written again."""
@@ -303,65 +265,17 @@ def _rewards(config: RunConfig, session: Session, problems: ProblemLog) -> Rewar
     return RewardPool(config.rewards, on_problem=problems.take, log_file=log_file)
 
 
-def _prompt_sampler(config: RunConfig, prompts: ChosenPrompts, session: Session) -> PromptSampler:
+def _prompt_sampler(
+    config: RunConfig, prompts: RowSet[PromptSet], session: Session
+) -> PromptSampler:
     found = session.resume.found
     return PromptSampler(
         prompts.ids,
         seed=config.seed,
         shuffle=config.data.shuffle,
-        fingerprint=prompts.prompts.fingerprint,
+        fingerprint=prompts.rows.fingerprint,
         state=found.section("data") if found is not None else None,
     )
-
-
-def open_prompts(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> Prompts:
-    data = config.data
-    train = _prepare(config, tokenizer, session, "train")
-    if data.validation:
-        held_out = ChosenPrompts.whole(_prepare(config, tokenizer, session, "validation"))
-        chosen = ChosenPrompts.whole(train)
-    elif data.validation_share > 0:
-        ids, held_out_ids = split_rows(train.made_from_B, data.validation_share, config.seed)
-        chosen, held_out = ChosenPrompts(train, ids), ChosenPrompts(train, held_out_ids)
-    else:
-        return Prompts(ChosenPrompts.whole(train), None)
-    evaluation = ChosenPrompts(held_out.prompts, held_out.ids[: config.eval.max_rows])
-    return Prompts(chosen, evaluation)
-
-
-def _prepare(
-    config: RunConfig, tokenizer: ChatTokenizer, session: Session, which: str
-) -> PromptSet:
-    sources = config.data.train if which == "train" else config.data.validation
-    with progress_of(f"tokenising {which} prompts", session.console) as progress:
-        found = prepare_prompts(sources, tokenizer, config.data, progress=progress)
-    require_turn_end(config, tokenizer, found, which=which)
-    report = found.report
-    log.info("%s prompts: %d of %d kept", which, report.kept, report.seen)
-    counts = {name: value for name, value in report.to_json().items() if "examples" not in name}
-    session.event("data_prepared", session.start_step, which=which, **counts)
-    return found
-
-
-def require_turn_end(
-    config: RunConfig, tokenizer: ChatTokenizer, prompts: PromptSet, *, which: str
-) -> None:
-    """A chat must have a token that ends the answer, unless the recipe says what ends it."""
-    if config.rollout.stop or config.rollout.stop_token_ids:
-        return
-    sources = config.data.train if which == "train" else config.data.validation
-    has_chat = any(getattr(source, "chat", False) for source in sources)
-    # A list of messages is a chat whatever the source says.
-    if has_chat or any(not isinstance(prompt.prompt, str) for prompt in prompts):
-        tokenizer.require_turn_end(wanted_by=f"data.{which}")
-
-
-def require_stop_ids(config: RunConfig, *, vocabulary: int) -> None:
-    """A token that the model cannot say ends nothing."""
-    unknown = [token for token in config.rollout.stop_token_ids if token >= vocabulary]
-    if unknown:
-        why = f"token {unknown[0]} lies outside the model's vocabulary of {vocabulary}."
-        raise ConfigError([Problem("rollout.stop_token_ids", why, "Remove it.")])
 
 
 def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMoments]:

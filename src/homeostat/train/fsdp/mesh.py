@@ -1,10 +1,11 @@
 """The ranks of a trainer: who they are, which rows of a tensor each holds, and what they tell each
 other.
 
-Full shard: every tensor is split over all ranks by its rows (dimension 0). Hybrid: ranks form
-replicas of `num_shards` neighbours; tensors are split within a replica. Rows are dealt as
-torch.chunk deals them, so the last ranks may have fewer, or none. Whatever is decided from what
-ranks tell each other is decided from all of it, in rank order: the same on every rank.
+How ranks are arranged is said by `config.mesh.Mesh`; here is torch's DeviceMesh of it. Every tensor
+is split by its rows (dimension 0) over all ranks of a replica; with one replica (full shard) these
+are all ranks. Rows are dealt as torch.chunk deals them, so the last ranks may have fewer, or none.
+Whatever is decided from what ranks tell each other is decided from all of it, in rank order: the
+same on every rank.
 """
 
 from __future__ import annotations
@@ -19,23 +20,21 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from homeostat.config.cluster import FsdpBackend
+from homeostat.config.mesh import Mesh
 from homeostat.train.shards import Rows
 from homeostat.workers.context import WorkerContext
 
 T = TypeVar("T")
 
-_SHARD, _REPLICA = "shard", "replica"
-
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank among the others. `opened`: the process group is ours to end."""
+    """This rank among the others. `device_mesh` is what tensors are split over. `opened`: the
+    process group is ours to end."""
 
     rank: int
-    size: int
-    num_shards: int
-    mesh: DeviceMesh
+    mesh: Mesh
+    device_mesh: DeviceMesh
     opened: bool
 
     @property
@@ -43,17 +42,22 @@ class Ranks:
         return self.rank == 0
 
     @property
+    def num_shards(self) -> int:
+        return self.mesh.num_shards
+
+    @property
     def shard(self) -> int:
+        """Index of the part of every tensor that this rank holds."""
         return self.rank % self.num_shards
 
     @property
     def saves(self) -> bool:
-        """Of what all replicas hold, the first one saves."""
-        return self.rank < self.num_shards
+        """Whether this rank writes what it holds: all replicas hold the same, the first saves."""
+        return self.mesh.coordinates(self.rank).replicate == 0
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order."""
-        found: list = [None] * self.size
+        found: list = [None] * self.mesh.world_size
         dist.all_gather_object(found, value)
         return found
 
@@ -81,18 +85,17 @@ class Ranks:
 
 def join(
     context: WorkerContext,
-    backend: FsdpBackend,
+    mesh: Mesh,
     *,
     device: torch.device,
     timeout_s: float,
     rendezvous: str = "env://",
 ) -> Ranks:
     """Meet the other ranks. A process group that stands already is used."""
-    num_shards = context.size // (backend.replicas or 1)
-    assert num_shards * (backend.replicas or 1) == context.size, "refused by config.combinations"
+    assert mesh.world_size == context.size, (mesh, context)
     opened = not dist.is_initialized()
     if opened:
-        # What is told is told by the CPU, so that no one waits for a GPU to say a word.
+        # Control messages go over gloo, so they never synchronise with the GPU.
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             init_method=rendezvous,
@@ -100,15 +103,23 @@ def join(
             world_size=context.size,
             timeout=timedelta(seconds=timeout_s),
         )
-    if num_shards == context.size:
-        mesh = init_device_mesh(device.type, (num_shards,), mesh_dim_names=(_SHARD,))
-    else:
-        sizes = (context.size // num_shards, num_shards)
-        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=(_REPLICA, _SHARD))
-    return Ranks(context.rank, context.size, num_shards, mesh, opened)
+    return Ranks(context.rank, mesh, parameter_mesh(mesh, device), opened)
+
+
+def parameter_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+    """Return the DeviceMesh that parameters are split over: (shard), or (replicate, shard).
+
+    Its shard dimension joins shard, cp and sp: their ranks are neighbours, and each holds a part.
+    """
+    if mesh.replicate == 1:
+        return init_device_mesh(device.type, (mesh.num_shards,), mesh_dim_names=("shard",))
+    sizes = (mesh.replicate, mesh.num_shards)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
 
 
 def local_part(parameter: Tensor) -> Tensor:
     """The rows that this rank holds: the memory itself, outside of autograd."""
     assert isinstance(parameter, DTensor), type(parameter)
-    return parameter.detach().to_local().detach()
+    detached = parameter.detach()
+    assert isinstance(detached, DTensor), type(detached)
+    return detached.to_local().detach()

@@ -33,6 +33,7 @@ from homeostat.config.trainer import Checkpointing
 from homeostat.models.build import (
     LoadedModel,
     attention_name,
+    config_origin,
     decoder_flags,
     give_weights,
     model_sheet,
@@ -64,9 +65,10 @@ def load_sharded(
     started = time.perf_counter()
     source = open_source(model)
     config, generation_config = read_configs(source)
-    shape = decoder_config(config)
+    origin = config_origin(source)
+    shape = decoder_config(config, origin=origin)
     place = {"dtype": runtime.dtype, "device": runtime.device}
-    require_memory(shape.num_params // ranks.num_shards, **place)
+    require_memory(shape.num_params // ranks.num_shards, **place, what=origin.sizes)
     flags = decoder_flags(model, shape, gradient_checkpointing, **place)
     with torch.device("meta"):
         module = Decoder(shape, **flags).to(runtime.dtype)
@@ -103,7 +105,7 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, dtype: torch.d
         # The rotary tables stay fp32, as everywhere.
         cast_forward_inputs=False,
     )
-    how = {"mesh": ranks.mesh, "mp_policy": precision}
+    how = {"mesh": ranks.device_mesh, "mp_policy": precision}
     for layer in module.model.layers:
         fully_shard(layer, reshard_after_forward=backend.reshard_after_forward, **how)
     fully_shard(module, reshard_after_forward=False, **how)
@@ -115,7 +117,7 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, dtype: torch.d
 
 
 def own_part(ranks: Ranks, dtype: torch.dtype) -> Part:
-    """Of a parameter, this rank's rows. All start from what the compute dtype can hold."""
+    """Select this rank's rows of a parameter. All start from what the compute dtype can hold."""
 
     def part(parameter: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
         start, stop = ranks.split(whole.shape[0])
@@ -127,7 +129,9 @@ def own_part(ranks: Ranks, dtype: torch.dtype) -> Part:
 def whole_tensor(parameter: Tensor, *, dtype: torch.dtype) -> Tensor:
     """All rows of a parameter, as it is computed with. All ranks take part."""
     assert isinstance(parameter, DTensor), type(parameter)
-    return parameter.detach().to(dtype).full_tensor()
+    computed = parameter.detach().to(dtype)
+    assert isinstance(computed, DTensor), type(computed)
+    return computed.full_tensor()
 
 
 def give_back(module: Decoder) -> None:

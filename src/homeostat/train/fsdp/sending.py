@@ -1,7 +1,7 @@
-"""Weights on their way from ranks: all gather, the first one packs.
+"""Sends weights from ranks: all of them gather, the first one packs.
 
-How many tensors go into a parcel is the packer's business, which only the first rank knows. So it
-tells the others before each tensor that there is one more to gather, and after each parcel that
+How many tensors go into a bucket is the packer's business, which only the first rank knows. So it
+tells the others before each tensor that there is one more to gather, and after each bucket that
 there is not.
 """
 
@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.fsdp.mesh import Ranks
-
-if TYPE_CHECKING:
-    from homeostat.sync.parcel import Packer, Parcel
 
 Named = tuple[str, Tensor]
 
@@ -30,7 +27,7 @@ class Sending:
         self.ranks = ranks
         self._packers: dict[bytes, Packer] = {}
         self._weights: Iterator[Named] = iter(())
-        self._parcels: Iterator[Parcel] = iter(())
+        self._buckets: Iterator[Bucket] = iter(())
 
     def start(self, weights: Iterator[Named], packer: Packer | None) -> None:
         """`weights` gathers with the other ranks, which have no packer."""
@@ -39,16 +36,16 @@ class Sending:
             return
         assert packer is not None, "the first rank packs"
         known = self._packers.setdefault(pickle.dumps(packer), packer)
-        self._parcels = known.pack(self._led())
+        self._buckets = known.pack(self._led())
 
-    def next_parcel(self) -> Parcel | None:
-        """On the first rank the next parcel, or None at the end; on others always None."""
+    def next_bucket(self) -> Bucket | None:
+        """On the first rank the next bucket, or None at the end; on others always None."""
         if not self.ranks.is_first:
             while self.ranks.of_first(False):
                 next(self._weights, None)
             return None
         try:
-            return next(self._parcels, None)
+            return next(self._buckets, None)
         finally:
             self.ranks.of_first(False)
 

@@ -5,7 +5,7 @@ Rewards of two agents (`agents/<name>/reward`) that rise and fall in turn: stron
 with at least `swings` reversals larger than their noise.
 
 ## Why it matters
-Each learns to beat the other's last policy and forgets the one before: neither gets better.
+Each agent learns to beat the other's last policy and forgets the one before, so neither improves.
 
 ## Likely causes
 - agents-oscillate: both are updated at the same time, and often.
@@ -14,7 +14,7 @@ Each learns to beat the other's last policy and forgets the one before: neither 
 Update them in turn, less often, or against a population of older policies.
 
 ## Known false alarms
-Games that are zero-sum by nature are opposed; without large swings nothing is reported.
+Rewards of zero-sum games are always opposed; without large swings nothing is reported.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    swings: int = option(3, "Reversals that are an oscillation.")
-    min_records: int = option(20, "Records that are needed.")
-    min_span: float = option(0.2, "Span of the rewards that is worth speaking of.")
+    swings: int = option(3, "Number of reversals from which on it is an oscillation.")
+    min_records: int = option(20, "Number of records that are needed.")
+    min_span: float = option(0.2, "Smallest span of the rewards that matters.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -1,11 +1,11 @@
-"""One agent wins always, and the other learns nothing.
+"""One agent always wins, and the other learns nothing.
 
 ## What it sees
 Over the newest records one agent's reward is above `high` of the span of all rewards and another's
 below `low`, steadily.
 
 ## Why it matters
-Where the outcome is certain there is no difference between answers, and no gradient for either.
+If the outcome is certain, all answers earn the same, and neither agent gets a gradient.
 
 ## Likely causes
 - agent-dominates: one is far better, or learns far faster.
@@ -32,8 +32,8 @@ from homeostat.health.view import Kind, RunView
 class Options(RuleOptions):
     high: float = option(0.9, "Share of the span that wins always.")
     low: float = option(0.1, "Share that never does.")
-    min_records: int = option(12, "Records that are needed.")
-    min_span: float = option(0.6, "Span of the rewards that is worth speaking of.")
+    min_records: int = option(12, "Number of records that are needed.")
+    min_span: float = option(0.6, "Smallest span of the rewards that matters.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -4,7 +4,7 @@
 agents/tool_failures above `max_share` on average over the newest records.
 
 ## Why it matters
-Answers are judged by what a broken tool told them; the policy learns to avoid the tool.
+Answers are judged although they rest on a broken tool, so the policy learns to avoid the tool.
 
 ## Likely causes
 - tool-calls-failing: a tool that is down or times out, or calls in a form that it does not take.
@@ -13,7 +13,7 @@ Answers are judged by what a broken tool told them; the policy learns to avoid t
 Call the tool by hand with one of the calls of the log.
 
 ## Known false alarms
-A policy that only begins to learn the form of a call; it gets better by itself.
+A policy that is only starting to learn the format of a call; it improves by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.5, "Share of failed calls that is too much.")
+    max_share: float = option(0.5, "Largest acceptable share of failed calls.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -1,9 +1,8 @@
-"""The model predicts as if it knew nothing: its weights were not loaded.
+"""The model predicts a uniform distribution: its weights were not loaded.
 
 ## What it sees
-A loss that stands still at the logarithm of the vocabulary's size from the first record on, with a
-gradient of 0 or nothing to change it over `fire` records; in a run that should start from a
-checkpoint.
+The loss stays at the logarithm of the vocabulary size from the first record on, over `fire`
+records, with a gradient of 0 or without any change, in a run that should start from a checkpoint.
 
 ## Why it matters
 Uniform logits are what empty or freshly initialised weights give. Training from there is
@@ -15,11 +14,11 @@ pretraining, with the settings of fine-tuning.
 - no-gradient-flow: the gradient is 0 as well.
 
 ## What to do
-See that the checkpoint is found and which names are missing. For Megatron: the folder given to
+Check that the checkpoint is found, and which names are missing. For Megatron: the folder given to
 --load or --ref-load must hold latest_checkpointed_iteration.txt.
 
 ## Known false alarms
-A model that is trained from nothing on purpose begins there and falls at once.
+A model that is trained from scratch on purpose starts at this loss, but it falls at once.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(4, "Records that must show it.")
+    fire: int = option(4, "Number of records that must show it.")
 
 
 # Vocabularies in use lie between these.

@@ -4,11 +4,12 @@
 Our events checkpoint_failed with no checkpoint saved after them.
 
 ## Why it matters
-The run goes on without a net: whatever ends it costs all since the last good checkpoint.
+The run continues without a safety net: if it ends, everything since the last good checkpoint is
+lost.
 
 ## Likely causes
 - disk-full-or-quota: the error says that there is no room.
-- checkpoint-failing: rights, a lost network file system.
+- checkpoint-failing: missing permissions, or a lost network file system.
 
 ## What to do
 Make room or lower checkpoint.keep_last; see the error in the event.

@@ -5,13 +5,13 @@ Our own runs: more than `factor` times checkpoint.interval_steps steps since the
 event, or since the start.
 
 ## Why it matters
-A crash costs all of it.
+A crash would lose all of these steps.
 
 ## Likely causes
 - checkpoint-missing: saving fails or hangs without an event.
 
 ## What to do
-See whether the disk answers and whether saving is still going on.
+Check whether the disk responds and whether a save is still in progress.
 
 ## Known false alarms
 None: steps are counted.

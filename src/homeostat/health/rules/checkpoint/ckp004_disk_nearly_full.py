@@ -4,7 +4,7 @@
 The fact `disk` (free and needed bytes): less free than `checkpoints` times what one takes.
 
 ## Why it matters
-Saving will fail. What was saved stays, but the run goes on without a net.
+Saving will fail. What was saved stays, but the run continues without a safety net.
 
 ## Likely causes
 - disk-nearly-full: other data, or more checkpoints than the disk can hold.

@@ -30,8 +30,8 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.15, "Share of the time that is too much.")
-    min_s: float = option(60.0, "Seconds that are worth speaking of.")
+    max_share: float = option(0.15, "Largest acceptable share of the time.")
+    min_s: float = option(60.0, "Seconds below which it does not matter.")
     warn_share: float = option(0.4, "Share that is a warning, however short the run ...")
     warn_saves: int = option(8, "... after so many checkpoints ...")
     warn_s: float = option(2.0, "... that took so many seconds together.")

@@ -1,16 +1,16 @@
-"""A broken checkpoint was passed over for an older one.
+"""A broken checkpoint was skipped, and the run resumed from an older one.
 
 ## What it sees
 Our event checkpoint_skipped_invalid.
 
 ## Why it matters
-Steps since the older one are done again. A file that broke once may be a sign of the disk.
+The steps since the older one are computed again. A broken file may be a sign of a failing disk.
 
 ## Likely causes
 - resumed-from-older: a copy that was cut short, a full or failing disk.
 
 ## What to do
-Nothing for the run. See why the file broke.
+Nothing for the run. Find out why the file broke.
 
 ## Known false alarms
 None.

@@ -1,19 +1,19 @@
-"""A micro-batch is larger than what a device has to do in an update.
+"""A micro-batch is larger than a device's share of an update.
 
 ## What it sees
 Rows per micro-batch and device above the device's share of the mini batch (mini batch times samples
 per prompt, over all devices).
 
 ## Why it matters
-Trainers divide one by the other to count their accumulation steps. The result is 0: the loss looks
-ordinary, and the gradient is divided by 0 and is NaN.
+Trainers divide one by the other to get the number of accumulation steps. The result is 0: the loss
+looks ordinary, but the gradient is divided by 0 and becomes NaN.
 
 ## Likely causes
 - micro-batch-exceeds-mini-batch: sizes that were chosen for fewer devices.
 
 ## What to do
-Lower the micro-batch, or raise the mini batch. Our own trainer packs what there is, and has no such
-quotient.
+Lower the micro-batch, or raise the mini batch. Our own trainer packs the rows that there are and
+has no such quotient.
 
 ## Known false alarms
 A version that lowers the micro-batch by itself: where the gradient is finite, nothing is reported.

@@ -1,11 +1,11 @@
 """One sample per prompt: there is no group to compare it with.
 
 ## What it sees
-A group-relative algorithm (GRPO and its kin) with one sample per prompt.
+A group-relative algorithm (GRPO and similar) with one sample per prompt.
 
 ## Why it matters
-An advantage is an answer's reward less its group's mean. Of one answer it is 0, or NaN where it is
-divided by the deviation: nothing is learned.
+An advantage is an answer's reward minus the mean of its group. With a single answer it is 0, or NaN
+if it is divided by the standard deviation, so nothing is learned.
 
 ## Likely causes
 - group-size-one: the number of samples was left at 1.

@@ -1,11 +1,11 @@
 """A batch cannot be cut into whole groups.
 
 ## What it sees
-TRL's way of counting: devices times rows per device times accumulation is not a multiple of the
-generations per prompt.
+As TRL counts: devices times rows per device times accumulation is not a multiple of the generations
+per prompt.
 
 ## Why it matters
-Groups would be torn apart; trainers refuse to start.
+Groups would be split; trainers refuse to start.
 
 ## Likely causes
 - generations-not-dividing-batch: sizes that were changed one at a time.

@@ -4,8 +4,8 @@
 RL with a rollout temperature of 0.
 
 ## Why it matters
-All answers of a group are equal, all advantages 0. And the distribution that sampled is not the one
-that is trained.
+All answers of a group are equal, so all advantages are 0. Moreover, the distribution that samples
+is not the one that is trained.
 
 ## Likely causes
 - greedy-sampling: a setting for evaluation, used for training.

@@ -1,21 +1,20 @@
 """The learning rate is far from what such runs use.
 
 ## What it sees
-A rate more than `factor` times above or below the band of the guides: 1e-5 to 5e-5 for all weights
+A rate more than `factor` times above or below the recommended range: 1e-5 to 5e-5 for all weights
 and 1e-4 to 3e-4 for adapters in SFT, 1e-7 to 2e-6 and 1e-6 to 1e-4 in RL.
 
 ## Why it matters
-Most runs that fail by their rate could have been told before they began.
+Most runs that fail because of their learning rate could have been recognised before they started.
 
 ## Likely causes
-- lr-out-of-band: a typing error in the exponent, or a rate that was meant for the other way to
-  train.
+- lr-out-of-band: a typo in the exponent, or a rate that was meant for the other kind of training.
 
 ## What to do
-See whether the exponent is what was meant. A run that shows harm is reported by LRN005 or LRN006.
+Check that the exponent is the intended one. A run that shows harm is reported by LRN005 or LRN006.
 
 ## Known false alarms
-Small models and models that start from nothing take higher rates; hence information only.
+Small models and models trained from scratch need higher rates; hence information only.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    factor: float = option(10.0, "Times outside the band that is worth a question.")
+    factor: float = option(10.0, "Factor outside the usual range from which on it is reported.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -5,7 +5,7 @@ Warm-up steps, or their share, of more than `max_share` of the run's steps; abov
 `warn_share` it is a warning.
 
 ## Why it matters
-The rate that was asked for is hardly ever reached, or never: the run learns less than was meant.
+The configured rate is hardly ever reached, or never, so the run learns less than intended.
 
 ## Likely causes
 - warm-up-too-long: steps that were counted in batches or samples, or meant for a longer run.
@@ -28,7 +28,7 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     max_share: float = option(0.5, "Share of the steps that is too long.")
-    warn_share: float = option(0.8, "Share that is a warning.")
+    warn_share: float = option(0.8, "Share from which on it is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

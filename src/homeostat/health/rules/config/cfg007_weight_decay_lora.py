@@ -4,8 +4,8 @@
 A weight decay above `max_decay` while an adapter is trained.
 
 ## Why it matters
-Decay pulls an adapter towards 0, which is to say towards the model it began with: it undoes what is
-learned.
+Decay pulls an adapter towards 0, that is towards the model from which it started, and undoes what
+is learned.
 
 ## Likely causes
 - weight-decay-high-for-lora: a value from pretraining.

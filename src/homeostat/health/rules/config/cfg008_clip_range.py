@@ -1,13 +1,13 @@
-"""The clip range is outside what the algorithm works with.
+"""The clip range is outside the usual range of the algorithm.
 
 ## What it sees
 Token-level ratios (GRPO, DAPO ...) with a range below `min_token` or above `max_token`;
 sequence-level ones (GSPO), which lie thousands of times closer to 1, above `max_sequence`; the
-bound of a weight (CISPO), which is there to stop outliers alone, below `min_weight`.
+bound of a weight (CISPO), which should only stop outliers, below `min_weight`.
 
 ## Why it matters
-Too narrow, every token is clipped after the first update and nothing is learned; too wide, nothing
-is ever clipped and a batch may throw the policy anywhere.
+If it is too narrow, every token is clipped after the first update and nothing is learned. If it is
+too wide, nothing is ever clipped and a single batch may move the policy anywhere.
 
 ## Likely causes
 - clip-range-odd: a range that belongs to the other kind of ratio.

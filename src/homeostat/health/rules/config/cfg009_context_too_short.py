@@ -1,10 +1,10 @@
-"""Prompt and answer together do not fit the model's length.
+"""Prompt and answer together do not fit into the model's context length.
 
 ## What it sees
 Longest prompt plus new tokens above the engine's or the model's length (facts or settings).
 
 ## Why it matters
-Long prompts get fewer tokens than were promised, or the engine refuses them.
+Long prompts get fewer new tokens than configured, or the engine refuses them.
 
 ## Likely causes
 - context-too-short: the limits were set one by one.

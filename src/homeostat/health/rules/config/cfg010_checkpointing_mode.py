@@ -11,7 +11,7 @@ that it saved with those that it recomputes, and finds other ones: CheckpointErr
 - checkpointing-mode-mismatch: the default that is right everywhere else.
 
 ## What to do
-use_reentrant: true with ZeRO-3; with our own FSDP2 trainer nothing is to be set.
+Set use_reentrant: true with ZeRO-3; our own FSDP2 trainer needs no setting.
 
 ## Known false alarms
 Versions of DeepSpeed in which both work; hence information until it fails.

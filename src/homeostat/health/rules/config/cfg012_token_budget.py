@@ -8,7 +8,7 @@ The budget has no effect: micro-batches are counted in rows, and a batch of long
 memory.
 
 ## Likely causes
-- token-budget-ignored: one of two settings that belong together.
+- token-budget-ignored: only one of two settings that belong together was set.
 
 ## What to do
 Switch dynamic batches on. Our own trainer always packs by trainer.max_tokens_per_device.

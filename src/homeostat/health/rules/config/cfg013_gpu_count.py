@@ -1,11 +1,11 @@
 """More devices are asked for than there are.
 
 ## What it sees
-slime's way of counting: actor nodes times devices, plus the rollout's own unless they share, above
+As slime counts: actor nodes times devices, plus the rollout's own unless they share devices, exceed
 the devices of the cluster (setting or fact).
 
 ## Why it matters
-Ray waits for them without end: the job hangs where it was submitted.
+Ray waits for them forever, so the job hangs when it is submitted.
 
 ## Likely causes
 - gpu-count-mismatch: --colocate was forgotten, or a node is missing.

@@ -11,8 +11,8 @@ left unquantised and the memory is not saved.
 - quant-group-not-dividing: a group size for another model.
 
 ## What to do
-Take a divisor (64 or 128). For accuracy smaller groups are better, not larger ones: each has a
-scale of its own.
+Use a divisor (64 or 128). Smaller groups are more accurate, not larger ones, because each has its
+own scale.
 
 ## Known false alarms
 None: it is arithmetic.

@@ -1,14 +1,14 @@
 """The check that keeps NaN out of the weights is switched off.
 
 ## What it sees
-Megatron's `no_check_for_nan_in_loss_and_grad`, or its like.
+Megatron's `no_check_for_nan_in_loss_and_grad`, or a similar setting.
 
 ## Why it matters
 The flag does not skip such steps: it applies them. One NaN gradient then poisons all weights, and
-the policy writes one token for ever.
+the policy repeats one token forever.
 
 ## Likely causes
-- nonfinite-check-disabled: advice to get over a NaN that stopped the run.
+- nonfinite-check-disabled: somebody followed advice to get past a NaN that stopped the run.
 
 ## What to do
 Switch it on again and find where the NaN comes from. Our own trainer skips such updates and names

@@ -4,7 +4,7 @@
 max_grad_norm is 0, none or above `max_norm`.
 
 ## Why it matters
-One broken batch then moves the weights as far as its gradient is large.
+A single broken batch can then move the weights arbitrarily far.
 
 ## Likely causes
 - no-gradient-clipping: it was switched off.

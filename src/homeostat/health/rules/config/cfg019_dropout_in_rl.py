@@ -1,4 +1,4 @@
-"""Dropout makes the policy that trains another than the one that sampled.
+"""With dropout, the policy that is trained differs from the one that sampled.
 
 ## What it sees
 RL with a dropout above 0 in the model or its adapter.

@@ -5,10 +5,10 @@ Learning rate times weight decay, the share by which each step shrinks every wei
 `max_share`.
 
 ## Why it matters
-At half a percent a step the model has lost half of itself after 140 steps, whatever it learns.
+At half a percent per step the weights have shrunk to half after 140 steps, whatever is learned.
 
 ## Likely causes
-- weight-decay-too-high: a decay that is not multiplied by the rate elsewhere, or a typing error.
+- weight-decay-too-high: a value from a framework that does not multiply it by the rate, or a typo.
 
 ## What to do
 0.01 to 0.1 is usual.

@@ -4,12 +4,12 @@
 `algorithm.correction.weight.high` below 1.
 
 ## Why it matters
-Where trainer and engine agree the weight is 1. A bound below that cuts every such token, and what
-is left of the correction is nearly one factor for all: it lowers the learning rate and corrects
-almost nothing. Where what is outside the bounds is masked, hardly a token is trained at all.
+If trainer and engine agree, the weight is 1. A bound below 1 cuts every such token, so the
+correction becomes nearly the same factor for all tokens: it lowers the learning rate and corrects
+almost nothing. If weights outside the bounds are masked, hardly any token is trained.
 
 ## Likely causes
-- correction-bound-below-one: a threshold of likeness was taken for a bound of the weight.
+- correction-bound-below-one: a similarity threshold was mistaken for a bound of the weight.
 
 ## What to do
 2 for tokens, 5 for whole completions: the bound is there for the few weights that are far above 1.

@@ -36,7 +36,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    min_records: int = option(3, "Records that must show it.")
+    min_records: int = option(3, "Number of records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

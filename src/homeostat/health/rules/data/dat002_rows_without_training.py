@@ -5,8 +5,8 @@
 `max_share` on average over the newest `window` records.
 
 ## Why it matters
-They cost as much as the others and teach nothing. Most often they were meant to: the answer was cut
-off, or its markers were not found.
+They cost as much as the others and teach nothing. Usually they were meant to be trained, but the
+answer was cut off or its markers were not found.
 
 ## Likely causes
 - rows-truncated: rows are cut at the length limit before their answer begins.
@@ -32,8 +32,8 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.1, "Share of the rows that may train on nothing.")
-    window: int = option(5, "Records that are averaged.")
+    max_share: float = option(0.1, "Largest share of the rows that may train on nothing.")
+    window: int = option(5, "Number of records that are averaged.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -5,8 +5,8 @@
 records.
 
 ## Why it matters
-A thousand tokens are computed for each that teaches. Either prompts are extremely long for their
-answers, or the mask covers more than it should.
+A thousand tokens are computed for each one that is trained. Either prompts are extremely long for
+their answers, or the mask covers more than it should.
 
 ## Likely causes
 - trained-share-tiny: long context, short answers.

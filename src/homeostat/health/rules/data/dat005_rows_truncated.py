@@ -28,8 +28,8 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.05, "Share of the rows that may be cut.")
-    warn_share: float = option(0.3, "Share that is a warning.")
+    max_share: float = option(0.05, "Largest share of the rows that may be cut.")
+    warn_share: float = option(0.3, "Share from which on it is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

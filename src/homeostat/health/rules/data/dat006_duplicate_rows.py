@@ -1,4 +1,4 @@
-"""The same rows stand in the data again and again.
+"""The data contains the same rows many times.
 
 ## What it sees
 The fact `duplicate_rows`, the share of rows whose tokens equal those of an earlier row, above
@@ -32,7 +32,7 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     max_share: float = option(0.1, "Share of copies that is worth knowing.")
-    warn_share: float = option(0.5, "Share that is a warning.")
+    warn_share: float = option(0.5, "Share from which on it is a warning.")
     groups: int = option(4, "Groups of kept completions that are enough to tell.")
 
 
@@ -58,7 +58,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 
 def _share_of_samples(view: RunView, options: Options) -> float | None:
-    """Of the kept groups but the first of each step, the share whose prompt was there before."""
+    """Return the share of kept groups whose prompt was seen before, without each step's first."""
     size = view.number("rollout.samples_per_prompt")
     if view.framework.name != "homeostat" or not size:
         return None

@@ -1,4 +1,4 @@
-"""The token that pads is the token that ends, and its label is masked.
+"""The pad token is also the end token, and its label is masked.
 
 ## What it sees
 A pad token that is the end token (settings, or what the log says) together with a sign that the end
@@ -6,7 +6,7 @@ is not learned: its label is -100, or completions never end. Equal ids alone are
 harmless, and not reported.
 
 ## Why it matters
-The end of an answer is never trained: the model writes on until it is cut.
+The end of an answer is never trained, so the model keeps writing until it is cut off.
 
 ## Likely causes
 - pad-equals-eos: the collator masks by token id, and cannot tell padding from the end.
@@ -111,7 +111,7 @@ def _signs(view: RunView) -> _Signs | None:
 
 
 def _same(view: RunView) -> str:
-    """What says that both tokens are one; "" where nothing does."""
+    """Return the evidence that both tokens are the same; "" if there is none."""
     for name in ("pad_token_id", "pad_token"):
         pad, end = raw(view, name), raw(view, name.replace("pad", "eos"))
         if pad is not None and pad == end:

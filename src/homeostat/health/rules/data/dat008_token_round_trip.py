@@ -12,8 +12,8 @@ Log-probs of engine and trainer are compared at the wrong places.
 - token-round-trip-broken: text was decoded and tokenised again on the way, or rows were mixed up.
 
 ## What to do
-Carry token ids from the engine to the trainer. In our own runs this cannot happen but by a fault:
-please report it with the journal of that step.
+Pass token ids from the engine to the trainer. In our own runs this can only be a bug: please report
+it with the journal of that step.
 
 ## Known false alarms
 None known: ids are compared.

@@ -12,7 +12,7 @@ than others.
 - mask-accounting-off: masks were cut, shifted or padded differently in numerator and denominator.
 
 ## What to do
-In our own runs this cannot happen but by a fault: please report it with the step's rows.
+In our own runs this can only be a bug: please report it with the step's rows.
 
 ## Known false alarms
 None known: tokens are counted on both sides.

@@ -1,4 +1,4 @@
-"""The data is passed over many times.
+"""The run makes many passes over the data.
 
 ## What it sees
 More than `max_epochs` passes over the rows, done or asked for.

@@ -28,7 +28,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.1, "Share of held-out rows that may be trained on, too.")
+    max_share: float = option(0.1, "Largest share of held-out rows that may be trained on, too.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

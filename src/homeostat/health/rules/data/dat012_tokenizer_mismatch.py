@@ -5,9 +5,9 @@ Of the pieces that the model's own tokenizer and the one in use both know, more 
 have another number; or the two hardly share any.
 
 ## Why it matters
-Weights know pieces by their numbers. Under other numbers a prompt is another text to the model, and
-what it says is read as another text: it seems not to know the task at all, and learns everything
-anew at best.
+The weights know pieces by their ids. With other ids a prompt is another text to the model, and its
+answer is decoded as another text: it seems not to know the task at all, and at best learns
+everything again.
 
 ## Likely causes
 - tokenizer-mismatch: model.tokenizer names another model's tokenizer, or one of another version.
@@ -31,7 +31,9 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.01, "Share of the shared pieces that may have another number.")
+    max_share: float = option(
+        0.01, "Largest share of the shared pieces that may have another number."
+    )
     min_shared: float = option(0.05, "Share of the smaller vocabulary that both must know.")
 
 
@@ -62,7 +64,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 
 def _compared(view: RunView) -> Mapping[str, Any] | None:
-    """What the run's start or the preflight found out; None where they could not compare."""
+    """Return the comparison by the run's start or the preflight; None if there was none."""
     events = view.events_of("tokenizer_compared")
     found = events[-1].fields if events else view.facts.get("tokenizer_compared")
     is_whole = isinstance(found, Mapping) and all(

@@ -29,7 +29,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    factor: float = option(1.5, "Times the mean that is too much.")
+    factor: float = option(1.5, "Largest acceptable factor over the mean.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

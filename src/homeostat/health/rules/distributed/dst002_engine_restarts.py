@@ -28,7 +28,7 @@ from homeostat.health.words import shortened
 
 
 class Options(RuleOptions):
-    repeated: int = option(2, "Restarts that are a warning.")
+    repeated: int = option(2, "Number of restarts from which on it is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -5,8 +5,8 @@ The utilisation of the busiest and the least busy device differ by more than `ma
 over the newest records.
 
 ## Why it matters
-Devices are paid for that do nothing: the batch is not divisible, or a part of the model is on one
-of them alone.
+Some of the devices are idle: the batch is not divisible, or a part of the model is on only one of
+them.
 
 ## Likely causes
 - uneven-device-load: batches that do not divide by the devices, or stages that wait for each other.
@@ -15,7 +15,7 @@ of them alone.
 Make batch sizes multiples of the devices; see which part waits.
 
 ## Known false alarms
-Trainer and engine on devices of their own take turns by nature; hence information only.
+Trainer and engine on separate devices alternate by design; hence information only.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ## What it sees
 The share of cut completions above `limit` in `fire_some` of the newest records, or above `most` in
-`fire` of them, and neither falling nor paid back by a rising reward. A share that jumped up from
+`fire` of them, and neither falling nor justified by a rising reward. A share that jumped up from
 one record to the next is left to the rules about policy and weights.
 
 ## Why it matters
@@ -20,7 +20,7 @@ few completions: does the answer stand in the middle, with text running on after
 
 ## Known false alarms
 The first steps of a model that learns to end its answers: the share falls, or reward rises. (A
-reward that rises while more than `all_cut` stay cut is no comfort.)
+rising reward does not count while more than `all_cut` stay cut.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import is_other_policy
-from homeostat.health.rules.signs import mean_since, plain_prompts, runs_on, solved_share, trend
+from homeostat.health.rules.readings import mean_since
+from homeostat.health.rules.signs import plain_prompts, runs_on, solved_share, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import Spell, held_mean, newest_spell
 
@@ -41,8 +42,8 @@ class Options(RuleOptions):
     limit: float = option(0.3, "Share of cut completions that is much.")
     most: float = option(0.8, "Share that leaves little to learn from.")
     all_cut: float = option(0.95, "Share that no reward makes up for.")
-    fire: int = option(5, "Records in a row above `most` that are enough.")
-    fire_some: int = option(10, "Records among 12 above `limit` that are enough.")
+    fire: int = option(5, "Number of consecutive records above `most` that are enough.")
+    fire_some: int = option(10, "Number of records among 12 above `limit` that are enough.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -80,7 +81,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 def _jumped(cut: Series, spell: Spell) -> bool:
     """Up from next to nothing within one record, after something else than the very first one."""
-    # The spell may begin some records after the jump.
+    # The episode may begin some records after the jump.
     low = np.flatnonzero(cut.values[: spell.start] < 0.5)
     if not len(low):
         return False
@@ -103,14 +104,14 @@ def _is_fine(view: RunView, cut: Series, options: Options) -> bool:
 def _evidence(view: RunView, first: int, value: float) -> Iterator[str]:
     yield f"completions/clipped_ratio {value:.2f} since step {first}"
     for name in ("completions/mean_length", "completions/max_length", "reward"):
-        mean = mean_since(view, first, name)
+        mean = mean_since(view, name, step=first)
         if mean is not None:
             yield f"{name} {mean:.4g}"
 
 
 def _causes(view: RunView, first: int, value: float) -> Iterator[Cause]:
     cap = view.number("rollout.max_new_tokens")
-    ended = mean_since(view, first, "completions/mean_terminated_length")
+    ended = mean_since(view, "completions/mean_terminated_length", step=first)
     grown = trend(view.series("completions/mean_length"))
     why = f"the limit is {cap:.0f} tokens" if cap else "the limit is below the answers' length"
     if grown is not None and grown.rises and grown.end > 1.5 * grown.start:
@@ -120,7 +121,7 @@ def _causes(view: RunView, first: int, value: float) -> Iterator[Cause]:
         yield Cause("prompt-not-chat-formatted", plain)
     if runs_on(sample.text for sample in view.samples):
         yield Cause("no-eos", "completions run on into a next turn")
-    reward = mean_since(view, first, "reward")
+    reward = mean_since(view, "reward", step=first)
     if value > 0.95 and reward is not None and (solved_share(view) or 0.0) > 0.2:
         yield Cause("no-eos", f"answers that are cut earn {reward:.2g}: they are done, and go on")
     yield Cause("truncation-at-cap", why)

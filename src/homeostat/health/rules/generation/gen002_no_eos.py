@@ -6,8 +6,8 @@ are plain text for a chat model; pad and end token are the same; completions run
 turn; or the limit is so generous (`long` tokens) that answers must fit.
 
 ## Why it matters
-The answer may be long done: the model goes on because nothing ends it. Time is spent on text that
-nobody asked for, and verifiers that read the end find the wrong thing.
+The answer may be complete, but the model continues because nothing ends it. Time is spent on text
+that nobody asked for, and verifiers that read the end find the wrong thing.
 
 ## Likely causes
 - prompt-not-chat-formatted: the chat template is not applied, so the end of a turn never comes.
@@ -16,7 +16,7 @@ nobody asked for, and verifiers that read the end find the wrong thing.
 
 ## What to do
 Give prompts as messages so that the template is applied; set the model's end-of-turn token as a
-stop token; use a pad token of its own.
+stop token; use a separate pad token.
 
 ## Known false alarms
 Base models that were never taught to end: a few examples of SFT teach it.
@@ -34,7 +34,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(4, "Records that must show it, all there are.")
+    fire: int = option(4, "Number of records that must show it, without an exception.")
     long: int = option(8192, "Tokens that any answer should fit in.")
 
 

@@ -33,7 +33,7 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     max_length: float = option(1.05, "Mean tokens of completions that hold nothing.")
-    fire: int = option(3, "Records in a row that must show it.")
+    fire: int = option(3, "Number of consecutive records that must show it.")
     samples: int = option(3, "Empty samples that are enough, if all are.")
 
 

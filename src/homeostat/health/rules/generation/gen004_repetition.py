@@ -32,8 +32,8 @@ from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
-    limit: float = option(0.3, "Share of completions that loop, too much.")
-    fire: int = option(3, "Records in a row that must show it.")
+    limit: float = option(0.3, "Largest acceptable share of completions that loop.")
+    fire: int = option(3, "Number of consecutive records that must show it.")
     samples: int = option(3, "Printed completions that are needed to judge by them.")
 
 

@@ -1,12 +1,12 @@
-"""The engine puts requests back for lack of cache, and computes them again.
+"""The engine preempts requests for lack of cache, and computes them again.
 
 ## What it sees
 The counter of preemptions grows in `fire` of the newest `window` records, by more than `limit` of
 a step's samples.
 
 ## Why it matters
-Each request that is put back loses its cached keys and values: its tokens are computed twice. The
-samples are the same, the step is slower.
+Each preempted request loses its cached keys and values, so its tokens are computed twice. The
+samples are the same, but the step is slower.
 
 ## Likely causes
 - kv-preemptions: more requests at one time than the cache has room for.
@@ -32,9 +32,9 @@ from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
-    limit: float = option(0.1, "Requests put back, as a share of a step's samples.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(5, "... among so many.")
+    limit: float = option(0.1, "Preempted requests, as a share of a step's samples.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(5, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

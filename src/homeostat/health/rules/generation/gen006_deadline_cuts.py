@@ -29,10 +29,10 @@ from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
-    limit: float = option(0.05, "Share of cut completions that is too much.")
+    limit: float = option(0.05, "Largest acceptable share of cut completions.")
     share: float = option(0.95, "Share of the deadline that sampling must take.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(5, "... among so many.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(5, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

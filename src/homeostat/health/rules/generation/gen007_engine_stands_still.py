@@ -1,11 +1,11 @@
-"""The engine holds requests and makes no token.
+"""The engine has running requests but produces no tokens.
 
 ## What it sees
 The newest `fire` lines or more that the engine prints of its rates show 0 tokens per second, read
 or made, while requests run, and no step is finished in the meantime.
 
 ## Why it matters
-Nothing will come of these requests: the run waits for ever, or until a limit ends it.
+These requests will never finish: the run waits forever, or until a time limit ends it.
 
 ## Likely causes
 - engine-step-timeout: a step of the engine's workers never came back: a rank that died or waits in
@@ -15,8 +15,7 @@ Nothing will come of these requests: the run waits for ever, or until a limit en
 See the workers' own logs and their stacks (py-spy dump), then restart the engine.
 
 ## Known false alarms
-A step that compiles for minutes. An update of the weights that takes long: it is told apart where
-the log speaks of it.
+A step that compiles for minutes. A slow update of the weights, unless the log mentions it.
 """
 
 from __future__ import annotations

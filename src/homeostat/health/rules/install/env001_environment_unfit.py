@@ -4,13 +4,13 @@
 The fact `environment` of `homeostat env`: a verdict that something cannot work.
 
 ## Why it matters
-The run would fail at its first kernel, or go to the CPU without a word.
+The run would fail at its first kernel, or silently run on the CPU.
 
 ## Likely causes
 - environment-unfit: a torch build for another CUDA, an old driver, hidden devices.
 
 ## What to do
-Do what the verdict says.
+Follow the verdict.
 
 ## Known false alarms
 None: the parts are compared.

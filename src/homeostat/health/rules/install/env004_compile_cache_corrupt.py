@@ -6,7 +6,7 @@ half-written, incomplete, or another user's.
 
 ## Why it matters
 A broken entry ends a run at its first kernel, with an error about JSON, pickles or a library that
-says nothing of a cache; a foreign one is code of somebody else.
+does not mention a cache; an entry of another user is foreign code.
 
 ## Likely causes
 - compile-cache-corrupt: a process was killed while it wrote, a full disk, or several users or

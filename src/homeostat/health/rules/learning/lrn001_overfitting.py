@@ -2,7 +2,7 @@
 
 ## What it sees
 Evaluation loss has passed its minimum, is at least `min_rise` above it, has been above it for
-`evals` evaluations in a row and rose over them, while training loss went on falling.
+`evals` evaluations in a row and rose over them, while training loss kept falling.
 
 ## Why it matters
 The model memorises its rows. Every further step makes it worse at everything else.

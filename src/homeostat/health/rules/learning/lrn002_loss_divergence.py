@@ -35,8 +35,8 @@ from homeostat.health.windows import rolling_mean
 
 
 class Options(RuleOptions):
-    factor: float = option(1.5, "Times the best level that the loss must have risen to.")
-    fire: int = option(4, "Newest records that must all lie there.")
+    factor: float = option(1.5, "Factor over the best level that the loss must have risen to.")
+    fire: int = option(4, "Number of newest records that must all lie there.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -5,8 +5,8 @@ A record's loss is at least `factor` times the median of the records around it, 
 back at the old level. One such step is information; `repeated` of them are a warning.
 
 ## Why it matters
-A spike that recovers costs little. Spikes that come again and again say that some rows are broken,
-or that the run is at the edge of divergence.
+A spike that recovers costs little. Repeated spikes mean that some rows are broken, or that the run
+is at the edge of divergence.
 
 ## Likely causes
 - bad-batch: malformed or extremely long rows.
@@ -35,9 +35,9 @@ from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
-    factor: float = option(2.5, "Times its neighbours' median that a spike has.")
-    window: int = option(7, "Records around it that it is compared with.")
-    repeated: int = option(3, "Spikes that are a warning.")
+    factor: float = option(2.5, "Factor over its neighbours' median that a spike has.")
+    window: int = option(7, "Number of records around it that it is compared with.")
+    repeated: int = option(3, "Number of spikes from which on it is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

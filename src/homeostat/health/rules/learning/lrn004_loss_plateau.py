@@ -39,7 +39,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    min_records: int = option(20, "Records that are needed.")
+    min_records: int = option(20, "Number of records that are needed.")
     min_loss: float = option(1.0, "Loss below which a plateau is a good end.")
     min_fall: float = option(0.05, "Fall in all, as a share, below which nothing was learned.")
 

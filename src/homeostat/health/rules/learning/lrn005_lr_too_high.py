@@ -4,7 +4,7 @@
 A rate of at least `factor` times the top of the usual band together with harm: a loss or gradient
 that is not finite; a training loss that falls to exactly 0 from one record to the next (how NaN is
 printed by trainers that filter it); or, in RL, a reward that falls while the KL or the gradient
-norm is large. Without harm a high rate is CFG005's business, and information only.
+norm is large. A high rate without harm is reported by CFG005, as information only.
 
 ## Why it matters
 Each step overshoots. The weights are damaged within a few steps, and no later setting repairs them.
@@ -47,7 +47,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    factor: float = option(4.0, "Times the top of the usual band that is too high.")
+    factor: float = option(4.0, "Factor over the top of the usual band that is too high.")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _reward_falls(view: RunView) -> _Harm | None:
     reward = reward.finite()
     first, last = ends(reward)
     falls = rank_correlation(reward) < -0.6 and first - last > 0.1 * max(abs(first), 0.1)
-    far, norm = mean_since(view, "kl", 0), mean_since(view, "grad_norm", 0)
+    far, norm = mean_since(view, "kl", step=0), mean_since(view, "grad_norm", step=0)
     if not falls or not ((far or 0) > 0.1 or (norm or 0) > 5):
         return None
     signs = [f"the reward falls from {first:.3g} to {last:.3g}"]

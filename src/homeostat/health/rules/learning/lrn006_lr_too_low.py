@@ -48,9 +48,9 @@ _LITTLE = 1e-5
 
 
 class Options(RuleOptions):
-    factor: float = option(2.0, "Times below the usual band that is too low.")
+    factor: float = option(2.0, "Factor below the usual range that is too low.")
     max_kl: float = option(1e-3, "KL below which a policy has not moved.")
-    min_records: int = option(10, "Records that must show it.")
+    min_records: int = option(10, "Number of records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -112,7 +112,7 @@ def _unmoved(view: RunView, options: Options) -> Sighting | None:
 
 
 def _stands_still(view: RunView, options: Options) -> list[str]:
-    """What says that nothing is learned; [] when something is, or too little is known."""
+    """Return the evidence that nothing is learned; [] if something is, or too little is known."""
     if view.kind is Kind.RL:
         reward, far = view.series("reward"), view.series("kl")
         if reward is None or len(reward) < options.min_records or not is_flat(reward):

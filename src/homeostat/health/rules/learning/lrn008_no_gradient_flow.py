@@ -7,7 +7,7 @@ also: implicit rewards of chosen and rejected answers that are exactly 0 for as 
 loss of ln 2, and a rate above 0: the policy is still its reference.
 
 ## Why it matters
-Nothing is trained. The run goes on as if it were.
+Nothing is trained, although the run continues as if it were.
 
 ## Likely causes
 - no-gradient-flow: the trained weights are not part of the computation: all parameters frozen, an
@@ -39,7 +39,7 @@ from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
-    fire: int = option(5, "Records in a row that must show it.")
+    fire: int = option(5, "Number of consecutive records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -121,7 +121,7 @@ def _still_the_reference(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _is_trained(view: RunView, first: int, fire: int) -> bool:
-    """Whether the rate was above 0 in enough of the records since a step."""
+    """Return whether the rate was above 0 in enough of the records since a step."""
     rates = view.series("learning_rate")
     if rates is None:
         return (view.number("trainer.lr") or 0.0) > 0.0

@@ -6,8 +6,8 @@ A finite gradient norm, before clipping, of at least `factor` times the median a
 extreme (`extreme` times the median); `repeated` are a warning.
 
 ## Why it matters
-Clipping hides it: such a step is nothing but the direction of one batch, at full size. Runs that
-diverge often announce it so.
+Clipping hides it: such a step follows the direction of one batch at full size. Runs that diverge
+often show this first.
 
 ## Likely causes
 - grad-norm-spikes: rows that differ from the rest, an unstable layer, a rate that is too high.
@@ -35,12 +35,12 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    factor: float = option(10.0, "Times the median that a spike has.")
-    extreme: float = option(100.0, "Times the median at which a single one is a warning.")
+    factor: float = option(10.0, "Factor over the median that a spike has.")
+    extreme: float = option(100.0, "Factor over the median at which a single one is a warning.")
     min_norm: float = option(50.0, "Norm below which nothing is a spike (SFT).")
     min_norm_rl: float = option(10.0, "The same in RL.")
-    repeated: int = option(3, "Spikes that are a warning.")
-    min_records: int = option(8, "Records that are needed.")
+    repeated: int = option(3, "Number of spikes from which on it is a warning.")
+    min_records: int = option(8, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

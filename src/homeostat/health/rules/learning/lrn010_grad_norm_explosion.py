@@ -35,10 +35,10 @@ from homeostat.health.view import Kind, RunView, Series
 
 
 class Options(RuleOptions):
-    growth: float = option(10.0, "Times the first norms that the newest have.")
+    growth: float = option(10.0, "Factor over the first norms that the newest have.")
     max_norm: float = option(100.0, "Norm that is large (SFT).")
     max_norm_rl: float = option(10.0, "The same in RL.")
-    min_records: int = option(8, "Records that are needed.")
+    min_records: int = option(8, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

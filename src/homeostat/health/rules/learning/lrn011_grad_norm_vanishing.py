@@ -32,7 +32,7 @@ from homeostat.health.view import Kind, RunView
 
 class Options(RuleOptions):
     share: float = option(1e-3, "Share of the first norms below which they have vanished.")
-    min_records: int = option(12, "Records that are needed.")
+    min_records: int = option(12, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -45,8 +45,8 @@ _MOST = 13.0
 
 
 class Options(RuleOptions):
-    factor: float = option(2.5, "Times the evaluation loss that is too much.")
-    near: float = option(3.0, "Times more or less than the accumulation that still is near it.")
+    factor: float = option(2.5, "Largest acceptable factor over the evaluation loss.")
+    near: float = option(3.0, "Factor around the accumulation that still counts as near it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -1,4 +1,4 @@
-"""The loss at the start is higher than guessing among all tokens would give.
+"""The loss at the start is higher than that of a uniform guess over all tokens.
 
 ## What it sees
 The first records' loss (SFT, nats per token) is above ln(vocabulary) by `margin`; without a known
@@ -39,7 +39,7 @@ _LARGEST = 262_144
 
 class Options(RuleOptions):
     margin: float = option(0.7, "Nats above guessing that are let pass.")
-    min_records: int = option(3, "Records that are needed.")
+    min_records: int = option(3, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -1,4 +1,4 @@
-"""Preference training has separated its pairs completely, and goes on pushing.
+"""Preference training has separated its pairs completely, and keeps pushing them apart.
 
 ## What it sees
 Over the newest records the accuracy is at least `min_accuracy`, the loss nearly 0 and the margin of
@@ -9,7 +9,7 @@ There is nothing left to learn from these pairs, and each further step moves bot
 away from the reference: generations get worse while all metrics look perfect.
 
 ## Likely causes
-- dpo-over-optimisation: the pairs are told apart trivially, or the steps are too large.
+- dpo-over-optimisation: the pairs differ by something trivial, or the steps are too large.
 - lr-too-high: the rate is above what preference training uses.
 
 ## What to do
@@ -37,8 +37,8 @@ class Options(RuleOptions):
     min_accuracy: float = option(0.99, "Accuracy at which the pairs are separated.")
     max_margin: float = option(10.0, "Margin of the implicit rewards that is too large.")
     max_loss: float = option(0.02, "Loss below which nothing is left.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(5, "... among so many.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(5, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -32,7 +32,7 @@ from homeostat.health.view import Kind, RunView
 
 class Options(RuleOptions):
     max_loss: float = option(5e-5, "Loss that prints as 0.")
-    min_records: int = option(4, "Records that are needed.")
+    min_records: int = option(4, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

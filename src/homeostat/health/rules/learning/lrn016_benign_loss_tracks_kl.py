@@ -5,7 +5,7 @@ The loss rises and is proportional to the KL over the records (correlation above
 the KL is moderate, and the reward does not fall.
 
 ## Why it matters
-Centred advantages leave nothing of the loss but coefficient times KL. It rises as the policy leaves
+Advantages are centred, so the loss is only coefficient times KL. It rises as the policy leaves
 its reference, which is what learning is.
 
 ## Likely causes
@@ -15,7 +15,7 @@ its reference, which is what learning is.
 Nothing while the KL stays below about 0.5. Judge the run by reward and KL.
 
 ## Known false alarms
-A KL that runs away does the same at first; that one has a rule of its own.
+A KL that runs away looks the same at first; that case has its own rule.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from homeostat.health.view import Kind, RunView
 class Options(RuleOptions):
     correlation: float = option(0.9, "Correlation of loss and KL that is a proportion.")
     max_kl: float = option(0.5, "KL up to which this is harmless.")
-    min_records: int = option(6, "Records that are needed.")
+    min_records: int = option(6, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

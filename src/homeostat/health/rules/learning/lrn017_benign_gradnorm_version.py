@@ -1,4 +1,4 @@
-"""Two runs in one log have the same losses and another size of gradient norm.
+"""Two runs in one log have the same losses but gradient norms of different size.
 
 ## What it sees
 An earlier run in the same log whose losses agree with this one's record by record, while the
@@ -9,11 +9,11 @@ If the losses agree, the updates agree. Only how the norm is reported has change
 or averaged, before or after unscaling.
 
 ## Likely causes
-- benign-gradnorm-version-change: another version of the library reports it otherwise.
+- benign-gradnorm-version-change: another version of the library reports it differently.
 
 ## What to do
 Nothing about the run. A threshold on the norm, and clipping that is computed from the reported
-value, must be set anew.
+value, must be adjusted.
 
 ## Known false alarms
 None known: losses that agree to four digits are the same run.
@@ -32,9 +32,9 @@ from homeostat.health.view import RunView, Series
 
 
 class Options(RuleOptions):
-    factor: float = option(3.0, "Times that the norms differ.")
+    factor: float = option(3.0, "Factor by which the norms differ.")
     same: float = option(0.01, "Relative difference up to which losses agree.")
-    min_records: int = option(3, "Records that both must have.")
+    min_records: int = option(3, "Number of records that both must have.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

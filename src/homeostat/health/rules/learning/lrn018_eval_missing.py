@@ -1,7 +1,7 @@
-"""A run over several epochs holds nothing out, so that nobody sees it overfit.
+"""A run over several epochs has no held-out rows, so overfitting would go unnoticed.
 
 ## What it sees
-An SFT run that has passed over its data at least `min_epochs` times without an evaluation loss.
+An SFT run with at least `min_epochs` passes over its data and without an evaluation loss.
 
 ## Why it matters
 Training loss falls in any case. Whether the model gets better or only remembers its rows shows on

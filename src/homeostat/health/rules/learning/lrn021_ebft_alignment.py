@@ -35,9 +35,9 @@ STEADY = 0.7
 
 
 class Options(RuleOptions):
-    min_records: int = option(10, "Records that are needed.")
+    min_records: int = option(10, "Number of records that are needed.")
     fall: float = option(0.1, "Loss of likeness, of at most 2, that is too much.")
-    growth: float = option(1.5, "Times its start that the distance may have.")
+    growth: float = option(1.5, "Factor over its start that the distance may have.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

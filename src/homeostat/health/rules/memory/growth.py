@@ -1,4 +1,4 @@
-"""Whether memory grows without end, which is not the same as growing."""
+"""Decide whether memory grows without end, which is not the same as growing."""
 
 from __future__ import annotations
 

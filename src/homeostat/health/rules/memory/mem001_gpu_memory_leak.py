@@ -32,7 +32,7 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     min_growth: float = option(0.1, "Growth in all, as a share.")
-    min_records: int = option(12, "Records that are needed.")
+    min_records: int = option(12, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

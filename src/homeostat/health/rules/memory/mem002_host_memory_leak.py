@@ -7,7 +7,7 @@ straight line over the newest `line_records`, and is by `min_growth` above its s
 the system or by Ray in the log it is an error.
 
 ## Why it matters
-The system kills a process without a message of its own when memory runs out.
+When memory runs out the system kills a process, which then cannot print a message.
 
 ## Likely causes
 - host-ram-oom: memory ran out, and a process was killed.
@@ -35,9 +35,9 @@ from homeostat.health.words import shortened
 
 class Options(RuleOptions):
     min_growth: float = option(0.3, "Growth in all, as a share.")
-    min_bytes: int = option(1073741824, "Bytes that are worth speaking of.")
-    min_records: int = option(16, "Records that are needed.")
-    line_records: int = option(12, "Records of a straight line that are enough.")
+    min_bytes: int = option(1073741824, "Smallest number of bytes that matters.")
+    min_records: int = option(16, "Number of records that are needed.")
+    line_records: int = option(12, "Number of records of a straight line that are enough.")
     line_bytes: int = option(268435456, "Bytes that are worth speaking of, where it is one.")
 
 
@@ -86,7 +86,10 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _line(view: RunView, options: Options) -> Growth | None:
-    """Of the process alone: what a whole node uses, with its file cache, may well grow so."""
+    """Return steady growth of the process alone.
+
+    The memory of a whole node, with its file cache, may well grow like this.
+    """
     own = view.series("memory/host_rss")
     if own is None:
         return None

@@ -31,8 +31,8 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    factor: float = option(1.6, "Times what is used.")
-    min_bytes: int = option(8589934592, "Bytes that are worth speaking of.")
+    factor: float = option(1.6, "Factor over what is used.")
+    min_bytes: int = option(8589934592, "Smallest number of bytes that matters.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

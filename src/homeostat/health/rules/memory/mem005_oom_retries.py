@@ -1,4 +1,4 @@
-"""Memory ran out, and steps were done again with smaller micro-batches.
+"""Memory ran out, and steps were retried with smaller micro-batches.
 
 ## What it sees
 Our events oom_retry: one is information, `repeated` are a warning.
@@ -27,7 +27,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    repeated: int = option(1, "Retries that are a warning.")
+    repeated: int = option(1, "Number of retries from which on it is a warning.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -97,7 +97,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 
 def _seen(view: RunView, options: Options) -> Iterator[tuple[str, int, bool]]:
-    """What was compared, from which step on, and whether it is over its limit."""
+    """Return what was compared, from which step on, and whether it is over its limit."""
     for name, what, limit in (
         ("sampling/sampling_logp_difference/mean", "mean distance of log-probs", options.max_gap),
         ("sampling/prob_difference/mean", "mean distance of probabilities", options.max_prob),

@@ -34,8 +34,8 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_violation: float = option(3.0, "Times the mean load that is too much.")
-    growth: float = option(1.6, "Times longer that an update takes.")
+    max_violation: float = option(3.0, "Largest acceptable factor over the mean load.")
+    growth: float = option(1.6, "Factor by which an update takes longer.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -64,7 +64,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 
 def _explained(view: RunView, ratio: float) -> bool:
-    """Whether more tokens, or a slower machine, explain longer updates."""
+    """Return whether more tokens, or a slower machine, explain longer updates."""
     for name in ("completions/mean_length", "sequences/tokens_per_rank/mean", "time/generate"):
         series = view.series(name)
         if series is not None and len(series) >= 4:

@@ -1,4 +1,4 @@
-"""Tokens find no room in their expert and pass it by.
+"""Tokens are dropped because their expert is full.
 
 ## What it sees
 moe/dropped_share above `max_share` on average over the newest records.
@@ -29,7 +29,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.02, "Share of the tokens that may be dropped.")
+    max_share: float = option(0.02, "Largest share of the tokens that may be dropped.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -1,4 +1,4 @@
-"""One update that was not finite has left weights that are not, and the policy writes garbage.
+"""One non-finite update has left non-finite weights, and the policy writes garbage.
 
 ## What it sees
 Loss, gradient norm, KL or entropy are not finite from one step to the end of the log, and from that
@@ -39,7 +39,7 @@ _NAMES = ("grad_norm", "train/loss", "train/policy_loss", "kl", "entropy")
 
 
 class Options(RuleOptions):
-    fire: int = option(2, "Newest records that are not finite.")
+    fire: int = option(2, "Number of newest records that are not finite.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -98,12 +98,13 @@ def _onset(series: Series, fire: int) -> int | None:
 
 
 def _garbage(view: RunView, first: int) -> Iterator[str]:
-    """What the policy does since then, and did not before."""
-    before, after = mean_before(view, "reward", first), mean_since(view, "reward", first + 1)
+    """Describe what the policy does since then but did not do before."""
+    before = mean_before(view, "reward", step=first)
+    after = mean_since(view, "reward", step=first + 1)
     if before is not None and after is not None and before > 0.02 and after < 0.1 * before:
         yield f"the reward fell from {before:.3g} to {after:.3g}"
-    cut_before = mean_before(view, "completions/clipped_ratio", first)
-    cut = mean_since(view, "completions/clipped_ratio", first + 1)
+    cut_before = mean_before(view, "completions/clipped_ratio", step=first)
+    cut = mean_since(view, "completions/clipped_ratio", step=first + 1)
     if cut is not None and cut > 0.9 and (cut_before is None or cut_before < 0.5):
         yield f"{cut:.0%} of the completions run to the limit"
     for sample in view.samples:

@@ -52,8 +52,8 @@ _EAGER_WORKS = (
 
 
 class Options(RuleOptions):
-    fire: int = option(2, "Records that must show it ...")
-    window: int = option(4, "... among so many.")
+    fire: int = option(2, "Number of records that must show it ...")
+    window: int = option(4, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -113,7 +113,7 @@ def _what(view: RunView, first: int) -> str:
 
 
 def _prints_zero(view: RunView, first: int) -> bool:
-    """Whether the loss is 0 where trainers print NaN as 0: it says nothing then."""
+    """Return whether the loss is 0 in a trainer that prints NaN as 0: it says nothing then."""
     loss = view.series("train/loss")
     known = bool(view.facts.get("nan_prints_as_zero")) and loss is not None
     return known and loss is not None and bool(np.any(loss.since(first).values == 0))
@@ -141,7 +141,7 @@ def _causes(view: RunView, what: str, first: int, share: float) -> Iterator[Caus
 
 
 def _stays_lost(view: RunView, first: int) -> bool:
-    """Whether the loss was finite, and is so for no batch after the first update that was not."""
+    """Return whether the loss was finite, but no longer after the first non-finite update."""
     loss = view.series("train/loss", "train/policy_loss")
     if loss is None:
         return False

@@ -1,4 +1,4 @@
-"""fp16 overflows: the gradient is not finite while the loss may look well.
+"""fp16 overflows: the gradient is not finite although the loss may look normal.
 
 ## What it sees
 A run in fp16 whose gradient norm is not finite in the newest records, or in more than `max_share`
@@ -39,7 +39,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(2, "Newest records that are a warning.")
+    fire: int = option(2, "Number of newest records that are a warning.")
     max_share: float = option(0.1, "Share of all records that is a warning.")
 
 

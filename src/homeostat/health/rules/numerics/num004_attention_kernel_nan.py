@@ -1,4 +1,4 @@
-"""Nothing was ever finite, although neither precision nor rate explains it.
+"""No loss was ever finite, although neither precision nor learning rate explains it.
 
 ## What it sees
 Loss or gradient norm is not finite in every record from the first one on, in bf16 or fp32, with a
@@ -39,7 +39,7 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    min_records: int = option(3, "Records that are needed.")
+    min_records: int = option(3, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

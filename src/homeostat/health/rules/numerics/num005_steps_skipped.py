@@ -35,7 +35,7 @@ from homeostat.health.view import Event, RunView
 
 class Options(RuleOptions):
     max_share: float = option(0.02, "Share of the steps that is a warning.")
-    in_a_row: int = option(3, "Skipped steps in a row that are an error.")
+    in_a_row: int = option(3, "Number of consecutive skipped steps that are an error.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -1,11 +1,11 @@
-"""Single steps had a loss or gradient that was not finite; the run went on well.
+"""Single steps had a loss or gradient that was not finite; the run then continued normally.
 
 ## What it sees
 One or a few records that are not finite, with finite ones after them.
 
 ## Why it matters
-If the trainer skipped the update, nothing is lost. If it applied it, nothing later would be finite:
-so it did not, or the value was of logging only.
+If the trainer skipped the update, nothing is lost. If it had applied it, no later value would be
+finite; so it did not, or only the logged value was affected.
 
 ## Likely causes
 - nonfinite-isolated: a broken row, an empty answer, loss scaling in fp16.

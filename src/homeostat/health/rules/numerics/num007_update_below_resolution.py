@@ -1,7 +1,7 @@
-"""The weights are held in bf16 alone, and the updates are too small to change them.
+"""The weights are only kept in bf16, and the updates are too small to change them.
 
 ## What it sees
-A setting that says so (`pure_bf16` and its like: parameters and optimizer in bf16, no fp32 copy)
+A setting for this (such as `pure_bf16`: parameters and optimizer in bf16, no fp32 copy)
 with a learning rate below `min_rate`.
 
 ## Why it matters
@@ -16,7 +16,7 @@ Keep fp32 master weights (what our own trainer does, and mixed precision elsewhe
 optimizer that compensates (Kahan summation, stochastic rounding).
 
 ## Known false alarms
-Optimizers that round stochastically; they are not told apart here, hence heuristic.
+Optimizers that round stochastically; they cannot be recognised here, hence heuristic.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ## What it sees
 `update/weight_ratio/<group>`, the norm of an update over the norm of the weights it changes, above
-`max_ratio` in `fire` measured updates in a row. What was overwritten stays so, and the finding with
-it.
+`max_ratio` in `fire` measured updates in a row. The finding stays open, because what was
+overwritten is lost.
 
 ## Why it matters
 Healthy fine-tuning moves weights by 1e-5 to 1e-2 of their size in an update. A third of it destroys
@@ -34,7 +34,7 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     max_ratio: float = option(0.2, "Share of the weights' norm that an update may move.")
-    fire: int = option(2, "Records in a row that must show it.")
+    fire: int = option(2, "Number of consecutive records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -1,4 +1,4 @@
-"""How far trainer and engine are apart on the tokens that were sampled, by whatever was logged.
+"""Measure how far trainer and engine differ on the sampled tokens, by whatever was logged.
 
 Frameworks log a difference of log-probs, of probabilities, a ratio or a KL estimate. Each has its
 own scale: `usual` is what rounding in bf16 gives, `limit` what it does not explain, `broken` what

@@ -6,8 +6,8 @@ The distance of log-probs (or probabilities, or a KL estimate) on sampled tokens
 samples are of the current weights.
 
 ## Why it matters
-The gradient takes the engine's samples for its own. Where the two models differ, every update is
-off-policy by an amount that no learning rate cures, and runs that look fine fall apart later.
+The gradient treats the engine's samples as the policy's own. If the two models differ, every update
+is off-policy by an amount that no learning rate cures, and runs that look fine collapse later.
 
 ## Likely causes
 - moe-routing-mismatch: other experts are chosen in the engine.
@@ -41,7 +41,7 @@ from homeostat.health.view import Kind, RunView
 
 class Options(RuleOptions):
     nats: float = option(0.1, "Mean distance of log-probs that rounding does not explain.")
-    fire: int = option(3, "Records at the start, and at the end, that must show it.")
+    fire: int = option(3, "Number of records at the start, and at the end, that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

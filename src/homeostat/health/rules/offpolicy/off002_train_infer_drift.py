@@ -33,15 +33,15 @@ import numpy as np
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.offpolicy.gap import gap_of, staleness
-from homeostat.health.rules.readings import is_moe
-from homeostat.health.rules.signs import has_lora, monotony, trend
+from homeostat.health.rules.readings import is_moe, rank_correlation
+from homeostat.health.rules.signs import has_lora, trend
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
     growth: float = option(2.0, "Factor over the first records that is more than chance.")
-    fire: int = option(8, "Records that there must be.")
+    fire: int = option(8, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -53,7 +53,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     if len(series) < options.fire or staleness(view) > 0.0:
         return
     grown, entropy = trend(series), trend(view.series("entropy"))
-    if grown is None or not grown.rises or monotony(series) < 0.85:
+    if grown is None or not grown.rises or rank_correlation(series) < 0.85:
         return
     # The first records are the level to compare with: means over a quarter would blur it.
     start = float(np.median(series.values[:3]))

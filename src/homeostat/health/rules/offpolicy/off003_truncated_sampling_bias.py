@@ -35,7 +35,7 @@ from homeostat.health.view import Kind, RunView
 
 class Options(RuleOptions):
     limit: float = option(0.9, "Mean ratio that is too far below 1.")
-    fire: int = option(3, "Records that must show it, and most of all there are.")
+    fire: int = option(3, "Number of records that must show it, and it must be most of them.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

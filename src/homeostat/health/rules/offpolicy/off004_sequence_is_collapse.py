@@ -41,7 +41,7 @@ class Options(RuleOptions):
     lost_ess: float = option(
         0.05, "Effective sample size that is too small whatever else is known."
     )
-    fire: int = option(3, "Records that must show it, and most of all there are.")
+    fire: int = option(3, "Number of records that must show it, and it must be most of them.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -77,7 +77,7 @@ def _whole(view: RunView) -> Series | None:
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """How far single tokens are from the engine's: in log-probs, or in probabilities."""
+    """The distance of single tokens from the engine's: in log-probs, or in probabilities."""
 
     value: float
     unit: str

@@ -6,8 +6,8 @@ below `min_ess`, or both ends of the importance ratio are far out, in `fire` of 
 records, and the weights that sampled are known to be older than those that learn.
 
 ## Why it matters
-Off-policy samples are weighted by how likely the policy of now would have drawn them. When that is
-next to 0 for most, a few samples decide the update.
+Off-policy samples are weighted by how likely the current policy would have drawn them. If that is
+almost 0 for most of them, a few samples decide the update.
 
 ## Likely causes
 - stale-policy: weights are published too seldom for the pace of learning, or too many updates are
@@ -16,7 +16,7 @@ next to 0 for most, a few samples decide the update.
 
 ## What to do
 Publish more often: a SMALLER sync.interval, at best one publication per step. (Advice to raise the
-interval against low ratios is the wrong way round.) Or learn more slowly, or mask samples that are
+interval against low ratios is wrong.) Or learn more slowly, or mask samples that are
 too far off (`algorithm.correction.off_policy_mask`).
 
 ## Known false alarms
@@ -40,8 +40,8 @@ from homeostat.health.windows import newest_spell
 class Options(RuleOptions):
     max_gap: float = option(0.3, "Distance of log-probs, in nats, that is too much.")
     min_ess: float = option(0.3, "Share of the sample that the weights leave, at least.")
-    fire: int = option(8, "Records that must show it ...")
-    window: int = option(10, "... among so many.")
+    fire: int = option(8, "Number of records that must show it ...")
+    window: int = option(10, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

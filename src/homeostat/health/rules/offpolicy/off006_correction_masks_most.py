@@ -35,9 +35,9 @@ _KINDS = ("masked", "rejected", "vetoed", "off_policy", "truncated")
 
 
 class Options(RuleOptions):
-    limit: float = option(0.3, "Share of the tokens that is too much.")
-    fire: int = option(4, "Records that must show it ...")
-    window: int = option(6, "... among so many.")
+    limit: float = option(0.3, "Largest acceptable share of the tokens.")
+    fire: int = option(4, "Number of records that must show it ...")
+    window: int = option(6, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -12,7 +12,7 @@ policy never wrote: KL and gradient explode after some time.
 
 ## Likely causes
 - multi-turn-token-mismatch: messages are tokenised again between turns.
-- chat-template-rewrites-history: the template changes earlier turns (drops thoughts, say).
+- chat-template-rewrites-history: the template changes earlier turns (for example drops thoughts).
 - tool outputs are not masked.
 
 ## What to do
@@ -38,7 +38,7 @@ from homeostat.health.view import Kind, RunView, Series
 
 class Options(RuleOptions):
     growth: float = option(20.0, "Factor by which KL and gradient must both shoot up.")
-    fire: int = option(2, "Records that must show it.")
+    fire: int = option(2, "Number of records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

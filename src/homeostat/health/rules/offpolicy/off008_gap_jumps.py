@@ -45,10 +45,10 @@ _ROUNDING = 1e-3
 
 
 class Options(RuleOptions):
-    factor: float = option(100.0, "Times its earlier level that is another function.")
+    factor: float = option(100.0, "Factor over its earlier level that is another function.")
     min_nats: float = option(5e-3, "Distance below which nothing is said.")
     far_nats: float = option(0.3, "Distance that only other weights have: an error.")
-    fire: int = option(2, "Records in a row that must show it, where it is not far.")
+    fire: int = option(2, "Number of consecutive records that must show it, where it is not far.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -108,7 +108,7 @@ def _earlier(values: FloatArray64) -> FloatArray64:
 
 
 def _causes(view: RunView, first: int, *, far: bool) -> Iterator[Cause]:
-    was, now = mean_before(view, "reward", first), mean_since(view, "reward", first)
+    was, now = mean_before(view, "reward", step=first), mean_since(view, "reward", step=first)
     fell = was is not None and now is not None and now < 0.7 * was
     weights = Cause("engine-weights-differ", "what it samples is not the trainer's policy")
     settings = Cause("engine-logprob-mismatch", "temperature or logits are not treated alike")

@@ -36,7 +36,7 @@ from homeostat.health.view import Kind, RunView
 class Options(RuleOptions):
     min_concurrency: float = option(4.0, "Answers at a time below which a device idles.")
     min_wait: float = option(0.3, "Share of the step that trainers wait.")
-    min_records: int = option(3, "Records that are needed.")
+    min_records: int = option(3, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -4,7 +4,7 @@
 time/generate above `max_share` of time/step on the median of the newest records.
 
 ## Why it matters
-In RL that is the first place where time is won.
+In RL this is the first place to save time.
 
 ## Likely causes
 - generation-dominates: long answers, an engine with little memory for its cache, no batching.

@@ -29,10 +29,10 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.2, "Share of a step that is too much.")
-    warn_share: float = option(0.6, "Share that is a warning.")
-    min_s: float = option(0.05, "Seconds that are worth speaking of.")
-    sure: int = option(8, "Records that a warning needs.")
+    max_share: float = option(0.2, "Largest acceptable share of a step.")
+    warn_share: float = option(0.6, "Share from which on it is a warning.")
+    min_s: float = option(0.05, "Seconds below which it does not matter.")
+    sure: int = option(8, "Number of records that a warning needs.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -35,9 +35,9 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     share: float = option(0.7, "Share of the first rate that is too low.")
-    min_records: int = option(12, "Records that are needed.")
+    min_records: int = option(12, "Number of records that are needed.")
     jump_share: float = option(0.25, "Share of the engine's earlier rate that is a breakdown.")
-    fire: int = option(6, "Records that must show a breakdown.")
+    fire: int = option(6, "Number of records that must show a breakdown.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -100,7 +100,7 @@ def _breakdown(view: RunView, options: Options) -> Sighting | None:
 
 
 def _slowdown(series: Series | None, step: int) -> float:
-    """How many times larger it is from a step on; 1 where nothing is known."""
+    """Return how many times larger it is from a step on; 1 if nothing is known."""
     before = series.before(step).finite().values if series is not None else ()
     after = series.since(step).finite().values if series is not None else ()
     if not len(before) or not len(after):

@@ -5,7 +5,7 @@ time/step of the newest records above `factor` times the first ones, growing ste
 `min_records` records, the first of all left out.
 
 ## Why it matters
-What grows without end stops a run in the end.
+A step time that keeps growing eventually brings the run to a halt.
 
 ## Likely causes
 - step-time-grows: the part of the step that grows most.
@@ -29,8 +29,8 @@ from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    factor: float = option(1.5, "Times the first steps' time that is too long.")
-    min_records: int = option(12, "Records that are needed.")
+    factor: float = option(1.5, "Factor over the first steps' time that is too long.")
+    min_records: int = option(12, "Number of records that are needed.")
 
 
 _PARTS = ("time/generate", "time/reward", "time/score", "time/train", "time/old_logprobs")

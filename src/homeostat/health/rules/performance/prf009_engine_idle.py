@@ -35,7 +35,7 @@ from homeostat.health.view import RunView, Series
 
 class Options(RuleOptions):
     share: float = option(0.2, "Share of the first rate that is a collapse.")
-    fire: int = option(3, "Records before, and after, that must show it.")
+    fire: int = option(3, "Number of records before, and after, that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -78,7 +78,7 @@ def _collapse(rate: Series, options: Options) -> int | None:
 
 
 def _idle(view: RunView, step: int) -> str:
-    """What says that the engine has little to do; "" where nothing does."""
+    """Return the evidence that the engine has little to do; "" if there is none."""
     running, waiting = needed(view, "engine/running"), view.series("engine/waiting")
     was, now = running.before(step).finite().values, running.since(step).finite().values[1:]
     if not len(was) or not len(now) or np.median(now) > 0.25 * np.median(was):
@@ -93,7 +93,7 @@ def _idle(view: RunView, step: int) -> str:
 
 
 def _lengths_changed(view: RunView, step: int) -> bool:
-    """Whether answers are so much longer or shorter that the rate may follow from it."""
+    """Return whether answers are so much longer or shorter that the rate may follow from it."""
     lengths = view.series("completions/mean_length")
     if lengths is None:
         return False

@@ -30,7 +30,8 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import monotony, newest, solved_share, trend
+from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.signs import newest, solved_share, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
@@ -38,8 +39,8 @@ from homeostat.health.windows import newest_spell
 class Options(RuleOptions):
     floor: float = option(0.02, "Entropy per token, in nats, that is almost nothing.")
     fall: float = option(0.2, "Share of the first entropy that it must have fallen below.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(6, "... among so many.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(6, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -81,7 +82,7 @@ def _held_out_falls(view: RunView) -> bool:
     found = found.finite() if found is not None else None
     if found is None or len(found) < 3:
         return False
-    return found.latest < 0.9 * found.first and monotony(found) < -0.7
+    return found.latest < 0.9 * found.first and rank_correlation(found) < -0.7
 
 
 def _evidence(view: RunView, entropy: Series, start: float) -> Iterator[str]:

@@ -42,8 +42,8 @@ class Options(RuleOptions):
     low_limit: float = option(0.25, "The same where the reward falls meanwhile.")
     growth: float = option(2.0, "Factor over the first records that it must have grown by.")
     most: float = option(13.0, "Above this it cannot be an entropy per token.")
-    fire: int = option(4, "Records that must show it ...")
-    window: int = option(5, "... among so many.")
+    fire: int = option(4, "Number of records that must show it ...")
+    window: int = option(5, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

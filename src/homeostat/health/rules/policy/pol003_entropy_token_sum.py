@@ -32,7 +32,7 @@ from homeostat.health.view import Kind, RunView
 
 class Options(RuleOptions):
     most: float = option(13.0, "Entropy of one token that no vocabulary allows.")
-    fire: int = option(3, "Records that must show it.")
+    fire: int = option(3, "Number of records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -1,4 +1,4 @@
-"""KL to the reference grows without bound, and the reward does not repay it.
+"""KL to the reference grows without bound, and the reward does not justify it.
 
 ## What it sees
 One of three: KL per token stays above `max_kl`; or it is above `min_kl` and ten times where it
@@ -12,8 +12,8 @@ trusted any more, and text decays.
 ## Likely causes
 - lr-too-high: each update carries too far.
 - too-many-updates-per-rollout: many updates on the same samples.
-- mode-collapse: the policy has gone over to one answer.
-- reward-hacking: reward rises on, by other means than meant.
+- mode-collapse: the policy gives only one answer.
+- reward-hacking: the reward keeps rising, but by other means than intended.
 - kl-runaway: no KL penalty, or one too weak, holds it.
 
 ## What to do
@@ -22,7 +22,7 @@ coefficient (or let it adapt to a target), take fewer updates per rollout, leave
 
 ## Known false alarms
 Without a KL penalty a policy may go far and stay well: while its reward rises and KL per token
-stays below `max_kl`, nothing is said.
+stays below `max_kl`, nothing is reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import has_lora, monotony, smooth, trend
+from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.signs import has_lora, smooth, trend
 from homeostat.health.view import Kind, RunView, Series
 from homeostat.health.windows import newest_spell
 
@@ -44,8 +45,8 @@ class Options(RuleOptions):
     far_kl: float = option(0.5, "The same where KL was never much smaller.")
     max_sequence: float = option(20.0, "KL of a whole completion that is too far.")
     huge: float = option(1000.0, "Above this the estimator is to blame, not the policy.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(4, "... among so many.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(4, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -72,7 +73,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _early(kl: Series) -> float:
-    """Where it began: the first updates' KL, not the 0 before any."""
+    """Return the initial level: the KL of the first updates, not the 0 before any."""
     early = kl.values[: max(3, len(kl) // 6)]
     positive = early[early > 0.0]
     return float(np.median(positive)) if len(positive) else 0.0
@@ -85,7 +86,7 @@ def _turned(view: RunView, kl: Series, start: float, options: Options) -> int | 
     if reward is None or not far:
         return None
     medians, _ = smooth(reward)
-    if len(medians) < 5 or monotony(kl) < 0.8 or kl.latest > options.huge:
+    if len(medians) < 5 or rank_correlation(kl) < 0.8 or kl.latest > options.huge:
         return None
     top = int(np.argmax(medians.values))
     best, since = float(medians.values[top]), medians.values[top:]

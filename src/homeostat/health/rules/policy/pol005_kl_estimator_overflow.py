@@ -39,8 +39,8 @@ from homeostat.health.windows import newest_spell
 class Options(RuleOptions):
     max_mean: float = option(1000.0, "Mean KL per token that no policy has.")
     max_token: float = option(1e6, "KL of one token that comes from the estimator.")
-    fire: int = option(2, "Records that must show it ...")
-    window: int = option(10, "... among so many.")
+    fire: int = option(2, "Number of records that must show it ...")
+    window: int = option(10, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -39,8 +39,8 @@ from homeostat.health.windows import newest_spell
 class Options(RuleOptions):
     min_kl: float = option(-0.05, "KL per token that chance does not explain.")
     min_sequence: float = option(-1.0, "KL of a completion that chance does not explain.")
-    fire: int = option(2, "Records that must show it ...")
-    window: int = option(4, "... among so many.")
+    fire: int = option(2, "Number of records that must show it ...")
+    window: int = option(4, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

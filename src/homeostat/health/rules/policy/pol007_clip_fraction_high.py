@@ -6,7 +6,7 @@ of tokens. Sequence-level ratios (GSPO) are left to POL008.
 
 ## Why it matters
 Clipped tokens give no gradient. When a third of them is, the policy moves so far within one rollout
-that most of the later updates are lost, or worse: only unclipped directions go on.
+that most of the later updates are lost, or worse: only unclipped directions are followed.
 
 ## Likely causes
 - too-many-updates-per-rollout: late updates meet a policy far from the one that sampled.
@@ -35,9 +35,9 @@ from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
-    limit: float = option(0.3, "Share of clipped tokens that is too much.")
-    fire: int = option(4, "Records that must show it ...")
-    window: int = option(6, "... among so many.")
+    limit: float = option(0.3, "Largest acceptable share of clipped tokens.")
+    fire: int = option(4, "Number of records that must show it ...")
+    window: int = option(6, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

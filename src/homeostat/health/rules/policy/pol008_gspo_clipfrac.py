@@ -29,7 +29,7 @@ from homeostat.health.view import Kind, RunView
 
 class Options(RuleOptions):
     limit: float = option(0.1, "Clip fraction that would be high for ratios of tokens.")
-    fire: int = option(3, "Records that must show it.")
+    fire: int = option(3, "Number of records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

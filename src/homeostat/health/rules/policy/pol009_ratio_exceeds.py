@@ -41,8 +41,8 @@ from homeostat.types import FloatArray64
 
 class Options(RuleOptions):
     limit: float = option(2.0, "Mean ratio that is too far from 1.")
-    fire: int = option(3, "Records that must show it ...")
-    window: int = option(5, "... among so many.")
+    fire: int = option(3, "Number of records that must show it ...")
+    window: int = option(5, "... within a window of this many.")
     max_kl: float = option(0.2, "Nats a token from the policy that sampled, in one step.")
     many: int = option(4, "Updates per rollout from which on their number is to blame first.")
     max_ratio: float = option(10.0, "Largest ratio that goes with it.")

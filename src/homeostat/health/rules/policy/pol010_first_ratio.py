@@ -31,8 +31,8 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     limit: float = option(0.1, "Distance from 1 that rounding does not explain.")
-    fire: int = option(2, "Records that must show it ...")
-    window: int = option(3, "... among so many.")
+    fire: int = option(2, "Number of records that must show it ...")
+    window: int = option(3, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -7,7 +7,7 @@ reward falls below `kept` of what it was. Besides, one of: the share of cut comp
 
 ## Why it matters
 The policy slides into long gibberish. Long bad answers are punished less per token than short ones,
-so the slide feeds itself.
+so the effect reinforces itself.
 
 ## Likely causes
 - length-explosion-gibberish: the loss is averaged per completion, and nothing anchors the policy.
@@ -45,7 +45,7 @@ class Options(RuleOptions):
     cut: float = option(0.3, "Share of cut completions that it must reach.")
     huge: float = option(4.0, "Factor that is enough where nothing is known to be cut.")
     kept: float = option(0.7, "Share of the early reward that must be lost below.")
-    gradual: int = option(3, "Records on the way up that tell a slide from a jump.")
+    gradual: int = option(3, "Number of records on the way up that tell a slide from a jump.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -101,7 +101,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
 
 
 def _gibberish(view: RunView) -> tuple[str, ...]:
-    """What orchestrators count as gibberish, where the count has grown."""
+    """Return what orchestrators count as gibberish, if the count has grown."""
     found = [_COUNTED.search(line.text) for line in view.log.find("gibberish")]
     counts = [int(one[1]) for one in found if one]
     if len(counts) < 4 or counts[-1] < max(5, 3 * counts[0]):

@@ -25,14 +25,15 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import monotony, newest, trend
+from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
     growth: float = option(1.5, "Factor over the first records that the length must grow by.")
     cut: float = option(0.15, "Share of cut completions that it must reach.")
-    fire: int = option(10, "Records that there must be.")
+    fire: int = option(10, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -41,7 +42,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     grown, cut = trend(length), newest(view, "completions/clipped_ratio")
     if len(length) < options.fire or grown is None or cut is None or cut < options.cut:
         return
-    steady = grown.end > options.growth * grown.start and monotony(length) > 0.9
+    steady = grown.end > options.growth * grown.start and rank_correlation(length) > 0.9
     if not steady or (reward is not None and reward.falls):
         return
     causes = [Cause("length-growth", "answers become longer step by step")]

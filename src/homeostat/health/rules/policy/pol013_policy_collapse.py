@@ -25,8 +25,9 @@ Go back to the checkpoint before the drop. Lower the learning rate, clip gradien
 the batch of that step.
 
 ## Known false alarms
-Weights that were damaged on their way to the engine look the same in the reward: there trainer and
-engine disagree, and other rules speak. Where nothing tells the two apart, it is not evaluated.
+Weights that were damaged while they were sent to the engine look the same in the reward, but then
+trainer and engine disagree, and other rules fire. If the two cannot be distinguished, the rule is
+not evaluated.
 """
 
 from __future__ import annotations
@@ -120,8 +121,11 @@ def _broken(view: RunView, reward: Series, at: int | None) -> list[str]:
 
 
 def _lost_early(view: RunView, reward: Series, options: Options) -> int | None:
-    """Where a reward that the policy began with is lost in the first updates, step by step or at
-    once, and stays lost. Few samples may earn something by luck: it must be more than that."""
+    """Return the step at which the initial reward is lost in the first updates and stays lost.
+
+    It may be lost step by step or at once. A few samples may earn something by luck, so the initial
+    reward must be more than that.
+    """
     values = reward.values
     if len(values) <= options.fire or not np.isfinite(values).all():
         return None
@@ -136,8 +140,10 @@ def _lost_early(view: RunView, reward: Series, options: Options) -> int | None:
 
 
 def _changed(view: RunView, step: int) -> list[str]:
-    """What of the texts is not as it was in the first record: an update changed the policy, and not
-    the reward what it pays for."""
+    """Return the metrics of the texts that differ from the first record.
+
+    They show that an update changed the policy, and not the reward its criteria.
+    """
     found = []
     for name in _SIGNS:
         series = view.series(name)
@@ -151,7 +157,7 @@ def _changed(view: RunView, step: int) -> list[str]:
 
 
 def _carried(view: RunView, step: int) -> str:
-    """How far the updates before a step carried the policy, where that was measured."""
+    """Return how far the updates before a step moved the policy, if that was measured."""
     moved = view.series("policy/update_kl")
     before = moved.before(step + 1).finite().values if moved is not None else np.zeros(0)
     far = float(before[-8:].max()) if len(before) else 0.0
@@ -166,7 +172,7 @@ def _bonus(view: RunView) -> list[Cause]:
 
 
 def _off_policy(view: RunView, step: int) -> Iterator[Cause]:
-    """What was learned from just before was not, or no longer, the policy's own."""
+    """Return the evidence that the samples just before were not, or no longer, the policy's own."""
     gap = view.series(*_GAPS)
     near = gap.before(step).finite().values[-5:] if gap is not None else np.zeros(0)
     if len(near) and float(np.median(near)) > 0.3 and (age := staleness(view)) > 0.0:
@@ -224,7 +230,7 @@ def _has(series: Series | None, step: int) -> TypeGuard[Series]:
 
 
 def _drop(reward: Series, options: Options, *, before: int) -> int | None:
-    """Where it fell at once and stayed."""
+    """Return where it fell at once and stayed."""
     values = reward.values
     # Nothing to look for where the newest reward is not far below the best.
     fallen = len(values) > options.fire and values[-2:].max() < options.kept * values.max()

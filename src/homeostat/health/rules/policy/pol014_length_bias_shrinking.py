@@ -28,13 +28,14 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import monotony, reward_functions, text_of_settings, trend
+from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.signs import reward_functions, text_of_settings, trend
 from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
     kept: float = option(0.5, "Share of the first length that is left, at most.")
-    fire: int = option(10, "Records that there must be.")
+    fire: int = option(10, "Number of records that are needed.")
     min_length: float = option(16.0, "Tokens below which answers are short anyway.")
 
 
@@ -44,7 +45,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     shrunk, reward = trend(length), trend(view.series("reward"))
     if len(length) < options.fire or shrunk is None or shrunk.start < options.min_length:
         return
-    if shrunk.end > options.kept * shrunk.start or monotony(length) > -0.9:
+    if shrunk.end > options.kept * shrunk.start or rank_correlation(length) > -0.9:
         return
     cut = trend(view.series("completions/clipped_ratio"))
     fine = (reward is not None and reward.rises) or (cut is not None and cut.start > 0.4)

@@ -18,7 +18,7 @@ Go back to a checkpoint with variety, raise temperature or the KL penalty, lower
 Check that the engine samples (temperature above 0, a new seed for each sample).
 
 ## Known false alarms
-A game with two or three possible answers: told apart by groups whose rewards differ, now or at the
+A game with two or three possible answers: recognised by groups whose rewards differ, now or at the
 start.
 Solved tasks with short answers: information at most. Batches with the same prompt many times.
 """
@@ -42,8 +42,8 @@ from homeostat.types import FloatArray64
 class Options(RuleOptions):
     max_solved: float = option(0.85, "Share of solved answers above which there is nothing to see.")
     slack: float = option(1.1, "Distinct texts per prompt that still count as copies.")
-    fire: int = option(4, "Records that must show it ...")
-    window: int = option(6, "... among so many.")
+    fire: int = option(4, "Number of records that must show it ...")
+    window: int = option(6, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -5,7 +5,7 @@ A KL coefficient of `coefficient` or more, KL per token below `max_kl` and a rew
 over `fire` records, although rewards differ within groups.
 
 ## Why it matters
-The penalty takes back each step that the reward asks for.
+The penalty undoes each step towards a higher reward.
 
 ## Likely causes
 - kl-penalty-too-strong: the coefficient outweighs the advantages.
@@ -31,7 +31,7 @@ from homeostat.health.view import Kind, RunView
 class Options(RuleOptions):
     coefficient: float = option(0.1, "KL coefficient that is strong.")
     max_kl: float = option(0.005, "KL per token of a policy that stays where it is.")
-    fire: int = option(20, "Records that there must be.")
+    fire: int = option(20, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

@@ -6,7 +6,7 @@ most 2, above `limit` in `fire` of the newest `window` records, and at least `gr
 began. High from the start is no more than information.
 
 ## Why it matters
-Samples that are alike earn alike: nothing is left to tell a good one by.
+Similar samples earn similar rewards, so there is nothing left by which to recognise a good one.
 
 ## Likely causes
 - mode-collapse: likeness to the truth outweighs the term that keeps samples apart.
@@ -32,9 +32,9 @@ from homeostat.health.windows import newest_spell
 
 class Options(RuleOptions):
     limit: float = option(1.0, "Likeness of samples, at most 2, that is too much.")
-    growth: float = option(2.0, "Times the first records that it must have grown by.")
-    fire: int = option(4, "Records that must show it ...")
-    window: int = option(6, "... among so many.")
+    growth: float = option(2.0, "Factor over the first records that it must have grown by.")
+    fire: int = option(4, "Number of records that must show it ...")
+    window: int = option(6, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

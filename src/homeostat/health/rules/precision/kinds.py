@@ -1,4 +1,4 @@
-"""How an engine's weights are quantised, by whatever a framework calls it."""
+"""Find out how an engine's weights are quantised, by whatever a framework calls it."""
 
 from __future__ import annotations
 

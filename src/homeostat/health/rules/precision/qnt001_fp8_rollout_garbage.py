@@ -66,16 +66,17 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _signs(view: RunView, options: Options) -> Iterator[str]:
-    gap = mean_since(view, "sampling/sampling_logp_difference/mean", 0)
+    gap = mean_since(view, "sampling/sampling_logp_difference/mean", step=0)
     if gap is not None and gap > options.max_gap:
         yield f"log-probs differ by {gap:.2g} nats"
-    prob = mean_since(view, "sampling/prob_difference/mean", 0)
+    prob = mean_since(view, "sampling/prob_difference/mean", step=0)
     if prob is not None and prob > options.max_prob_gap:
         yield f"probabilities differ by {prob:.2g}"
     garbled = [sample for sample in view.samples if is_garbled(sample.text)]
     if garbled:
         yield f"a sample reads {garbled[0].text.strip()[:50]!r}"
-    cut, reward = mean_since(view, "completions/clipped_ratio", 0), mean_since(view, "reward", 0)
+    cut = mean_since(view, "completions/clipped_ratio", step=0)
+    reward = mean_since(view, "reward", step=0)
     if cut is not None and cut > 0.8 and reward is not None and abs(reward) < 0.02:
         yield f"{cut:.0%} of the answers run to the limit, none is right"
 

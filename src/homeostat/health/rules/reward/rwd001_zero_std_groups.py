@@ -1,4 +1,4 @@
-"""The answers of most groups earn the same, so that there is nothing to learn from them.
+"""All answers of most groups earn the same reward, so there is nothing to learn from them.
 
 ## What it sees
 The share of groups whose rewards are all alike stays above `max_share`, or the deviation within the
@@ -6,8 +6,8 @@ groups or every advantage is 0: over `fire` of the last `window` records, or ove
 row where it is all groups.
 
 ## Why it matters
-An advantage is an answer's reward against its group's. Where all are equal it is 0, and so is the
-gradient: the run costs as much as before and learns nothing.
+An advantage compares an answer's reward with those of its group. If all are equal it is 0, and so
+is the gradient: the run costs as much as before and learns nothing.
 
 ## Likely causes
 - group-size-one: one sample per prompt has no group to be compared with.
@@ -27,8 +27,8 @@ stop. All wrong: see the causes above. Some groups are always alike: let dynamic
 them, or sample more answers per prompt at a higher temperature.
 
 ## Known false alarms
-A run that has solved its task, or most of it, ends in this state; it is told apart by the reward:
-groups that are alike in being right are no more than information.
+A run that has solved its task, or most of it, ends in this state. It is recognised by the reward:
+groups whose answers are all right are only information.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.readings import mean_since
 from homeostat.health.rules.signs import (
     highest_reward,
     is_nonfinite,
     is_zero,
-    mean_since,
     samples_per_step,
     solved_share,
 )
@@ -50,10 +50,12 @@ from homeostat.health.windows import held_mean, newest_spell
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.8, "Share of groups without any difference that is too much.")
-    fire: int = option(6, "Records that must show it ...")
-    window: int = option(8, "... among so many.")
-    fire_all: int = option(4, "Records in a row that are enough where it is all groups.")
+    max_share: float = option(0.8, "Largest acceptable share of groups without any difference.")
+    fire: int = option(6, "Number of records that must show it ...")
+    window: int = option(8, "... within a window of this many.")
+    fire_all: int = option(
+        4, "Number of consecutive records that are enough where it is all groups."
+    )
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -105,26 +107,31 @@ def _share(view: RunView) -> Series | None:
 
 
 def _is_solved(view: RunView, first: int, share: float) -> bool:
-    """Groups are alike because they are right: the mean reward is at least as high as their share
-    would make it."""
+    """Return whether groups score alike because they are right.
+
+    The mean reward must be at least as high as their share would make it.
+    """
     reached = solved_share(view, since=first)
     return reached is not None and reached >= min(0.95, share)
 
 
 def _are_mostly_right(view: RunView, first: int, share: float) -> bool:
-    """Of the groups that are alike most are right, if those that differ are right half of the time,
-    and some do differ: a run that has most of its task behind it, and learns from the rest."""
+    """Return whether most of the groups that score alike are right.
+
+    This assumes that those that differ are right half of the time, and that some do differ: a run
+    that has most of its task behind it, and learns from the rest.
+    """
     reached = solved_share(view, since=first)
     return share < 0.98 and reached is not None and (reached - 0.5 * (1.0 - share)) / share >= 0.7
 
 
 def _causes(view: RunView, first: int, *, share: float, solved: bool) -> Iterator[Cause]:
-    """Those that something speaks for, the surest first."""
+    """Yield the causes for which there is evidence, the most certain first."""
     reward, cut = (
-        mean_since(view, first, "reward"),
-        mean_since(view, first, "completions/clipped_ratio"),
+        mean_since(view, "reward", step=first),
+        mean_since(view, "completions/clipped_ratio", step=first),
     )
-    distinct = mean_since(view, first, "completions/distinct_share")
+    distinct = mean_since(view, "completions/distinct_share", step=first)
     samples = view.number("rollout.samples_per_prompt")
     if samples == 1:
         yield Cause("group-size-one", "one sample per prompt has no group to differ from")
@@ -151,8 +158,9 @@ def _causes(view: RunView, first: int, *, share: float, solved: bool) -> Iterato
 
 
 def _all_wrong(view: RunView, reward: float | None, share: float) -> bool:
-    """Even if all that was earned had been earned by groups that are alike, they earned nothing to
-    speak of."""
+    """Return whether groups that score alike earned almost nothing, even if all reward was
+    theirs.
+    """
     top, lowest = highest_reward(view), view.series("reward/min")
     if reward is None or top is None or share <= 0:
         return False

@@ -42,7 +42,7 @@ _MARKS = ("\\boxed", "<answer>", "####", "</think>", "final answer")
 
 
 class Options(RuleOptions):
-    fire: int = option(4, "Records that must show it, all there are.")
+    fire: int = option(4, "Number of records that must show it, without an exception.")
     steps: int = option(6, "Steps that they must span.")
 
 

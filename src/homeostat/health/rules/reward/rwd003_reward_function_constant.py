@@ -17,7 +17,7 @@ Try the function by hand on printed completions. Loosen its pattern, show the fo
 or drop the function.
 
 ## Known false alarms
-None that matter: it is information. The other functions go on teaching.
+None that matter: it is information, because the other functions still distinguish answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from homeostat.health.view import Kind, RunView, Series
 
 
 class Options(RuleOptions):
-    fire: int = option(8, "Records in which it must not move.")
+    fire: int = option(8, "Number of records in which it must not move.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:

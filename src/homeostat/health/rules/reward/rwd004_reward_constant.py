@@ -37,7 +37,7 @@ from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
-    fire: int = option(4, "Records in a row with the same reward.")
+    fire: int = option(4, "Number of consecutive records with the same reward.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

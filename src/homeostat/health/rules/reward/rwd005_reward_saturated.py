@@ -7,17 +7,17 @@ rewards within groups hardly differ. Where most groups (`min_same`) are known to
 `near` of the maximum is enough.
 
 ## Why it matters
-There is nothing left to tell answers apart by. At the end of a run that is success; from the first
-step on it means that the prompts are too easy or that the reward pays for anything: a warning,
-where no answer scores less.
+There is no difference between answers left to learn from. At the end of a run that is success; from
+the first step on it means that the prompts are too easy or that the reward pays for anything, which
+is a warning if no answer scores less.
 
 ## Likely causes
 - reward-saturated: the task is solved, or was before the run began.
 - reward-constant: the reward pays every answer.
 
 ## What to do
-Solved: stop, or go on with harder prompts. From the start: check the reward on a wrong answer, then
-take harder prompts.
+If the task is solved: stop, or continue with harder prompts. If it is so from the start: check the
+reward on a wrong answer, then use harder prompts.
 
 ## Known false alarms
 A log that begins late in a run that has learned its task: it is information then.
@@ -31,7 +31,8 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import highest_reward, is_top_known, mean_since
+from homeostat.health.rules.readings import mean_since
+from homeostat.health.rules.signs import highest_reward, is_top_known
 from homeostat.health.view import Kind, RunView
 from homeostat.health.windows import newest_spell
 
@@ -40,7 +41,7 @@ class Options(RuleOptions):
     share: float = option(0.995, "Share of the maximum from which on all is solved.")
     near: float = option(0.97, "The same where most groups are known to score alike.")
     min_same: float = option(0.7, "Share of such groups that is most.")
-    fire: int = option(6, "Records in a row that must show it.")
+    fire: int = option(6, "Number of consecutive records that must show it.")
     max_spread: float = option(0.02, "Deviation within groups that still counts as none.")
 
 
@@ -58,19 +59,20 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         return
     first, last = int(reward.steps[spell.start]), int(reward.steps[spell.end])
     value = float(reward.values[spell.end])
-    spread = mean_since(view, first, "reward_std")
-    same = mean_since(view, first, "frac_reward_zero_std")
+    spread = mean_since(view, "reward_std", step=first)
+    same = mean_since(view, "frac_reward_zero_std", step=first)
     differs = spread is not None and spread > options.max_spread * top
     if differs or (same is not None and same < 0.5):
         return
     always = spell.start == 0 and first <= 10
     # Nothing tells answers apart: all score alike, or no gradient comes of them.
-    lowest, pull = mean_since(view, first, "reward/min"), mean_since(view, first, "grad_norm")
+    lowest = mean_since(view, "reward/min", step=first)
+    pull = mean_since(view, "grad_norm", step=first)
     is_idle = (same is not None and same >= options.min_same) or (
         lowest is not None and lowest >= top
     )
     is_idle = is_idle or (spread == 0.0 and pull == 0.0)
-    still = [mean_since(view, first, name) for name in ("train/loss", "kl")]
+    still = [mean_since(view, name, step=first) for name in ("train/loss", "kl")]
     is_idle = is_idle or (reward.values[spell.start :].min() >= top and still == [0.0, 0.0])
     yield Sighting(
         message=f"The mean reward is {value:.4g} of at most {top:.4g} since step {first}: "

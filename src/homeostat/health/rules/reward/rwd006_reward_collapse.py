@@ -52,7 +52,7 @@ from homeostat.health.view import Kind, RunView, Series
 
 class Options(RuleOptions):
     min_fall: float = option(0.3, "Share of the best reward that must be lost.")
-    fire: int = option(5, "Newest records that must all be low.")
+    fire: int = option(5, "Number of newest records that must all be low.")
     low: float = option(0.05, "Share of the maximum below which there is little to lose.")
     noise: float = option(4.0, "Standard deviations of a record that the fall must exceed.")
 
@@ -132,7 +132,7 @@ def _chance(view: RunView, reward: Series) -> float:
 
 
 def _causes(view: RunView) -> Iterator[Cause]:
-    """What moved along with it, the surest first."""
+    """Yield what moved along with it, the most certain first."""
     kl, entropy = trend(view.series("kl", "kl/sequence")), trend(view.series("entropy"))
     cut = trend(view.series("completions/clipped_ratio"))
     gap = trend(view.series("sampling/sampling_logp_difference/mean", "sampling/k3"))
@@ -166,8 +166,9 @@ def _causes(view: RunView) -> Iterator[Cause]:
 
 
 def _copies_first(view: RunView) -> str:
-    """What says that samples became copies of one another before the reward fell; "" where nothing
-    does."""
+    """Return the evidence that samples became copies before the reward fell; "" if there is
+    none.
+    """
     distinct, reward = view.series("completions/distinct_share"), view.series("reward")
     samples = view.number("rollout.samples_per_prompt")
     if distinct is None or reward is None or not samples or samples < 2:

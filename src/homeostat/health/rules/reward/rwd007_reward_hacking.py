@@ -1,4 +1,4 @@
-"""The reward that is trained on rises, while the one that it stands for falls.
+"""The training reward rises, while the reward on held-out prompts falls.
 
 ## What it sees
 The training reward rises by more than noise, while the reward (or accuracy) on held-out prompts
@@ -14,8 +14,8 @@ model worse.
 - overfitting: the prompts are few and known by heart.
 
 ## What to do
-Read completions with a high reward. Close the loophole, weigh the rewards anew, add a KL penalty,
-and go back to the checkpoint that was best on held-out prompts.
+Read completions with a high reward. Close the loophole, change the weights of the rewards, add a KL
+penalty, and go back to the checkpoint that was best on held-out prompts.
 
 ## Known false alarms
 Held-out prompts of another task than the trained ones.
@@ -27,7 +27,8 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import monotony, newest, trend
+from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.signs import newest, trend
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -45,7 +46,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     rise = trend(reward)
     start, best = held_out.first, float(held_out.values.max())
     lost = start - held_out.latest
-    falls = lost > options.min_fall * abs(start) and monotony(held_out) < -0.7
+    falls = lost > options.min_fall * abs(start) and rank_correlation(held_out) < -0.7
     if rise is None or not rise.rises or not falls:
         return
     at = int(held_out.steps[int(held_out.values.argmax())])

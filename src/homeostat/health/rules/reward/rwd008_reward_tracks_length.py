@@ -29,12 +29,13 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.rules.signs import Trend, monotony, trend
+from homeostat.health.rules.readings import rank_correlation
+from homeostat.health.rules.signs import Trend, trend
 from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(16, "Records that there must be.")
+    fire: int = option(16, "Number of records that are needed.")
     min_growth: float = option(1.5, "Factor by which the length must have grown.")
     hack_growth: float = option(1.8, "The same, up to a limit that cuts most answers.")
     cut: float = option(0.7, "Share of cut answers that speaks for paid length.")
@@ -49,7 +50,11 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if gain is None or growth is None or not gain.rises or not growth.rises:
         return
     paid = _cut_and_paid(view, growth, options)
-    together = monotony(reward) > 0.9 and monotony(length) > 0.9 and len(reward) >= options.fire
+    together = (
+        rank_correlation(reward) > 0.9
+        and rank_correlation(length) > 0.9
+        and len(reward) >= options.fire
+    )
     if not paid and not (together and growth.end > options.min_growth * growth.start):
         return
     causes = [Cause("reward-tracks-length", "both rise in step")]

@@ -34,9 +34,9 @@ from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
-    max_size: float = option(10_000.0, "Size of the mean reward that is too much.")
+    max_size: float = option(10_000.0, "Largest acceptable size of the mean reward.")
     max_growth: float = option(100.0, "Growth over the first records that is too much.")
-    fire: int = option(3, "Records in a row that must show it.")
+    fire: int = option(3, "Number of consecutive records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -31,7 +31,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(20, "Records that there must be.")
+    fire: int = option(20, "Number of records that are needed.")
     max_noise: float = option(0.5, "Noise of a record, as a share of the mean, that is much.")
     min_samples: int = option(64, "Samples of a step below which more of them would help.")
     warn_samples: int = option(8, "Samples of a step below which nothing can be learned from it.")

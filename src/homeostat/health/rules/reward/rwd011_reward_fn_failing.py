@@ -47,9 +47,9 @@ _MAX_QUOTE = 160
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.02, "Share of a step's samples that may fail.")
-    fire: int = option(2, "Records that must show it ...")
-    window: int = option(4, "... among so many.")
+    max_share: float = option(0.02, "Largest share of a step's samples that may fail.")
+    fire: int = option(2, "Number of records that must show it ...")
+    window: int = option(4, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -106,7 +106,7 @@ def _causes(view: RunView, name: str, share: float | None) -> Iterator[Cause]:
 
 
 def _time_out(timeouts: list[Event], share: float | None) -> Cause:
-    """Whether it hangs, which more time does not mend, or is only slow now and then."""
+    """Return whether a reward hangs, which more time does not fix, or is only slow at times."""
     in_a_row = max(_number(event.fields.get("calls_in_a_row")) for event in timeouts)
     if in_a_row < HANGING_CALLS and (share is None or share < HANGING_SHARE):
         return Cause("reward-slow", "some of its calls ran out of time")

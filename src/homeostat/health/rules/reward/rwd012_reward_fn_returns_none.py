@@ -31,7 +31,7 @@ from homeostat.health.windows import newest_spell
 
 
 class Options(RuleOptions):
-    fire: int = option(3, "Records in a row that must show it.")
+    fire: int = option(3, "Number of consecutive records that must show it.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -32,12 +32,12 @@ from homeostat.types import FloatArray64
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.4, "Share of a step's time that is too much.")
+    max_share: float = option(0.4, "Largest acceptable share of a step's time.")
     min_s: float = option(1.0, "Seconds below which it does not matter, if it was always so.")
     min_grown_s: float = option(0.1, "Seconds below which it does not matter at all.")
     growth: float = option(5.0, "Factor over what it took before that is a change.")
-    fire: int = option(4, "Records that must show it ...")
-    window: int = option(6, "... among so many.")
+    fire: int = option(4, "Number of records that must show it ...")
+    window: int = option(6, "... within a window of this many.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -30,7 +30,7 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    fire: int = option(3, "Records that must agree.")
+    fire: int = option(3, "Number of records that must agree.")
     tolerance: float = option(0.01, "Distance of two rewards that count as equal.")
 
 

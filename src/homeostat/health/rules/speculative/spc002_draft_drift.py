@@ -11,7 +11,7 @@ changes.
 - draft-drift: the draft is frozen, or trained too rarely.
 
 ## What to do
-Train the draft on the policy's own answers every few steps, or start it anew from time to time.
+Train the draft on the policy's own answers every few steps, or restart it from time to time.
 
 ## Known false alarms
 Harder prompts later in the data.
@@ -31,7 +31,7 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     share: float = option(0.8, "Share of the first acceptance that is too low.")
-    min_records: int = option(8, "Records that are needed.")
+    min_records: int = option(8, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

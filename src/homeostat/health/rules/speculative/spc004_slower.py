@@ -32,7 +32,7 @@ from homeostat.health.view import RunView
 
 class Options(RuleOptions):
     min_length: float = option(1.25, "Tokens per verification below which nothing is gained.")
-    min_records: int = option(3, "Records that are needed.")
+    min_records: int = option(3, "Number of records that are needed.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

@@ -1,4 +1,4 @@
-"""Whether a text is a mixture of scripts and fragments that nobody writes.
+"""Recognise texts that are a mixture of scripts and fragments that nobody writes.
 
 A garbled sample mixes letters of several scripts word by word, holds tokens that no text has (pads,
 bytes that are no letter), or is one character over and over. Text in one foreign language, code and

@@ -1,8 +1,8 @@
-"""The engine goes on sampling with old weights.
+"""The engine keeps sampling with old weights.
 
 ## What it sees
 The version of the weights that the engine samples with stays the same over `fire` records while
-steps go on and nothing says that it should (a sync interval of that length). Or: log-probs of
+training continues, and no setting explains it (a sync interval of that length). Or: log-probs of
 engine and trainer agreed to rounding, and differ more with each update since some step.
 
 ## Why it matters
@@ -40,7 +40,7 @@ _FAR = 0.3
 
 
 class Options(RuleOptions):
-    fire: int = option(4, "Records without a new version.")
+    fire: int = option(4, "Number of records without a new version.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -85,7 +85,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 def _apart(view: RunView) -> Sighting | None:
     """Engine and trainer agreed to rounding, and then came apart further with each update: the
-    version that is told is not the version that samples."""
+    version that is reported is not the version that samples."""
     gap = view.series("sampling/sampling_logp_difference/mean")
     values = gap.finite() if gap is not None else None
     if values is None or len(values) < 6:

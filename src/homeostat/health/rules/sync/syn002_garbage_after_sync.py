@@ -54,7 +54,7 @@ _READ = ("sampling/trainer_logp/mean", "completions/clipped_ratio")
 
 class Options(RuleOptions):
     min_drop: float = option(2.0, "Nats that the tokens' log-prob falls by at once.")
-    early: int = option(6, "Records from the start among which it must happen.")
+    early: int = option(6, "Number of records from the start among which it must happen.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
@@ -132,34 +132,39 @@ def _signs(view: RunView, step: int) -> Iterator[str]:
         ("completions/clipped_ratio", "the share that runs to the limit", ".0%"),
         ("reward", "the reward", ".3g"),
     ):
-        before, after = mean_before(view, name, step), mean_since(view, name, step)
+        before, after = mean_before(view, name, step=step), mean_since(view, name, step=step)
         if before is None or after is None or abs(after - before) < 0.3 * max(abs(before), 0.05):
             continue
         yield f"{what} went from {before:{form}} to {after:{form}}"
 
 
 def _policy_moved(view: RunView, step: int) -> bool:
-    """Whether the policy itself may have changed: engine and trainer agree on what it writes, its
-    KL from the reference grew with it, or nothing tells that it did not."""
-    gap = mean_since(view, "sampling/sampling_logp_difference/mean", step)
+    """Return whether the policy itself may have changed.
+
+    It may have if engine and trainer agree on what it writes, if its KL from the reference grew
+    with it, or if nothing shows that it did not.
+    """
+    gap = mean_since(view, "sampling/sampling_logp_difference/mean", step=step)
     if gap is not None:
         return gap < 0.2
-    trainer = mean_since(view, "sampling/trainer_logp/mean", step)
-    reference = mean_since(view, "sampling/reference_logp/mean", step)
+    trainer = mean_since(view, "sampling/trainer_logp/mean", step=step)
+    reference = mean_since(view, "sampling/reference_logp/mean", step=step)
     if trainer is not None and reference is not None:
         return abs(trainer - reference) > 1.0
-    far = mean_since(view, "kl", step)
+    far = mean_since(view, "kl", step=step)
     if far is not None and far > 1.0 and _woke_at_rest(view, step):
         return False
     return far > 1.0 if far is not None else not any(is_garbled(s.text) for s in view.samples)
 
 
 def _woke_at_rest(view: RunView, step: int) -> bool:
-    """Whether the engine woke just before, after updates too small to change a policy at once; or
-    what it writes since is garbled."""
+    """Return whether the engine woke just before, after updates too small to change a policy.
+
+    It also counts if what the engine writes since then is garbled.
+    """
     woke = [event.step for event in view.events_of("engine_woke") if event.step is not None]
     rate, usual = peak_rate(view), usual_rates(view)
-    before, pulls = mean_before(view, "kl", step), view.series("grad_norm")
+    before, pulls = mean_before(view, "kl", step=step), view.series("grad_norm")
     if not {step - 1, step} & set(woke) or before is None or before > 0.05:
         return False
     if rate is None or usual is None or rate > usual.high:

@@ -38,12 +38,13 @@ class Options(RuleOptions):
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
-    gap = mean_since(view, "sampling/sampling_logp_difference/mean", 0)
-    prob = mean_since(view, "sampling/prob_difference/mean", 0)
+    gap = mean_since(view, "sampling/sampling_logp_difference/mean", step=0)
+    prob = mean_since(view, "sampling/prob_difference/mean", step=0)
     far = (gap or 0) > options.min_gap or (prob or 0) > options.min_prob_gap
     lost, adapter = _level_two(view), has_adapter(view)
     unsent = adapter and is_false(raw(view, "layered_summon"))
-    cut, reward = mean_since(view, "completions/clipped_ratio", 0), mean_since(view, "reward", 0)
+    cut = mean_since(view, "completions/clipped_ratio", step=0)
+    reward = mean_since(view, "reward", step=0)
     bad = (cut or 0) > 0.5 or (reward is not None and reward < 0.05)
     if not far or not bad or not (lost or unsent):
         return

@@ -31,8 +31,8 @@ from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.2, "Share of a step that is too much.")
-    min_s: float = option(1.0, "Seconds that are worth speaking of.")
+    max_share: float = option(0.2, "Largest acceptable share of a step.")
+    min_s: float = option(1.0, "Seconds below which it does not matter.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:

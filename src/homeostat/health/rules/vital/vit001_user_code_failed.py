@@ -2,13 +2,13 @@
 
 ## What it sees
 A traceback in which a training library calls a function that lies outside of installed packages
-and of the trainer's own checkout, and no library's frame but those that this function called stands
-below it. At level error where no step
-was logged after it; as a warning where the run went on and it came `fire` times.
+and of the trainer's own checkout, and no library's frame is below it except those that this
+function called. At level error if no step was logged after it; as a warning if the run continued
+and it came `fire` times.
 
 ## Why it matters
-The run ended there, or goes on with what the failing code should have given left out. No setting
-mends it: the line that is named has to be changed.
+The run ended there, or continues without what the failing code should have returned. No setting
+fixes it: the named line has to be changed.
 
 ## Likely causes
 - reward-fn-failing: the code is a reward function, and met an answer that it cannot score.
@@ -17,7 +17,7 @@ mends it: the line that is named has to be changed.
 
 ## What to do
 Open the file at the line. Call the function by hand with the input that it failed on; make a reward
-return 0 or None for answers that it cannot score. Then go on from the newest checkpoint.
+return 0 or None for answers that it cannot score. Then resume from the newest checkpoint.
 
 ## Known false alarms
 Scripts of a framework that were copied out of its package are taken for the user's.
@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
-from homeostat.health.texts.parts import AFTERMATH
+from homeostat.health.signatures.lists import AFTERMATH
 from homeostat.health.tracebacks import Frame, Traceback
 from homeostat.health.view import RunView
 from homeostat.health.vitals import fatal_traceback
@@ -46,7 +46,7 @@ _LOOK_UPS = ("AttributeError", "TypeError")
 
 
 class Options(RuleOptions):
-    fire: int = option(3, "Times that it must come up in a run that goes on.")
+    fire: int = option(3, "Number of times that it must occur in a run that continues.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting]:
@@ -110,7 +110,7 @@ def _fixes(frame: Frame, family: Family) -> Iterator[Fix]:
 
 
 def family_of(frame: Frame, *, caller: str = "") -> Family:
-    """Which part of the run the code is, by the names of who called it, its function and file."""
+    """Return which part of the run the code is, by the names of its caller, function and file."""
     if "reward" in caller.lower():
         return Family.REWARD
     for words, family in ((_REWARD, Family.REWARD), (_DATA, Family.DATA)):

@@ -1,4 +1,4 @@
-"""The run ended in an exception that no rule knows.
+"""The run ended in an exception that no rule recognises.
 
 ## What it sees
 The last traceback of the log, with no step after it. Where a rule knows its words, or the user's
@@ -12,7 +12,7 @@ illness", and the exit code is 1.
 - ended-in-exception: the exception's own words say what is known.
 
 ## What to do
-Read the exception and the frame that raised it. Go on from the newest checkpoint.
+Read the exception and the frame that raised it. Resume from the newest checkpoint.
 
 ## Known false alarms
 A traceback that was caught in the last steps of a log that was cut there.

@@ -1,9 +1,12 @@
-"""The run stopped before its last step.
+"""The run did not reach its end.
 
 ## What it sees
-A warning where something killed it: the kernel, a scheduler, a time limit. Information where a
-person or a signal stopped it, where it ended by itself before the planned number of steps (early
-stopping), and where the log just ends: the run may go on, or the log was cut.
+A warning where something killed it: the kernel, a scheduler, a time limit; and where the log ends
+before the last step, no line says why, and its file was not written to for an hour: kill -9 and a
+power cut leave nothing else. Information where a person or a signal stopped it, where it ended by
+itself before the planned number of steps (early stopping), and where the log just ends and may
+still be written: such a run is called unfinished, never healthy. The planned number of steps comes
+from a progress bar, the log's own counter or the settings.
 
 ## Why it matters
 What it has learned is what the newest checkpoint holds; a schedule that was made for all steps has
@@ -13,11 +16,12 @@ not come to its end.
 - stopped-early: the log's own words, or its last step.
 
 ## What to do
-Go on from the newest checkpoint. Ask the scheduler (sacct, kubectl describe) and the kernel's log
-(dmesg) who ended it.
+Resume from the newest checkpoint. Find out from the scheduler (sacct, kubectl describe) and the
+kernel's log (dmesg) what ended it.
 
 ## Known false alarms
-A log that was cut by hand, or copied while the run goes on: it is information, never a warning.
+A log that was cut by hand, or copied from a run that continued elsewhere. A step that takes more
+than an hour.
 """
 
 from __future__ import annotations
@@ -32,25 +36,29 @@ from homeostat.health.words import shortened
 
 
 def check(view: RunView, _: object) -> Iterator[Sighting]:
-    ending, step, total = ending_of(view), view.last_step, view.total_steps
-    if step is None:
-        return
-    ended = ending.how in (End.KILLED, End.STOPPED) or ending.is_early
+    ending = ending_of(view)
+    ended = ending.how in (End.KILLED, End.STOPPED) or ending.is_early or ending.is_stale
     if ending.how is not End.OPEN and not ended:
         return
-    of, words = f" of {total:,}" if total else "", ending.words
-    quote = ending.line
+    step, total, quote = view.last_step, view.total_steps, ending.line
+    is_open = ending.how is End.OPEN
+    said = [f"{ending.words[0].upper()}{ending.words[1:]}."]
+    if step is not None and not is_open:
+        said.append(f"The newest step is {step:,}{f' of {total:,}' if total else ''}.")
+    if ended:
+        said.append("What was learned is in the newest checkpoint.")
     yield Sighting(
-        message=f"The newest step is {step:,}{of}: {words}. What was learned is in the newest "
-        "checkpoint.",
+        message=" ".join(said),
         evidence=(f"line {quote.number}: {shortened(quote.text.strip(), 300)}",) if quote else (),
-        causes=(Cause("stopped-early", words),),
+        causes=(
+            Cause("stopped-early", "no line says how the run ended" if is_open else ending.words),
+        ),
         fixes=(Fix("", "", "go on from the newest checkpoint"),) if ended else (),
         first_step=step,
         last_step=step,
-        value=float(step),
+        value=float(step) if step is not None else None,
         limit=float(total) if total else None,
-        level=Level.WARN if ending.how is End.KILLED else None,
+        level=Level.WARN if ending.how is End.KILLED or ending.is_stale else None,
     )
 
 
@@ -61,7 +69,7 @@ RULE = Rule(
     level=Level.INFO,
     confidence=Confidence.MEASURED,
     check=check,
-    # A run that is watched while it goes on has not stopped: only what was read is judged.
+    # A run that is watched live has not stopped: only what was read is judged.
     needs=("fact:sources",),
     yields_to=("ERR", "VIT001", "VIT002", "VIT006"),
 )

@@ -7,7 +7,7 @@ knows more of a loss or gradient that is not finite, that is said in place of th
 
 ## Why it matters
 Every mean, advantage and update that such a value takes part in is not finite either, or is left
-out. A trainer that turns it into 0 goes on without learning anything.
+out. A trainer that turns it into 0 continues without learning anything.
 
 ## Likely causes
 - reward-not-finite: a reward function divides by 0, takes a logarithm of 0, or passes on a NaN.

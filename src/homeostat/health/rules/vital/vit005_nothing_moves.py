@@ -8,7 +8,7 @@ exactly 0 and stays there for 5 records; or a training loss that is the same num
 that is said in place of this.
 
 ## Why it matters
-No optimizer gives the same number twice. The run goes on as if it trained, and does not.
+No optimizer gives the same number twice. The run looks as if it trained, but it does not.
 
 ## Likely causes
 - all-labels-masked: the loss and the accuracy have no token to be computed over.

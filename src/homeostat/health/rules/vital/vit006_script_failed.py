@@ -5,8 +5,8 @@ A traceback that ended the run, whose innermost frame lies outside of installed 
 training library above it. Where a rule knows the exception's words, that is said in place of this.
 
 ## Why it matters
-The run ended there, or never began. No setting of a trainer mends it: the line that is named has to
-be changed.
+The run ended there, or never began. No setting of a trainer fixes it: the named line has to be
+changed.
 
 ## Likely causes
 - script-failed: the line raised on an input that it was not written for.
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
 from homeostat.health.rule import Rule
 from homeostat.health.rules.vital.vit001_user_code_failed import family_of, is_its_fault
-from homeostat.health.texts.parts import AFTERMATH
+from homeostat.health.signatures.lists import AFTERMATH
 from homeostat.health.view import RunView
 from homeostat.health.vitals import fatal_traceback
 from homeostat.health.words import shortened

@@ -75,7 +75,7 @@ class PackedWeights:
 
     def _struct(self) -> ModelStruct:
         model, config = self.model, self.model.config
-        layers = [self._layer(layer) for layer in model.model.layers]
+        layers = [self._layer(layer) for layer in model.layers]
         self._frequencies_F = model.inv_freq_F.cpu().contiguous()
         return ModelStruct(
             num_layers=config.num_layers,
@@ -108,7 +108,7 @@ class PackedWeights:
     def _map(self, *maps: Linear, norm: RMSNorm | None = None) -> tuple[int, int | None]:
         """Linear maps of one input as one: the addresses of its panels and its bias."""
         panels = self._panels([linear.weight for linear in maps], norm=norm)
-        biases = [linear.bias for linear in maps if linear.bias is not None]
+        biases: list[Tensor] = [linear.bias for linear in maps if linear.bias is not None]
         if not biases:
             return panels, None
         size = -(-sum(map(len, biases)) // self._panel) * self._panel

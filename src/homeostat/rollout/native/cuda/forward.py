@@ -81,7 +81,7 @@ class DecodeForward:
     def _layers_for(self, num_rows: int) -> Layers:
         if self.can_be_narrow and num_rows <= narrow.MAX_ROWS:
             return self._narrow_layers
-        gate_ID = self.model.model.layers[0].mlp.gate_proj.weight
+        gate_ID = self.model.layers[0].mlp.gate_proj.weight
         if self.can_be_tiled and products.are_better(num_rows, gate_ID):
             return self._tiled_layers
         return self._wide_layers
@@ -90,7 +90,7 @@ class DecodeForward:
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
         eps, added_BD = self.model.config.rms_norm_eps, None
-        for index, layer in enumerate(self.model.model.layers):
+        for index, layer in enumerate(self.model.layers):
             attention, mlp = layer.self_attn, layer.mlp
             normed_BD = rows.add_norm(x_BD, added_BD, layer.input_layernorm.weight, eps=eps)
             qkv = _maps(normed_BD, (attention.q_proj, attention.k_proj, attention.v_proj))
@@ -104,7 +104,7 @@ class DecodeForward:
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
         eps = self.model.config.rms_norm_eps
-        for index, layer in enumerate(self.model.model.layers):
+        for index, layer in enumerate(self.model.layers):
             attention, mlp = layer.self_attn, layer.mlp
             norm_D = layer.input_layernorm.weight
             qkv = narrow.into_heads(x_BD, norm_D, _head_maps(layer), eps=eps)
@@ -119,7 +119,7 @@ class DecodeForward:
     def _tiled_layers(
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
     ) -> tuple[Tensor, Tensor | None]:
-        eps, layers = self.model.config.rms_norm_eps, self.model.model.layers
+        eps, layers = self.model.config.rms_norm_eps, self.model.layers
         scaled = products.Scaled(
             rows.add_norm(x_BD, None, layers[0].input_layernorm.weight, eps=eps)
         )
@@ -127,12 +127,15 @@ class DecodeForward:
         for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             attention, mlp = layer.self_attn, layer.mlp
             maps = (attention.q_proj, attention.k_proj, attention.v_proj)
-            out_BX = products.into_heads(scaled, *_side_by_side(maps), eps=eps)
+            weight_OD, bias_O = _side_by_side(maps)
+            assert weight_OD is not None, "can_be_tiled has looked"
+            out_BX = products.into_heads(scaled, weight_OD, bias_O, eps=eps)
             qkv = out_BX.split([linear.weight.shape[0] for linear in maps], dim=1)
             mixed_BX = self._attend(index, layer, qkv, turns, state)
             norm_D = layer.post_attention_layernorm.weight
             scaled = products.added(x_BD, mixed_BX, attention.o_proj.weight, norm_D, self._sums)
             weight_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
+            assert weight_OD is not None, "can_be_tiled has looked"
             gated_BI = products.gated(scaled, weight_OD, eps=eps)
             norm_D = next_norm.weight
             scaled = products.added(x_BD, gated_BI, mlp.down_proj.weight, norm_D, self._sums)
@@ -200,7 +203,7 @@ def _side_by_side(maps: Sequence[Linear]) -> tuple[Tensor | None, Tensor | None]
 
 def _is_plain(model: Decoder) -> bool:
     """No adapters, and no bias where the narrow kernels have none."""
-    layers = [module for layer in model.model.layers for module in layer.modules()]
+    layers = [module for layer in model.layers for module in layer.modules()]
     linear = [m for m in layers if hasattr(m, "in_features")]
     config = model.config
     sizes = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -215,7 +218,7 @@ def _is_plain(model: Decoder) -> bool:
 
 def _can_be_tiled(model: Decoder) -> bool:
     """Weights and biases lie side by side, and the device can copy tiles of them."""
-    return all(_has_tiles(layer) for layer in model.model.layers)
+    return all(_has_tiles(layer) for layer in model.layers)
 
 
 def _has_tiles(layer: Layer) -> bool:

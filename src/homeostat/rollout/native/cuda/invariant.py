@@ -10,6 +10,9 @@ the same tiles and the same order. Nothing asks the host, so that a step can be 
 Suffixes: `_B` rows, `_H` heads, `_d` head dim, `_K` blocks of a sequence, `_V` vocabulary.
 """
 
+# Triton compiles its kernels from source: pyright misreads their calls.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -12,6 +12,9 @@ bias, or the sum so far, or gates.
 Suffixes: `_B` rows, `_D` model dim, `_I` the MLP's inner dim, `_O` outputs, `_K` inputs.
 """
 
+# Triton compiles its kernels from source: pyright misreads their calls.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

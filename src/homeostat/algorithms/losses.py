@@ -1,0 +1,130 @@
+"""The losses by their names: what each needs of a batch and of the forward pass.
+
+    LossSpec.name -> Loss -> columns and outputs that it needs -> checked -> its terms
+
+A trainer computes what the entry names and nothing else, and refuses a batch that lacks a column
+before it computes anything. A new loss is one more entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from homeostat.algorithms import sft
+from homeostat.algorithms.corrections.correct import PARTS
+from homeostat.algorithms.policy import policy_loss
+from homeostat.algorithms.terms import LossTerms, PolicyTokens
+from homeostat.errors import LossInputError
+from homeostat.types import LossSpec, TrainBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class EntropyNeed(StrEnum):
+    """A loss needs nothing of the distribution's entropy, its value, or its gradient too."""
+
+    NONE = "none"
+    VALUE = "value"
+    GRAD = "grad"
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """The trained tokens of a micro-batch. `columns_M` holds what the loss reads of the batch."""
+
+    logp_M: Tensor
+    entropy_M: Tensor | None
+    weights_M: Tensor
+    columns_M: Mapping[str, Tensor]
+    row_of_M: Tensor
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss and what it needs.
+
+    `columns` are all that it can read, in whichever variant; `required` says which of them it
+    cannot do without under a given spec, and `entropy` what it needs of the entropy.
+    """
+
+    terms: Callable[[LossInputs, LossSpec], LossTerms]
+    columns: frozenset[str]
+    required: Callable[[LossSpec], frozenset[str]]
+    entropy: Callable[[LossSpec], EntropyNeed]
+
+
+def loss_of(spec: LossSpec) -> Loss:
+    if spec.name not in LOSSES:
+        known = ", ".join(sorted(LOSSES))
+        raise LossInputError(f"there is no loss {spec.name!r}. Known losses: {known}.")
+    return LOSSES[spec.name]
+
+
+def require_columns(spec: LossSpec, batches: Iterable[TrainBatch | None]) -> None:
+    """Raise LossInputError where a batch lacks a column that the loss needs."""
+    required = loss_of(spec).required(spec)
+    for batch in batches:
+        missing = [] if batch is None else sorted(required - batch.columns.keys())
+        if batch is not None and missing:
+            raise LossInputError(
+                f"the loss {spec.name!r} needs the column {missing[0]!r}, and a batch of rows "
+                f"{batch.row_ids_B[0]} ... has {', '.join(sorted(batch.columns)) or 'none'}: it "
+                "must be filled before the update is planned."
+            )
+
+
+def _sft_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
+    return sft.sft_loss(inputs.logp_M, inputs.weights_M, inputs.row_of_M, inputs.num_rows, spec)
+
+
+def _policy_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
+    assert inputs.entropy_M is not None, "policy losses measure the entropy"
+    columns_M = inputs.columns_M
+    tokens = PolicyTokens(
+        trainer_logp_M=inputs.logp_M,
+        entropy_M=inputs.entropy_M,
+        weights_M=inputs.weights_M,
+        row_of_M=inputs.row_of_M,
+        num_rows=inputs.num_rows,
+        advantage_M=columns_M["advantage"],
+        old_logp_M=columns_M.get("old_logp"),
+        ref_logp_M=columns_M.get("ref_logp"),
+        engine_logp_M=columns_M.get("engine_logp"),
+    )
+    return policy_loss(tokens, spec)
+
+
+def _policy_required(spec: LossSpec) -> frozenset[str]:
+    """Without `old_logp` the old policy is the present one, and its ratio exactly 1."""
+    names = {"advantage"}
+    if "kl_coefficient" in spec.params:
+        names.add("ref_logp")
+    if any(part in spec.params for part in PARTS):
+        names.add("engine_logp")
+    return frozenset(names)
+
+
+def _policy_entropy(spec: LossSpec) -> EntropyNeed:
+    bonus = float(spec.params.get("entropy_bonus", 0.0))
+    return EntropyNeed.GRAD if bonus > 0 else EntropyNeed.VALUE
+
+
+LOSSES: dict[str, Loss] = {
+    "sft": Loss(
+        _sft_terms,
+        columns=frozenset(),
+        required=lambda spec: frozenset(),
+        entropy=lambda spec: EntropyNeed.NONE,
+    ),
+    "policy": Loss(
+        _policy_terms,
+        columns=frozenset({"advantage", "old_logp", "ref_logp", "engine_logp"}),
+        required=_policy_required,
+        entropy=_policy_entropy,
+    ),
+}

@@ -1,0 +1,222 @@
+"""Columns of a batch: values that tokens carry beside themselves, of any dtype and rank.
+
+Torch-free. A column holds one value for each of T tokens, in one of two layouts:
+
+    dense    an array [T, ...]: a number per token, or a block of fixed shape (layers x experts)
+    ragged   a list of any length per token, stored as all values end to end and T + 1 offsets
+
+`COLUMNS` declares every column once: its dtype, the dimensions behind the tokens', which tokens
+have a value and what the others hold, and who reads it. Rows, batches and segments accept no
+column that is not declared here, so a misspelt name or a wrong dtype fails where it is made.
+
+Suffixes as in `types`: `_T` tokens of one row, `_N` packed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Reader(StrEnum):
+    """A reader of a column. A forward pass gets all columns; a loss names those that it needs."""
+
+    MODEL = "model"
+    LOSS = "loss"
+    COMPARISON = "comparison of engine and trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """A list of values per token: token t has `values[offsets_T[t] : offsets_T[t + 1]]`."""
+
+    values: NDArray[Any]
+    offsets_T: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[float] | NDArray[Any]], dtype: Any) -> Ragged:
+        parts = [np.asarray(part, dtype=dtype) for part in lists]
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        values = np.concatenate([np.zeros(0, dtype=dtype), *parts])
+        return cls(values, _offsets(sizes))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+    @property
+    def sizes_T(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets_T)
+
+    def __len__(self) -> int:
+        return len(self.offsets_T) - 1
+
+    def __getitem__(self, token: int) -> NDArray[Any]:
+        return self.values[self.offsets_T[token] : self.offsets_T[token + 1]]
+
+
+ColumnArray = NDArray[Any] | Ragged
+Columns = Mapping[str, ColumnArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The declaration of a column.
+
+    `dims` names the dimensions behind the tokens'; their sizes belong to the model. A prompt's
+    tokens have values, too, where `on_prompts` says so. Tokens without a value hold `fill`,
+    or an empty list where the column is ragged.
+    """
+
+    about: str
+    dtype: Any
+    readers: frozenset[Reader]
+    dims: tuple[str, ...] = ()
+    is_ragged: bool = False
+    on_prompts: bool = False
+    fill: float = 0.0
+
+    def filled(self, num_tokens: int, *, shape: tuple[int, ...] = ()) -> ColumnArray:
+        """The column of tokens that have no value. `shape`: sizes of the dimensions `dims`."""
+        if self.is_ragged:
+            offsets_T = np.zeros(num_tokens + 1, dtype=np.int64)
+            return Ragged(np.zeros((0, *shape), dtype=self.dtype), offsets_T)
+        return np.full((num_tokens, *shape), self.fill, dtype=self.dtype)
+
+    def why_odd(self, values: ColumnArray, *, num_tokens: int) -> str:
+        """Return what of the values is not as declared; '' if nothing."""
+        if isinstance(values, Ragged) != self.is_ragged:
+            return f"it is {'ragged' if self.is_ragged else 'dense'} by its declaration"
+        if values.dtype != np.dtype(self.dtype):
+            return f"it is of {values.dtype}, declared as {np.dtype(self.dtype)}"
+        array = values.values if isinstance(values, Ragged) else values
+        if array.ndim != 1 + len(self.dims):
+            return f"it has {array.ndim} dimensions, declared are tokens{''.join(self._dims)}"
+        if len(values) != num_tokens:
+            return f"it has {len(values)} tokens of {num_tokens}"
+        return ""
+
+    @property
+    def _dims(self) -> tuple[str, ...]:
+        return tuple(f" x {name}" for name in self.dims)
+
+
+def _floats(about: str, *readers: Reader) -> Column:
+    return Column(about, np.float32, frozenset(readers))
+
+
+COLUMNS: dict[str, Column] = {
+    "engine_logp": _floats(
+        "log-prob of the token under the engine that sampled it", Reader.LOSS, Reader.COMPARISON
+    ),
+    "old_logp": _floats(
+        "log-prob under the trainer's weights that sampled, scored before the step's updates",
+        Reader.LOSS,
+        Reader.COMPARISON,
+    ),
+    "ref_logp": _floats("log-prob under the reference", Reader.LOSS),
+    "advantage": _floats("advantage of the token", Reader.LOSS),
+}
+
+
+def check_columns(columns: Columns, *, num_tokens: int, whose: str) -> None:
+    """Assert that each column is declared and as declared."""
+    for name, values in columns.items():
+        declared = COLUMNS.get(name)
+        assert declared is not None, f"{whose}: column {name!r} is not declared in columns.py"
+        odd = declared.why_odd(values, num_tokens=num_tokens)
+        assert not odd, f"{whose}: column {name!r}: {odd}"
+
+
+def dense(values: ColumnArray) -> NDArray[Any]:
+    """The array of a column that is declared as dense."""
+    assert not isinstance(values, Ragged), "the column is ragged"
+    return values
+
+
+def concatenate(parts: Sequence[ColumnArray]) -> ColumnArray:
+    """Lay columns of consecutive tokens end to end."""
+    dense = [part for part in parts if not isinstance(part, Ragged)]
+    ragged = [part for part in parts if isinstance(part, Ragged)]
+    assert not dense or not ragged, "a column is ragged in all its parts or in none"
+    if dense:
+        return np.concatenate(dense)
+    sizes_T = np.concatenate([part.sizes_T for part in ragged])
+    return Ragged(np.concatenate([part.values for part in ragged]), _offsets(sizes_T))
+
+
+def split(values: ColumnArray, lengths: NDArray[np.int64]) -> list[ColumnArray]:
+    """Cut a column into those of consecutive runs of so many tokens each: undoes `concatenate`."""
+    cuts = np.cumsum(lengths)[:-1]
+    if not isinstance(values, Ragged):
+        return list(np.split(values, cuts))
+    parts = np.split(values.values, values.offsets_T[cuts])
+    sizes = np.split(values.sizes_T, cuts)
+    return [Ragged(part, _offsets(size)) for part, size in zip(parts, sizes, strict=True)]
+
+
+def joined(parts: Sequence[Columns], *, lengths: Sequence[int]) -> dict[str, ColumnArray]:
+    """The columns of consecutive runs of tokens. A run that lacks one has no values in it."""
+    runs = aligned(parts, lengths=lengths)
+    return {name: concatenate([run[name] for run in runs]) for name in (runs[0] if runs else ())}
+
+
+def aligned(parts: Sequence[Columns], *, lengths: Sequence[int]) -> list[dict[str, ColumnArray]]:
+    """Give every row all columns that any of them has; those that it lacks hold no values."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return [
+        {name: part[name] if name in part else _empty(name, length, parts) for name in names}
+        for part, length in zip(parts, lengths, strict=True)
+    ]
+
+
+def to_arrays(prefix: str, runs: Sequence[Columns]) -> dict[str, NDArray[Any]]:
+    """The columns of several runs of tokens as flat arrays, for a file. A column that no run has
+    takes nothing."""
+    found: dict[str, NDArray[Any]] = {}
+    for name in dict.fromkeys(name for run in runs for name in run):
+        whole = concatenate([run[name] for run in runs if name in run])
+        found[f"{prefix}/{name}/has"] = np.array([name in run for run in runs], dtype=np.int64)
+        if isinstance(whole, Ragged):
+            found |= {f"{prefix}/{name}/values": whole.values}
+            found |= {f"{prefix}/{name}/sizes": whole.sizes_T}
+        else:
+            found[f"{prefix}/{name}/values"] = whole
+    return found
+
+
+def from_arrays(
+    prefix: str, arrays: Mapping[str, NDArray[Any]], lengths: NDArray[np.int64]
+) -> list[dict[str, ColumnArray]]:
+    """The columns of each run, from what `to_arrays` made of them."""
+    runs: list[dict[str, ColumnArray]] = [{} for _ in lengths]
+    keys = [key for key in arrays if key.startswith(f"{prefix}/") and key.endswith("/has")]
+    for name in (key.removeprefix(f"{prefix}/").removesuffix("/has") for key in keys):
+        has = arrays[f"{prefix}/{name}/has"].astype(bool)
+        values, sizes = arrays[f"{prefix}/{name}/values"], arrays.get(f"{prefix}/{name}/sizes")
+        whole = values if sizes is None else Ragged(values, _offsets(sizes))
+        for run, part in zip(np.flatnonzero(has), split(whole, lengths[has]), strict=True):
+            runs[run][name] = part
+    return runs
+
+
+def as_json(values: ColumnArray) -> ColumnArray | list[NDArray[Any]]:
+    """The column as a list with one entry per token, for a file that people read."""
+    if not isinstance(values, Ragged):
+        return values
+    return [values[token] for token in range(len(values))]
+
+
+def _empty(name: str, num_tokens: int, parts: Sequence[Columns]) -> ColumnArray:
+    known = next(part[name] for part in parts if name in part)
+    array = known.values if isinstance(known, Ragged) else known
+    return COLUMNS[name].filled(num_tokens, shape=array.shape[1:])
+
+
+def _offsets(sizes_T: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes_T)])

@@ -1,0 +1,76 @@
+"""The base of engine configs: keys that every engine has, and facts that other settings depend on.
+
+Whatever is asked of an engine's config is declared here with a default, so that nobody has to know
+which engine it is. A new engine is one more subclass in `AnyEngine` (config/rollout.py), one
+adapter and one entry of rollout/registry.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from homeostat.config.base import Settings, key
+
+
+class EngineConfig(Settings):
+    """Keys and facts of any engine."""
+
+    # Each engine narrows it to its own name, which is its key in rollout/registry.py.
+    type: Any
+    max_concurrency: int = key(
+        256, ge=1, resume="warn", help="Number of completions that are sampled at the same time."
+    )
+    memory_share: float = key(
+        0.5,
+        gt=0,
+        le=0.95,
+        resume="free",
+        help="Share of the free memory that the KV cache may use.",
+    )
+    stall_s: float = key(
+        1800.0,
+        gt=0,
+        resume="free",
+        help="Seconds without any finished completion after which the engine counts as stuck.",
+    )
+    sleep: bool = key(
+        True,
+        resume="free",
+        help="Free the cache while the trainer works. false keeps it: more memory, no pause.",
+    )
+    start_timeout_s: float = key(
+        300.0,
+        gt=0,
+        resume="free",
+        help="Seconds within which a separate engine process must have loaded the model and "
+        "answer.",
+    )
+    max_restarts: int = key(
+        3,
+        ge=0,
+        resume="free",
+        help="How many times a separate engine process is restarted after it died. The new "
+        "process receives the weights, and the interrupted round is sampled again from its "
+        "start.",
+    )
+
+    # It can serve the native decoder alone.
+    needs_native_decoder: ClassVar[bool] = False
+    # Temperatures at which it can score given tokens: any, or 1 alone.
+    score_temperatures: ClassVar[Literal["any", "one"]] = "any"
+
+    @property
+    def shares_weights(self) -> bool:
+        """Return whether it computes with the trainer's own tensors, in the trainer's process."""
+        return False
+
+    @property
+    def num_helpers(self) -> int:
+        """Number of further processes that the recipe asks for, beside an engine that shares the
+        trainer's weights."""
+        return 0
+
+    @property
+    def own_dtype(self) -> str | None:
+        """The dtype that it computes in, where the recipe says another than the trainer's."""
+        return None

@@ -1,0 +1,103 @@
+"""The settings of a running run: the recipe, and the edits that remedies have made to it.
+
+Whoever needs a setting that can change while the run is going asks `LiveConfig.now` for it when it
+needs it, or is called on a change. Nothing else may change settings of a running run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from homeostat.config.edits import edited, value_at
+from homeostat.config.run import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A value that replaces the recipe's, and the first step that it was used for."""
+
+    value: Any
+    step: int
+
+
+class LiveConfig:
+    """The recipe with the edits that are in force. `now` is the result."""
+
+    def __init__(self, recipe: RunConfig) -> None:
+        self.recipe = recipe
+        self.now = recipe
+        self.edits: dict[str, Edit] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever `now` has changed."""
+        self._listeners.append(listener)
+
+    def adopt(self, edits: dict[str, Edit]) -> None:
+        """Put the edits of a resumed run in force. The dict itself is kept: checkpoints save it."""
+        self.edits = edits
+        if edits:
+            self._apply()
+
+    def can_edit(self, path: str) -> bool:
+        """Return whether this run can use another value of a key from the next step on."""
+        return path in editable_keys(self.recipe)
+
+    def edit(self, path: str, value: Any, *, step: int) -> None:
+        """Replace a value. Raises ConfigError, and changes nothing, if the key cannot have it."""
+        edited(self.now, path, value)
+        self.edits[path] = Edit(value, step)
+        self._apply()
+
+    def revert(self, *paths: str) -> None:
+        """Return to the recipe's values."""
+        for path in paths:
+            del self.edits[path]
+        self._apply()
+
+    def recipe_value(self, path: str) -> Any:
+        """Return the value that the recipe has, whatever is in force."""
+        return value_at(self.recipe, path)
+
+    def origin(self, of_recipe: str) -> str:
+        """Extend what names the origin of rollouts by the edits in force, if there are any.
+
+        Rollouts that were sampled under other settings must not be taken for current ones.
+        """
+        if not self.edits:
+            return of_recipe
+        edits = {path: asdict(edit) for path, edit in sorted(self.edits.items())}
+        return hashlib.sha256(json.dumps([of_recipe, edits]).encode()).hexdigest()
+
+    def _apply(self) -> None:
+        config = self.recipe
+        for path, edit in self.edits.items():
+            config = edited(config, path, edit.value)
+        self.now = config
+        for listener in self._listeners:
+            listener()
+
+
+def editable_keys(config: RunConfig) -> frozenset[str]:
+    """Return the keys that a run of this recipe can change between two steps."""
+    algorithm = config.algorithm
+    if algorithm.type == "sft":
+        return frozenset({"trainer.lr"})
+    kl = algorithm.kl
+    # Rollouts of another run keep their own temperature, age and policy.
+    samples = config.debug is None
+    is_editable = {
+        "trainer.lr": True,
+        "trainer.updates_per_step": True,
+        "algorithm.clip_high": True,
+        # A coefficient with a target adapts by itself.
+        "algorithm.kl.coefficient": kl is not None and kl.target is None,
+        "algorithm.correction.off_policy_mask": algorithm.correction is not None,
+        "rollout.temperature": samples,
+        "sync.interval": samples and not config.engine.shares_weights,
+    }
+    return frozenset(path for path, can_change in is_editable.items() if can_change)

@@ -1,0 +1,138 @@
+"""Open the inputs of a run: `train`, `check` and `inspect` all do it with these functions.
+
+data.train, data.validation -> tokenised rows (SFT) or prompts (RL) -> checks against tokenizer
+and model -> rows to train on, rows held out -> number of steps
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+import numpy as np
+
+from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.data import DataConfig, RlSource
+from homeostat.config.run import RunConfig
+from homeostat.data.prepare import Progress, prepare_rows, split_rows
+from homeostat.data.prompts import PromptSet, prepare_prompts
+from homeostat.data.store import RowStore
+from homeostat.data.tokenizer import ChatTokenizer
+from homeostat.errors import ConfigError, ModelError, Problem
+from homeostat.types import IntArray
+
+Rows = TypeVar("Rows", RowStore, PromptSet)
+Part = Literal["train", "validation"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSet(Generic[Rows]):
+    """Tokenised rows, and the ids of those that are used."""
+
+    rows: Rows
+    ids: IntArray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs(Generic[Rows]):
+    """The rows to train on and, where there are any, the held-out ones."""
+
+    train: RowSet[Rows]
+    evaluation: RowSet[Rows] | None
+
+
+def parts_of(data: DataConfig) -> tuple[Part, ...]:
+    """Return the parts of the data that the recipe lists sources for."""
+    return ("train", "validation") if data.validation else ("train",)
+
+
+def prepare_row_part(
+    config: RunConfig,
+    tokenizer: ChatTokenizer,
+    part: Part,
+    *,
+    cache_dir: Path,
+    progress: Progress | None = None,
+) -> RowStore:
+    """Tokenise one part of an SFT run's rows, or take them from the cache."""
+    return prepare_rows(
+        _sources(config.data, part),
+        tokenizer,
+        config.data,
+        cache_dir=cache_dir,
+        num_processes=config.data.num_processes,
+        progress=progress,
+    )
+
+
+def prepare_prompt_part(
+    config: RunConfig, tokenizer: ChatTokenizer, part: Part, *, progress: Progress | None = None
+) -> PromptSet:
+    """Tokenise one part of an RL run's prompts."""
+    return prepare_prompts(_sources(config.data, part), tokenizer, config.data, progress=progress)
+
+
+def choose_rows(config: RunConfig, train: Rows, validation: Rows | None) -> Inputs[Rows]:
+    """Choose the rows to train on and to hold out."""
+    share = config.data.validation_share
+    if validation is not None:
+        held_out = RowSet(validation, _all_ids(validation))
+        chosen = RowSet(train, _all_ids(train))
+    elif share > 0:
+        train_ids, held_out_ids = split_rows(train.made_from_B, share, config.seed)
+        chosen, held_out = RowSet(train, train_ids), RowSet(train, held_out_ids)
+    else:
+        return Inputs(RowSet(train, _all_ids(train)), None)
+    return Inputs(chosen, RowSet(held_out.rows, held_out.ids[: config.eval.max_rows]))
+
+
+def count_steps(config: RunConfig, num_rows: int) -> int:
+    """Return the number of steps over so many rows. Raises where settings lie beyond the last."""
+    total = config.trainer.total_steps(num_rows, rows_per_step=config.rows_per_step)
+    if problems := find_length_conflicts(config, total_steps=total):
+        raise ConfigError(problems)
+    return total
+
+
+def require_turn_end(
+    config: RunConfig, tokenizer: ChatTokenizer, prompts: PromptSet, part: Part
+) -> None:
+    """Require that a chat has a token that ends the answer, unless the recipe says what ends it."""
+    if config.rollout.stop or config.rollout.stop_token_ids:
+        return
+    sources = _sources(config.data, part)
+    has_chat = any(isinstance(source, RlSource) and source.chat for source in sources)
+    # A list of messages is a chat whatever the source says.
+    if has_chat or any(not isinstance(prompt.prompt, str) for prompt in prompts):
+        tokenizer.require_turn_end(wanted_by=f"data.{part}")
+
+
+def require_known_tokens(rows: RowStore | PromptSet, part: Part, *, vocab_size: int) -> None:
+    """Require that the model knows every token that the tokenizer made of these rows."""
+    if rows.max_token_id >= vocab_size:
+        raise ModelError(
+            f"data.{part}: the tokenizer gives token {rows.max_token_id}, and the model knows "
+            f"tokens below {vocab_size} (vocab_size). They do not belong together: check "
+            "model.tokenizer and model.path, or add the new tokens' rows to the checkpoint's "
+            "embeddings."
+        )
+
+
+def require_stop_ids(config: RunConfig, *, vocab_size: int) -> None:
+    """Require that the model can sample every token that is to stop it."""
+    unknown = [token for token in config.rollout.stop_token_ids if token >= vocab_size]
+    if unknown:
+        why = f"token {unknown[0]} lies outside the model's vocabulary of {vocab_size}."
+        raise ConfigError([Problem("rollout.stop_token_ids", why, "Remove it.")])
+
+
+def _sources(data: DataConfig, part: Part) -> tuple:
+    return data.train if part == "train" else data.validation
+
+
+def _all_ids(rows: RowStore | PromptSet) -> IntArray:
+    return np.arange(len(rows), dtype=np.int64)

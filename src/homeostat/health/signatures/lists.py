@@ -1,0 +1,33 @@
+"""Lists that signatures and Python code share: a stanza writes "@aftermath" for one of them."""
+
+from __future__ import annotations
+
+from homeostat.health.signatures import counts, places
+from homeostat.observe.exits import ALLOCATOR_TEXTS
+
+# A rank that dies takes the others with it: their collectives time out, Ray reports a lost actor,
+# the launcher a failed child. The first failure explains these codes: collective timeout, lost
+# peer, lost actor, launcher's summary, native crash, dead engine, engine that did not start, engine
+# that does not answer.
+AFTERMATH = (
+    "ERR100",
+    "ERR104",
+    "ERR105",
+    "ERR132",
+    "ERR139",
+    "ERR140",
+    "ERR141",
+    "ERR254",
+    "ERR255",
+    "ERR256",
+    "ERR271",
+)
+
+LISTS: dict[str, tuple[str, ...]] = {
+    "aftermath": AFTERMATH,
+    "allocator_failed": ALLOCATOR_TEXTS,
+    "engine_silent": counts.SILENT,
+    "joining": counts.JOINING,
+    "out_of_memory": places.OOM,
+    "waiting": counts.WAITING,
+}

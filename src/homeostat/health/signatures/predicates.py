@@ -1,0 +1,131 @@
+"""Conditions that a signature may name in `when`, where words alone do not decide.
+
+Each is a pure function of the view and, where it takes one, of the argument that the stanza gives.
+`when = { is_shared = true }` names one without an argument. Several must all hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from homeostat.health.signatures import counts, places
+from homeostat.health.view import RunView
+
+_PAD_AND_EOS = re.compile(r"pad_token_id\W{1,5}(\d{1,9})\D.{0,60}?eos_token_id\W{1,5}(\d{1,9})")
+_REFUSED_ROWS = re.compile(r"(?<!\d)(\d{1,15}) of (\d{1,15}) rows cannot be used")
+# Places of an out-of-memory error that belong to the engine, not to the trainer.
+_ENGINE_PLACES = {"wake", "capture", "kv", "profile", "engine", "load"}
+# Settings of engines inside the trainer; a server is given its own when it is started.
+_COLOCATED_ONLY = (
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_sleep_mode",
+    "vllm_data_parallel_size",
+)
+
+
+def holds(view: RunView, when: Mapping[str, Any]) -> bool:
+    """Whether all conditions of a signature hold."""
+    return all(_holds(view, name, argument) for name, argument in when.items())
+
+
+def _holds(view: RunView, name: str, argument: Any) -> bool:
+    predicate = PREDICATES[name]
+    return predicate(view) if argument is True else predicate(view, argument)
+
+
+def log_has(view: RunView, texts: Sequence[str]) -> bool:
+    """One of the patterns stands anywhere in the log; unlike `context`, it is not quoted."""
+    return view.log.has(*texts)
+
+
+def nothing_was_trained(view: RunView) -> bool:
+    """No metric was logged."""
+    return not view.metrics
+
+
+def no_gradient_seen(view: RunView) -> bool:
+    """No gradient norm was logged, or none above zero: the warning may be true."""
+    norms = view.series("grad_norm")
+    return norms is None or not bool((norms.values > 0).any())
+
+
+def pad_is_eos(view: RunView) -> bool:
+    """The tokenizer's pad token is its end-of-sequence token, by the settings or a printed line."""
+    pad, eos = view.raw_settings.get("pad_token_id"), view.raw_settings.get("eos_token_id")
+    if pad is not None and eos is not None:
+        return pad == eos
+    found = [_PAD_AND_EOS.search(line.text) for line in view.log.find("pad_token_id")]
+    return any(match is not None and match[1] == match[2] for match in found)
+
+
+def all_rows_refused(view: RunView) -> bool:
+    """Every row that was seen is among those that cannot be used."""
+    lines = view.log.find("rows cannot be used:")
+    found = [match for line in lines if (match := _REFUSED_ROWS.search(line.text)) is not None]
+    return all(match[1] == match[2] for match in found)
+
+
+def some_rows_refused(view: RunView) -> bool:
+    """Not every row that was seen is among those that cannot be used."""
+    return not all_rows_refused(view)
+
+
+def trains_lora(view: RunView) -> bool:
+    """An adapter is trained, by the settings or the log's words."""
+    rank = view.number("lora.rank") or 0.0
+    raw = next((view.raw_settings[k] for k in view.raw_settings if k.endswith("lora_rank")), 0)
+    return rank > 0 or str(raw) not in ("0", "", "None") or view.log.has("lora_rank", "lora rank")
+
+
+def mixes_vllm_modes(view: RunView) -> bool:
+    """TRL's colocate mode is set together with the address of a vLLM server."""
+    raw = view.raw_settings
+    server = raw.get("vllm_server_host") or raw.get("vllm_server_base_url")
+    said = view.log.has("vllm_mode: colocate", "vllm_mode=colocate", "vllm_mode colocate")
+    served = view.log.has("vllm_server_host", "vllm_server_base_url")
+    return (raw.get("vllm_mode") == "colocate" and bool(server)) or (said and served)
+
+
+def serves_colocated(view: RunView) -> bool:
+    """TRL's server mode is set together with settings that only colocated engines read."""
+    last = {str(key).rpartition(".")[2]: value for key, value in view.raw_settings.items()}
+    given = [name for name in _COLOCATED_ONLY if last.get(name) not in (None, False)]
+    return str(last.get("vllm_mode", "")).strip("'\"") == "server" and bool(given)
+
+
+def trainer_is_out_of_memory(view: RunView) -> bool:
+    """Memory ran out, and in none of the places that belong to the engine."""
+    return view.log.has(*places.OOM) and not places.places(view.log) & _ENGINE_PLACES
+
+
+PREDICATES: dict[str, Callable[..., bool]] = {
+    one.__name__: one
+    for one in (
+        all_rows_refused,
+        log_has,
+        mixes_vllm_modes,
+        no_gradient_seen,
+        nothing_was_trained,
+        pad_is_eos,
+        serves_colocated,
+        some_rows_refused,
+        trainer_is_out_of_memory,
+        trains_lora,
+        counts.is_concurrency_bound,
+        counts.is_preempted_often,
+        counts.is_stuck_after_update,
+        counts.ranks_disagree,
+        counts.seen_at_least,
+        counts.sleep_freed_nothing,
+        counts.sleep_leaks,
+        counts.stops_at_start,
+        counts.waited_long,
+        places.is_fragmented,
+        places.is_shared,
+        places.oom_at,
+        places.tried_at_least_gib,
+    )
+}

@@ -1,0 +1,189 @@
+"""A signature, and the rule that looks for it in a log.
+
+The same words may have several causes: "CUDA out of memory" in the log-prob function is another
+illness than in the engine's wake-up. So a signature is words *and* context; the one with more
+context names the plainer one in `explains`, and wins where both match.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.log import LogLine
+from homeostat.health.rule import Rule
+from homeostat.health.signatures.predicates import holds
+from homeostat.health.view import RunView
+
+# Characters of a line that are quoted.
+MAX_QUOTE = 300
+# Lines of a text whose surroundings are looked at.
+MAX_TRIED = 300
+# Steps that may be logged after a fatal line: other ranks' last rows, the rows of a second try.
+MAX_STEPS_AFTER = 2
+# Where a logger puts its level: INFO, [W301, UserWarning.
+_HEAD = 120
+_RETRIES = ("thrown while requesting", "Retrying in ")
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAINED = ("During handling of the above exception", "was the direct cause of the following")
+# A line of that length with so many pairs of names and values is a list of settings.
+_DUMP_LENGTH, _DUMP_PAIRS = 300, 10
+_RAISED = re.compile(r"Error\b|Exception\b")
+_MILD = re.compile(
+    r"\b(?:INFO|DEBUG|WARNING|WARN|[A-Z][A-Za-z]{0,30}Warning)\b|(?:^|\[)[WI]\d{3,4} "
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """A stanza of <family>.toml; the package's docstring says what each field means."""
+
+    code: str
+    name: str
+    family: Family
+    texts: tuple[str, ...]
+    what: str
+    why: str
+    fixes: tuple[Fix, ...]
+    causes: tuple[Cause, ...] = ()
+    context: tuple[str, ...] = ()
+    within: int = 80
+    unless: tuple[str, ...] = ()
+    when: Mapping[str, Any] = field(default_factory=dict)
+    notes: bool = False
+    survivable: bool = False
+    ends_run: bool = False
+    level: Level = Level.ERROR
+    confidence: Confidence = Confidence.MEASURED
+    explains: tuple[str, ...] = ()
+
+
+def rule_of(signature: Signature) -> Rule:
+    """Make the rule that looks for a signature."""
+
+    def check(view: RunView, _: object) -> Iterator[Sighting]:
+        found = _match(signature, view)
+        if found is None:
+            return
+        line, beside = found
+        is_mild = not signature.notes and is_said_mildly(line)
+        is_mild = is_mild or (signature.survivable and _is_outlived(signature, view))
+        quotes = [line] + ([beside] if beside is not None and beside != line else [])
+        yield Sighting(
+            message=signature.what,
+            evidence=tuple(f"line {q.number}: {q.text.strip()[:MAX_QUOTE]}" for q in quotes),
+            causes=signature.causes or (Cause(signature.name, signature.why),),
+            fixes=signature.fixes,
+            first_step=_step_of(line, view),
+            last_step=line.step,
+            level=Level.WARN if is_mild and signature.level is Level.ERROR else None,
+        )
+
+    return Rule(
+        code=signature.code,
+        name=signature.name,
+        family=signature.family,
+        level=signature.level,
+        confidence=signature.confidence,
+        check=check,
+        needs=("log",),
+        explains=signature.explains,
+        page=partial(_page, signature),
+    )
+
+
+def _step_of(line: LogLine, view: RunView) -> int | None:
+    """Return the newest step before the line, or the run's first step if there is none."""
+    if line.step is not None:
+        return line.step
+    firsts = [int(series.steps[0]) for series in view.metrics.values() if len(series)]
+    return min(firsts, default=None)
+
+
+def _is_outlived(signature: Signature, view: RunView) -> bool:
+    """Whether a traceback that does not hold the signature's words follows them."""
+    newest, traceback = view.log.last(*signature.texts), view.log.last(_TRACEBACK)
+    if newest is None or traceback is None or newest.number > traceback.number:
+        return False
+    # A traceback that names the one before it as its cause belongs to that.
+    return view.log.near(traceback, *_CHAINED, lines=3) is None
+
+
+def _ends_there(signature: Signature, view: RunView) -> bool:
+    """Whether hardly a step was logged after the newest line with the signature's words.
+
+    Runs that go on say the same words: an optional package is missing, a download is retried, an
+    exception is caught. Only the steps that follow tell the two apart.
+    """
+    newest = view.log.last(*signature.texts)
+    return newest is not None and _num_steps_after(view, newest) <= MAX_STEPS_AFTER
+
+
+def _num_steps_after(view: RunView, line: LogLine) -> int:
+    before = line.step if line.step is not None else -1
+    after = [int((series.steps > before).sum()) for series in view.metrics.values()]
+    return max(after, default=0)
+
+
+def is_said_mildly(line: LogLine) -> bool:
+    """Whether whoever wrote the line calls it a note or a warning, or tries again."""
+    is_retry = any(words in line.text for words in _RETRIES)
+    return is_retry or _MILD.search(line.text[:_HEAD]) is not None
+
+
+def lists_settings(line: LogLine) -> bool:
+    """Whether a line only lists settings: what its words say did not happen."""
+    text = line.text
+    if len(text) < _DUMP_LENGTH or text.count("=") + text.count(": ") < _DUMP_PAIRS:
+        return False
+    return _RAISED.search(text) is None
+
+
+def _match(signature: Signature, view: RunView) -> tuple[LogLine, LogLine | None] | None:
+    """Find the line with the signature's words, and the one with its context.
+
+    A line that is an error by its own words goes before one that is only a warning.
+    """
+    if signature.unless and view.log.has(*signature.unless):
+        return None
+    if not holds(view, signature.when):
+        return None
+    if signature.ends_run and not _ends_there(signature, view):
+        return None
+    anywhere = (
+        view.log.first(*signature.context) if signature.context and not signature.within else None
+    )
+    mild: tuple[LogLine, LogLine | None] | None = None
+    for pattern in signature.texts:
+        for line in islice(view.log.find(pattern), MAX_TRIED):
+            if lists_settings(line) and not signature.notes:
+                continue
+            beside = anywhere
+            if signature.context and beside is None:
+                beside = view.log.near(line, *signature.context, lines=signature.within)
+                if beside is None:
+                    continue
+            if not is_said_mildly(line):
+                return line, beside
+            mild = mild or (line, beside)
+    return mild
+
+
+def _page(signature: Signature) -> str:
+    """Write the rule's page in Markdown."""
+    texts = "\n".join(f"- `{text}`" for text in signature.texts)
+    fixes = "\n".join(f"- {fix.why}" for fix in signature.fixes)
+    causes = "\n".join(f"- {cause.name}: {cause.why}" for cause in signature.causes)
+    near = ", ".join(f"`{text}`" for text in signature.context)
+    context = f"\n\nTogether with one of: {near}." if near else ""
+    return (
+        f"{signature.what}\n\n## What it sees\nOne of these texts (`*` stands for anything):\n"
+        f"{texts}{context}\n\n## Why it matters\n{signature.why}\n\n"
+        f"## Likely causes\n{causes or f'- {signature.name}'}\n\n## What to do\n{fixes}\n\n"
+        "## Known false alarms\nA log that quotes the text without having met it.\n"
+    )

@@ -1,1 +1,0 @@
-"""Error texts, their context, and what they mean. Tables of `Trouble`, one file per family."""

@@ -1,0 +1,97 @@
+"""How an engine of one type is opened, and what is known of it before: an entry of registry.py.
+
+recipe -> Prospect -> EngineBackend.preflight    (homeostat check)
+run    -> EngineSite -> open_here, or a worker that calls `factory`    (homeostat train)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from homeostat.config.engine import EngineConfig
+from homeostat.config.model import ModelConfig
+from homeostat.models.preview import ModelPreview
+from homeostat.rollout.engine import Capabilities, Engine
+from homeostat.types import POLICY_ID
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSite:
+    """What a run gives to the engine that it opens.
+
+    `threads` is what torch uses in a process, `lanes` the number of such shares of the cores.
+    `max_tokens` is the most that a request may have in all. `checkpoint` returns a folder in HF
+    format that holds a model of the policy's shape, and writes it if need be.
+    """
+
+    engine: EngineConfig
+    model: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    threads: int
+    lanes: int
+    seed: int
+    max_tokens: int
+    chunk_bytes: int
+    vocabulary: int
+    num_params: int
+    model_type: str
+    checkpoint: Callable[[], Path]
+    policy_id: str = POLICY_ID
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What is known of a run before it starts. `running` is the number of completions that will be
+    sampled at one time, `longest` the number of tokens that the longest of them may have."""
+
+    engine: EngineConfig
+    model: ModelConfig
+    preview: ModelPreview
+    device: torch.device
+    dtype: torch.dtype
+    lanes: int
+    max_tokens: int
+    running: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What `check` tells of the engine: the end of a sentence, and the same as facts."""
+
+    text: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+# Opens an engine that computes with this module, whose weights are the trainer's, at this version.
+OpenHere = Callable[[EngineSite, nn.Module, Callable[[Sequence[int]], str], int], Engine]
+
+
+def no_helpers(site: EngineSite, own: Engine) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBackend:
+    """One `engine.type`.
+
+    `factory` is the import path of what a worker process calls with `factory_arguments` to make
+    the engine there. `open_here` is None where the engine cannot share the trainer's weights.
+    `num_helpers` is the number of further processes that sample beside an engine opened here.
+    `capabilities` and `preflight` are asked before anything starts; `preflight` raises an error of
+    homeostat.errors where the engine could not serve.
+    """
+
+    factory: str
+    factory_arguments: Callable[[EngineSite], dict[str, Any]]
+    capabilities: Callable[[Prospect], Capabilities]
+    preflight: Callable[[Prospect], Foreseen]
+    open_here: OpenHere | None = None
+    num_helpers: Callable[[EngineSite, Engine], int] = no_helpers

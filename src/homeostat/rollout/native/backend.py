@@ -1,0 +1,146 @@
+"""The native engine as an entry of rollout/registry.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from homeostat.config.engine import EngineConfig
+from homeostat.config.native import NativeEngineConfig
+from homeostat.errors import ConfigError, Problem
+from homeostat.models.decoder import Decoder
+from homeostat.observe import format as fmt
+from homeostat.rollout.backend import EngineBackend, EngineSite, Foreseen, Prospect
+from homeostat.rollout.engine import Capabilities, Engine
+from homeostat.rollout.native.engine import NativeEngine, native_capabilities
+from homeostat.rollout.native.fast import decode_path, obstacle
+from homeostat.rollout.native.memory import free_bytes
+
+# A model of 1 M weights samples a tenth faster in two processes, and loses that by being sent.
+MIN_PARAMS_TO_SPLIT = 20_000_000
+
+_PATHS = {
+    "plain": "the model's own forward",
+    "compact": "torch over a compact copy of the weights",
+    "compiled": "compiled code over a copy of the weights",
+    "fused": "fused kernels",
+    "graphs": "fused kernels in CUDA graphs",
+}
+
+
+def open_here(
+    site: EngineSite, model: nn.Module, decode: Callable[[Sequence[int]], str], version: int
+) -> NativeEngine:
+    assert isinstance(model, Decoder), "combinations asks for the native decoder"
+    return NativeEngine(
+        model,
+        _own(site.engine),
+        device=site.device,
+        max_tokens=site.max_tokens,
+        decode=decode,
+        chunk_bytes=site.chunk_bytes,
+        policy_id=site.policy_id,
+        policy_version=version,
+        threads=site.lanes * site.threads,
+    )
+
+
+def factory_arguments(site: EngineSite) -> dict[str, Any]:
+    return {
+        "model": site.model,
+        "engine": _own(site.engine),
+        "device": site.device,
+        "dtype": site.dtype,
+        "threads": site.threads,
+        "seed": site.seed,
+        "max_tokens": site.max_tokens,
+        "chunk_bytes": site.chunk_bytes,
+        "policy_id": site.policy_id,
+    }
+
+
+def num_helpers(site: EngineSite, own: Engine) -> int:
+    assert isinstance(own, NativeEngine), own
+    return _num_processes(
+        _own(site.engine),
+        lanes=site.lanes,
+        num_params=site.num_params,
+        has_threads=own.bursts is not None,
+    ) - 1  # fmt: skip
+
+
+def capabilities(prospect: Prospect) -> Capabilities:
+    return native_capabilities(
+        shares_weights=prospect.engine.shares_weights,
+        numerics=prospect.model.numerics,
+        max_tokens=prospect.max_tokens,
+    )
+
+
+def preflight(prospect: Prospect) -> Foreseen:
+    """Choose the decode path and size the cache, or say why that cannot be."""
+    engine, shape = _own(prospect.engine), prospect.preview.decoder
+    assert shape is not None, "combinations asks for the native decoder"
+    numerics, device = prospect.model.numerics, prospect.device
+    path = decode_path(shape, engine, numerics=numerics, device=device)
+    processes = 1
+    if engine.shares_weights:
+        processes = _num_processes(
+            engine,
+            lanes=prospect.lanes,
+            num_params=prospect.preview.num_params,
+            has_threads=path == "compiled",
+        )
+    most = _cache_bytes(prospect)
+    text = f", in {processes} processes" if processes > 1 else ""
+    text += f", at most {fmt.byte_size(most)} of cached keys and values, decoded by {_PATHS[path]}"
+    if path == "compact" and engine.decode == "auto":
+        why = obstacle("compiled", shape, numerics=numerics, device=device)
+        text += f" (not by compiled code: {why})"
+    return Foreseen(text, {"processes": processes, "cache_bytes_at_most": most, "decode": path})
+
+
+def _num_processes(
+    engine: NativeEngineConfig, *, lanes: int, num_params: int, has_threads: bool
+) -> int:
+    """Number of processes that sample at one time: see engine.processes. `has_threads`: one process
+    can use all cores."""
+    pays = not has_threads and num_params >= MIN_PARAMS_TO_SPLIT
+    return engine.processes or (lanes if pays else 1)
+
+
+def _cache_bytes(prospect: Prospect) -> int:
+    """The most that the cache will take. Raises ConfigError where not even one request fits."""
+    per_token = prospect.preview.cache_bytes_per_token
+    assert per_token is not None, "combinations asks for the native decoder"
+    one = per_token * prospect.longest
+    budget = int(prospect.engine.memory_share * free_bytes(prospect.device))
+    if one > budget:
+        raise ConfigError(
+            [
+                Problem(
+                    "engine.memory_share",
+                    f"the cache of one completion takes up to {fmt.byte_size(one)}, and the engine "
+                    f"may have {fmt.byte_size(budget)}.",
+                    "Raise it, or lower rollout.max_new_tokens or data.max_length.",
+                )
+            ]
+        )
+    return min(one * prospect.running, budget)
+
+
+def _own(config: EngineConfig) -> NativeEngineConfig:
+    assert isinstance(config, NativeEngineConfig), config
+    return config
+
+
+NATIVE = EngineBackend(
+    factory="homeostat.rollout.native.host:build_engine",
+    factory_arguments=factory_arguments,
+    capabilities=capabilities,
+    preflight=preflight,
+    open_here=open_here,
+    num_helpers=num_helpers,
+)

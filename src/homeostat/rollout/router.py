@@ -1,0 +1,340 @@
+"""One engine made of several: a router that deals requests to engines of one kind and policy.
+
+    submit -> by session, else to the engine that was dealt the fewest -> poll: all of them
+
+Engines may be in this process or in others. Those in others compute at the same time, each polled
+by a thread; those in this process take turns. Weights, sleep and close go to all of them.
+
+Invariants: which engine gets a request depends on the order of submission alone, never on load or
+timing, so that a run repeats itself to the bit; requests of one session go to one engine, where
+what is cached of it can be found, until new weights void the cache; a request samples the same
+tokens wherever it is sampled, for its noise is its own. An engine that dies loses nothing: its
+requests begin again in the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from homeostat.errors import EngineDiedError, EngineError, PolicyNotFiniteError
+from homeostat.rollout.engine import Capabilities, Engine, EngineStats, Quiesce, Request
+from homeostat.rollout.lifecycle import LifeCycle
+from homeostat.types import POLICY_ID, Completion, FloatArray, StopReason, TokenRow
+
+if TYPE_CHECKING:
+    from homeostat.sync.bucket import Bucket, Packer, Receiver, Transport
+
+T = TypeVar("T")
+
+# How long an engine is polled at a time: other verbs wait for the end of such a poll.
+SLICE_SECONDS = 0.5
+# Sessions that are remembered: the least recently used one is forgotten first.
+MAX_SESSIONS = 1 << 16
+
+
+@dataclass(slots=True)
+class _Dealt:
+    """A request in flight and the engine that has it; None once that engine is dead."""
+
+    request: Request
+    engine: Engine | None
+
+
+class Router:
+    """Implements `rollout.engine.Engine`. `on_loss` is told of an engine that died for good."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        on_loss: Callable[[EngineDiedError], None] = lambda error: None,
+    ) -> None:
+        first = engines[0]
+        self.engines = list(engines)
+        self.on_loss = on_loss
+        self.capabilities = common_capabilities([engine.capabilities for engine in engines])
+        self.life: LifeCycle[_Dealt] = LifeCycle(
+            self.capabilities.name, policy_id=first.policy_id, version=first.policy_version
+        )
+        for engine in engines:
+            served = (engine.policy_id, engine.policy_version)
+            assert served == (self.policy_id, self.policy_version), "engines of other weights"
+        self._threads = ThreadPoolExecutor(len(engines), thread_name_prefix="router")
+        self._polls: dict[Engine, Future[list[Completion]]] = {}
+        self._sessions: dict[str, Engine] = {}
+        # Number of requests that each engine was dealt since nothing was in flight.
+        self._num_dealt: dict[Engine, int] = {}
+        self._lost = EngineStats()
+
+    @property
+    def policy_id(self) -> str:
+        return self.life.policy_id
+
+    @property
+    def policy_version(self) -> int:
+        return self.life.version
+
+    @property
+    def received_checksum(self) -> str | None:
+        """The checksum that all engines have. Where they differ, all of them, which fits none."""
+        found = dict.fromkeys(engine.received_checksum for engine in self.engines)
+        return next(iter(found)) if len(found) == 1 else " and ".join(map(str, found))
+
+    def submit(self, request: Request) -> None:
+        self.life.require_settled("submit")
+        self.life.require_new(request)
+        self._settle()
+        if self.life.is_asleep:
+            self.wake()
+        if not self.life.in_flight:
+            self._num_dealt.clear()
+        self.life.in_flight[request.id] = dealt = _Dealt(request, None)
+        try:
+            self._deal(dealt)
+        except EngineError:
+            del self.life.in_flight[request.id]
+            raise
+
+    def poll(self, *, timeout_s: float) -> list[Completion]:
+        self.life.require_pollable()
+        until = time.monotonic() + timeout_s
+        while self.life.in_flight and not self.life.finished:
+            self._deal_again()
+            patience = max(0.0, min(SLICE_SECONDS, until - time.monotonic()))
+            busy = list(dict.fromkeys(d.engine for d in self.life.in_flight.values() if d.engine))
+            self._start_polls(busy, patience)
+            self._compute_here(busy, patience)
+            for engine, polled in list(self._polls.items()):
+                if polled.done():
+                    # Removed first: what it raises is told once.
+                    del self._polls[engine]
+                    self._take(self._attempt(engine, polled.result))
+            if time.monotonic() >= until:
+                break
+        return self.life.take_finished()
+
+    def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        self._settle()
+        wanted, ended = self.life.known(ids), []
+        while wanted:
+            engine = self.life.in_flight[wanted[0]].engine
+            mine = [id for id in wanted if self.life.in_flight[id].engine is engine]
+            if engine is None:
+                requests = [self.life.in_flight[id].request for id in mine]
+                found = [Completion(r.id, r.begun, StopReason.ABORTED) for r in requests]
+            else:
+                found = self._attempt(engine, partial(engine.abort, mine))
+            if found is not None:
+                # What is not among them has finished already: the next poll returns it.
+                wanted = [id for id in wanted if id not in mine]
+                ended += found
+        for completion in ended:
+            del self.life.in_flight[completion.request_id]
+        return ended
+
+    def score(self, rows: Sequence[TokenRow], *, temperature: float) -> list[FloatArray]:
+        self.life.require_settled("score")
+        self._settle()
+        while True:
+            engine = self.engines[0]
+            found = self._attempt(engine, partial(engine.score, rows, temperature=temperature))
+            if found is not None:
+                return found
+
+    def connect(self, transport: Transport) -> None:
+        """Every process of every engine is a receiver of its own."""
+        size, first = self.capabilities.num_receivers, 0
+        for engine in list(self.engines):
+            part = SomeReceivers(transport, first=first, size=size)
+            first += engine.capabilities.num_receivers
+            self._attempt(engine, partial(engine.connect, part))
+        self.life.is_connected = True
+
+    def begin_update(self, how: Quiesce, *, policy_id: str = POLICY_ID) -> list[Completion]:
+        self.life.require_update(policy_id)
+        self._settle()
+        ended = self.abort() if how is Quiesce.ABORT else []
+        for found in self._all(lambda engine: engine.begin_update(how, policy_id=policy_id)):
+            for completion in found:
+                del self.life.in_flight[completion.request_id]
+            ended += found
+        self.life.begin_update()
+        self.life.is_asleep = False
+        return ended
+
+    def apply(self, bucket: Bucket) -> None:
+        self.life.require_receiving()
+        self._all(lambda engine: engine.apply(bucket))
+
+    def commit(self, version: int, *, policy_id: str = POLICY_ID) -> None:
+        self.life.require_commit(version, policy_id)
+        for engine in list(self.engines):
+            self._attempt(engine, partial(engine.commit, version, policy_id=policy_id))
+        self._sessions.clear()
+        self.life.commit(version)
+
+    def sleep(self) -> None:
+        if not self.life.is_closed:
+            self._settle()
+            self._all(lambda engine: engine.sleep())
+            self.life.is_asleep = True
+
+    def wake(self) -> None:
+        self.life.require_open()
+        self._settle()
+        self._all(lambda engine: engine.wake())
+        self.life.is_asleep = False
+
+    def health(self) -> str | None:
+        if self.life.is_closed:
+            return self.life.health()
+        self._settle()
+        problems = [engine.health() for engine in self.engines]
+        return next((problem for problem in problems if problem is not None), None)
+
+    def stats(self) -> EngineStats:
+        return _sum([self._lost, *(engine.stats() for engine in self.engines)])
+
+    def close(self) -> None:
+        # Those in other processes first: it ends the polls that wait for them.
+        for engine in sorted(self.engines, key=lambda e: not e.capabilities.own_process):
+            engine.close()
+            if engine in self._polls:
+                wait([self._polls.pop(engine)])
+        self._threads.shutdown()
+        self.life.close()
+
+    def _deal(self, dealt: _Dealt) -> None:
+        """Give the request to its session's engine, else to the one that was dealt the fewest."""
+        key = dealt.request.session_key
+        while dealt.engine is None:
+            known = None if key is None else self._sessions.pop(key, None)
+            engine = known or min(self.engines, key=lambda one: self._num_dealt.get(one, 0))
+            dealt.engine = engine
+            self._attempt(engine, partial(engine.submit, dealt.request))
+        self._num_dealt[dealt.engine] = self._num_dealt.get(dealt.engine, 0) + 1
+        if key is not None:
+            self._sessions[key] = dealt.engine
+            if len(self._sessions) > MAX_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+
+    def _deal_again(self) -> None:
+        """Deal the requests of engines that died, in the order of submission."""
+        for dealt in self.life.in_flight.values():
+            if dealt.engine is None:
+                self._deal(dealt)
+
+    def _start_polls(self, busy: list[Engine], patience: float) -> None:
+        for engine in busy:
+            if engine.capabilities.own_process and engine not in self._polls:
+                self._polls[engine] = self._threads.submit(engine.poll, timeout_s=patience)
+
+    def _compute_here(self, busy: list[Engine], patience: float) -> None:
+        """Let the engines of this process compute, one after another; without any, wait."""
+        here = [engine for engine in busy if not engine.capabilities.own_process]
+        if not here:
+            wait(self._polls.values(), timeout=patience, return_when=FIRST_COMPLETED)
+        for engine in here:
+            share = 0.0 if self.life.finished else patience / len(here)
+            self._take(self._attempt(engine, partial(engine.poll, timeout_s=share)))
+
+    def _settle(self) -> None:
+        """Wait until no thread is at an engine."""
+        for engine, polled in list(self._polls.items()):
+            del self._polls[engine]
+            # Nobody waits for it now; the next poll will be told of what is still wrong then.
+            with suppress(PolicyNotFiniteError):
+                self._take(self._attempt(engine, polled.result))
+
+    def _take(self, finished: list[Completion] | None) -> None:
+        for completion in finished or ():
+            del self.life.in_flight[completion.request_id]
+            self.life.finished.append(completion)
+
+    def _all(self, call: Callable[[Engine], T]) -> list[T]:
+        """Call every engine, those in other processes at the same time. No poll is under way."""
+        apart = [engine for engine in self.engines if engine.capabilities.own_process]
+        calls = {engine: self._threads.submit(call, engine) for engine in apart}
+        try:
+            answers = [
+                self._attempt(
+                    engine, calls[engine].result if engine in calls else partial(call, engine)
+                )
+                for engine in list(self.engines)
+            ]
+        finally:
+            wait(calls.values())
+        return [answer for answer in answers if answer is not None]
+
+    def _attempt(self, engine: Engine, call: Callable[[], T]) -> T | None:
+        """Return what a call to an engine does, or None where the engine turns out to be dead."""
+        try:
+            return call()
+        except EngineDiedError as error:
+            self._lose(engine, error)
+            return None
+
+    def _lose(self, engine: Engine, error: EngineDiedError) -> None:
+        """Go on without an engine. Its requests are dealt again by the next poll."""
+        if len(self.engines) == 1:
+            raise error
+        self.on_loss(error)
+        engine.close()
+        self._lost = _sum([self._lost, engine.stats()])
+        self.engines.remove(engine)
+        self.capabilities = common_capabilities([one.capabilities for one in self.engines])
+        self._sessions = {key: at for key, at in self._sessions.items() if at is not engine}
+        for dealt in self.life.in_flight.values():
+            if dealt.engine is engine:
+                dealt.engine = None
+
+
+@dataclass(frozen=True, slots=True)
+class SomeReceivers:
+    """A transport for one of several engines: its processes are receivers `first`, `first` + 1, ...
+    of `size` in all."""
+
+    transport: Transport
+    first: int
+    size: int
+
+    name: ClassVar[str] = "part of a transport"
+
+    def packer(self) -> Packer:
+        return self.transport.packer()
+
+    def receiver(self, rank: int, size: int) -> Receiver:
+        return self.transport.receiver(self.first + rank, self.size)
+
+
+def common_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
+    """Return what every one of the engines can do."""
+    first = all_of[0]
+    for one in all_of:
+        kinds = (one.name, one.shares_weights)
+        assert kinds == (first.name, first.shares_weights), "a router is of engines of one kind"
+    limits = [one.max_tokens for one in all_of if one.max_tokens is not None]
+    scores_any = all(one.score_temperatures == "any" for one in all_of)
+    return Capabilities(
+        name=first.name,
+        shares_weights=first.shares_weights,
+        batch_invariant=all(one.batch_invariant for one in all_of),
+        quiesce=frozenset.intersection(*(one.quiesce for one in all_of)),
+        max_tokens=min(limits, default=None),
+        resumes_exactly=all(one.resumes_exactly for one in all_of),
+        score_temperatures="any" if scores_any else "one",
+        cut_logp=all(one.cut_logp for one in all_of),
+        own_process=all(one.own_process for one in all_of),
+        num_receivers=sum(one.num_receivers for one in all_of),
+    )
+
+
+def _sum(parts: Sequence[EngineStats]) -> EngineStats:
+    names = [field.name for field in fields(EngineStats)]
+    return EngineStats(**{name: sum(getattr(part, name) for part in parts) for name in names})

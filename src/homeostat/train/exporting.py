@@ -1,0 +1,56 @@
+"""Writes a role's model in HF format: all ranks gather, the first one writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from homeostat.config.run import RunConfig
+from homeostat.models.hf import save_hf
+from homeostat.models.lora import adapter_state, merged_state, save_adapter
+from homeostat.train.roles import RoleState
+from homeostat.train.sharding import Shards
+
+
+def whole_weights(state: RoleState, shards: Shards) -> Iterator[tuple[str, Tensor]]:
+    """All weights under canonical HF names, adapters merged in, gathered one at a time."""
+    with state.acting() as model:
+        yield from merged_state(model, whole=shards.whole)
+
+
+def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Shards) -> None:
+    """All weights, or the adapter where lora.export says so."""
+    with shards.naming_disk():
+        if config.lora is not None and config.lora.export == "adapter":
+            _export_adapter(state, folder, config, shards)
+        else:
+            _export_whole(state, folder, config, shards)
+
+
+def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
+    stream = whole_weights(state, shards)
+    try:
+        if shards.is_first:
+            save_hf(
+                stream,
+                folder,
+                source_config=state.sheet.source_config,
+                generation_config=state.sheet.generation_config,
+                max_shard_bytes=config.checkpoint.max_shard_bytes,
+            )
+    finally:
+        # Also where writing failed: the others gather with this rank to the end.
+        for _ in stream:
+            pass
+
+
+def _export_adapter(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
+    assert config.lora is not None, "an adapter is exported where there is one"
+    if shards.is_first:
+        base = config.model.path
+        save_adapter(state.model, folder, config.lora, base_path=base, whole=shards.whole)
+    else:
+        for _, parameter in adapter_state(state.model):
+            shards.whole(parameter)

@@ -1,0 +1,337 @@
+"""One rank of a trainer, whether it holds whole models or parts of them.
+
+    roles     role -> RoleState: a model, its optimizer and its pending update (train/roles.py)
+    shards    how this rank holds tensors, and the other ranks (train/sharding.py)
+
+A micro-batch goes forward and backward at once; what an update needs of it for its report stays on
+the device until `apply`, which copies it to the host in one piece. Where there are several ranks,
+each gets its own micro-batches, in lists of the same length; None stands for nothing to do in a
+round, in which the rank then only takes part. `apply` brings all ranks' shares of the report
+together: every rank decides on the same numbers, and so the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from homeostat.algorithms.losses import require_columns
+from homeostat.config.run import RunConfig
+from homeostat.config.trainer import TrainerConfig
+from homeostat.models.build import Model, ModelSheet
+from homeostat.train.exporting import export_role, whole_weights
+from homeostat.train.forward import Forward
+from homeostat.train.frozen import checksums, require_same_frozen
+from homeostat.train.nonfinite import trace
+from homeostat.train.optim import MasterAdamW
+from homeostat.train.peak import peak_memory
+from homeostat.train.probes import UpdateProbe
+from homeostat.train.roles import RoleModel, RoleState, Training
+from homeostat.train.runtime import Runtime
+from homeostat.train.scoring import require_outputs
+from homeostat.train.sharding import Shards
+from homeostat.train.shards import Rows, TensorReader, copy_rows
+from homeostat.train.trainer import MemoryReport, Origin
+from homeostat.train.update import Accumulated, Measured, UpdateShare, make_report, to_host
+from homeostat.train.writing import writing_weights
+from homeostat.types import (
+    Computed,
+    LossSpec,
+    Outputs,
+    Role,
+    StepPlan,
+    TokenRow,
+    TrainBatch,
+    UpdateReport,
+)
+
+# The file of checksums of weights that no checkpoint holds.
+FROZEN = "frozen"
+# Two tokens, of which one is trained: every parameter takes part.
+_NOTHING = TrainBatch.of([TokenRow(0, np.zeros(2, np.int64), np.ones(2, np.float32))])
+
+
+class RankTrainer:
+    """Holds the models of all roles and trains those that have an optimizer."""
+
+    def __init__(
+        self,
+        models: Mapping[Role, RoleModel],
+        config: TrainerConfig,
+        *,
+        shards: Shards,
+        runtime: Runtime,
+        seed: int,
+    ) -> None:
+        self.config = config
+        self.shards = shards
+        self.runtime = runtime
+        self.roles = {
+            role: _role_state(role, model, config, shards=shards, runtime=runtime, seed=seed)
+            for role, model in models.items()
+        }
+
+    @property
+    def sheet(self) -> ModelSheet:
+        return self.roles[Role.POLICY].sheet
+
+    def forward(
+        self, role: Role, batches: Sequence[TrainBatch | None], outputs: Outputs
+    ) -> list[Computed]:
+        """Compute what is asked for, for each batch that is this rank's."""
+        state = self._state(role)
+        require_outputs(outputs, role=role, sheet=state.sheet)
+        with self.shards.naming_memory(), torch.no_grad(), state.acting() as model:
+            model.eval()
+            found = [state.forward.outputs(model, batch or _NOTHING, outputs) for batch in batches]
+            model.train()
+            self.shards.release(model)
+        pairs = zip(batches, found, strict=True)
+        return [one.to_host(outputs) for batch, one in pairs if batch is not None]
+
+    def accumulate(
+        self, role: Role, batches: Sequence[TrainBatch | None], spec: LossSpec, *, step: int
+    ) -> None:
+        state = self._state(role)
+        training = _training(state)
+        require_columns(spec, batches)
+        state.model.train()
+        with self.shards.naming_memory():
+            for batch in batches:
+                if batch is None:
+                    self._take_part(state)
+                else:
+                    training.pending += self._accumulated(state, batch, spec, step=step)
+
+    def _accumulated(
+        self, state: RoleState, batch: TrainBatch, spec: LossSpec, *, step: int
+    ) -> list[Accumulated]:
+        """Add the batch's gradient; returns what is to be remembered of it."""
+        scores, terms = state.forward.loss(state.model, batch, spec, step=step)
+        terms.loss.backward()
+        return [Accumulated.of(batch, scores, terms)]
+
+    def _take_part(self, state: RoleState) -> None:
+        """Gather and reduce with the others: a gradient of zero."""
+        scores = state.forward.scores(state.model, _NOTHING, temperature=1.0)
+        (scores.logp_M.sum() * 0.0).backward()
+
+    @torch.no_grad()
+    def measure(self, role: Role, batches: Sequence[TrainBatch | None], spec: LossSpec) -> Measured:
+        """Measure this rank's micro-batches."""
+        state = self._state(role)
+        require_columns(spec, batches)
+        found = []
+        state.model.eval()
+        with self.shards.naming_memory():
+            for batch in batches:
+                if batch is None:
+                    state.forward.scores(state.model, _NOTHING, temperature=1.0)
+                else:
+                    found.append(state.forward.loss(state.model, batch, spec, step=0)[1])
+        state.model.train()
+        self.shards.release(state.model)
+        return Measured.of(found)
+
+    def discard(self, role: Role) -> None:
+        training = self._state(role).training
+        if training is None:
+            return
+        training.pending.clear()
+        for param in training.params.values():
+            param.grad = None
+        training.optimizer.zero_grad()
+
+    def apply(self, role: Role, *, step: int, learning_rate: float) -> UpdateReport:
+        training = _training(self._state(role))
+        with self.shards.naming_memory():
+            share = self.pending(role)
+            report = make_report(share, role=role, step=step, learning_rate=learning_rate)
+            if report.applied:
+                training.probe.start(step, learning_rate=learning_rate)
+                with writing_weights(step):
+                    training.optimizer.step(
+                        learning_rate=learning_rate,
+                        grad_norm=report.grad_norm,
+                        max_grad_norm=training.config.max_grad_norm,
+                    )
+        self.discard(role)
+        seen = training.probe.finish(learning_rate=learning_rate) if report.applied else None
+        if seen is not None:
+            # A rank that could not measure takes part all the same: the others wait for it.
+            report = training.probe.reported(report, self.shards.gather_parts(seen))
+        interval = self.config.empty_cache_interval
+        if interval and step % interval == 0:
+            torch.cuda.empty_cache()
+        return report
+
+    def pending(self, role: Role) -> UpdateShare:
+        """Combine what all ranks have accumulated so far."""
+        training = _training(self._state(role))
+        is_begun = bool(training.pending) or not self.shards.is_alone
+        assert is_begun, "apply needs at least one accumulate before it"
+        self.hand_over(role)
+        return self.shards.combined(to_host(training.pending, training.optimizer.grad_norm()))
+
+    def hand_over(self, role: Role) -> None:
+        """Give the optimizer the gradients that were accumulated so far."""
+        training = _training(self._state(role))
+        for name, param in training.params.items():
+            self.shards.hand_over(param, training.optimizer.params[name])
+
+    def trace_nonfinite(self, plan: StepPlan) -> tuple[list[TokenRow], Origin]:
+        return trace(self, self._state(plan.role), plan)
+
+    @torch.no_grad()
+    def refresh(self, role: Role, *, source: Role = Role.POLICY) -> None:
+        """Give a frozen role the weights that another one has now."""
+        state = self._state(role)
+        assert state.changes, f"the weights of the {role} stay as they were loaded"
+        weights = dict(self._state(source).named_parameters())
+        for name, param in state.named_parameters():
+            self.shards.part(param).copy_(self.shards.computed(weights[name]))
+
+    def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:
+        """All weights under canonical HF names, adapters merged in, gathered one at a time."""
+        return whole_weights(self._state(role), self.shards)
+
+    def checksums(self, role: Role) -> dict[str, int]:
+        return self._summed(checksums(self._computed(self._state(role).named_parameters())))
+
+    def export(self, role: Role, folder: Path, config: RunConfig) -> None:
+        export_role(self._state(role), folder, config, shards=self.shards)
+
+    @property
+    def state_bytes(self) -> int:
+        """About as many bytes as this rank will write."""
+        groups = self.state().values()
+        written = sum(rows.tensor.nbytes for group in groups for rows in group.values())
+        return written if self.shards.saves else 0
+
+    def save(self, folder: Path) -> None:
+        state = self.state()
+        if not self.shards.saves:
+            return
+        with self.shards.naming_disk():
+            for stem, group in state.items():
+                self.shards.write(folder, stem, group)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        require_same_frozen(self._frozen, TensorReader(folder, FROZEN).whole())
+        for stem, group in self.state().items():
+            if stem != FROZEN:
+                copy_rows(group, TensorReader(folder, stem), what=_what(stem))
+        for state in self.roles.values():
+            if state.training is not None:
+                state.training.optimizer.write_back()
+
+    def state(self) -> dict[str, dict[str, Rows]]:
+        """This rank's part of everything an exact resume needs: file stem -> name -> rows."""
+        groups: dict[str, dict[str, Rows]] = {}
+        for state in self.roles.values():
+            weights, optimizer = state.stems
+            if state.training is not None:
+                groups[weights] = self._rows_of(state.training.params.items())
+                groups[optimizer] = self._optimizer_rows(state.training)
+            elif state.changes:
+                groups[weights] = self._rows_of(state.named_parameters())
+        if self._frozen:
+            groups[FROZEN] = {name: Rows(total, 0, ()) for name, total in self._frozen.items()}
+        return groups
+
+    def memory_report(self) -> MemoryReport:
+        """Peak memory of this rank."""
+        return peak_memory(self.runtime.device)
+
+    def close(self) -> None:
+        self.shards.close()
+
+    def _state(self, role: Role) -> RoleState:
+        assert role in self.roles, f"this run has no {role}; it has {', '.join(self.roles)}"
+        return self.roles[role]
+
+    def _rows_of(self, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Rows]:
+        return {name: self.shards.rows(self.shards.computed(p), p.shape) for name, p in named}
+
+    def _optimizer_rows(self, training: Training) -> dict[str, Rows]:
+        tensors = {**training.optimizer.state(), **self.shards.masters(training.optimizer)}
+        found = {}
+        for key, tensor in tensors.items():
+            # A count has no dimensions, and so no rows; all else has its parameter's.
+            param = training.params[key.partition(".")[2]]
+            found[key] = self.shards.rows(tensor, param.shape if tensor.ndim else tensor.shape)
+        return found
+
+    @cached_property
+    def _frozen(self) -> dict[str, Tensor]:
+        """Checksums of all weights that no checkpoint holds."""
+        found: dict[str, Tensor] = {}
+        for state in self.roles.values():
+            prefix = "" if state.role is Role.POLICY else f"{state.role}:"
+            named = self._computed(state.unsaved_parameters())
+            found |= checksums((f"{prefix}{name}", param) for name, param in named)
+        return {name: torch.tensor(total) for name, total in self._summed(found).items()}
+
+    def _computed(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """This rank's parts of parameters, as they are computed with."""
+        return ((name, self.shards.computed(param)) for name, param in named)
+
+    def _summed(self, sums: Mapping[str, Tensor]) -> dict[str, int]:
+        """Checksums of whole tensors: those of their parts added up."""
+        own = {name: int(value) for name, value in sums.items()}
+        parts = self.shards.gather_parts(own)
+        return {name: sum(part[name] for part in parts) for name in own}
+
+
+def _role_state(
+    role: Role,
+    model: RoleModel,
+    config: TrainerConfig,
+    *,
+    shards: Shards,
+    runtime: Runtime,
+    seed: int,
+) -> RoleState:
+    module = model.loaded.module
+    return RoleState(
+        role=role,
+        model=module,
+        sheet=model.loaded.sheet,
+        forward=Forward.of(module, config, runtime=runtime, seed=seed),
+        training=None if model.config is None else _start_training(module, model.config, shards),
+        changes=model.changes,
+        without_adapter=model.without_adapter,
+    )
+
+
+def _start_training(model: Model, config: TrainerConfig, shards: Shards) -> Training:
+    named = model.causal_lm.named_parameters
+    params = {name: param for name, param in named() if param.requires_grad}
+    optimizer = MasterAdamW(((n, shards.owned(p)) for n, p in params.items()), config.optimizer)
+    frozen = partial(_not_trained, named, params.keys(), shards)
+    return Training(config, params, optimizer, UpdateProbe(optimizer, named, frozen))
+
+
+def _not_trained(
+    named: Callable[[], Iterable[tuple[str, nn.Parameter]]],
+    trained: Collection[str],
+    shards: Shards,
+) -> dict[str, Tensor]:
+    """Checksums of this rank's part of the weights under an adapter."""
+    return checksums((name, shards.computed(p)) for name, p in named() if name not in trained)
+
+
+def _training(state: RoleState) -> Training:
+    assert state.training is not None, f"the {state.role} is frozen: it has no optimizer"
+    return state.training
+
+
+def _what(stem: str) -> str:
+    """What a group of tensors is called where it does not fit."""
+    return stem.replace("optimizer", "optimizer state").replace("_", " ")

@@ -1,0 +1,46 @@
+"""Uses of `Trainer.forward`: what can be asked of a model, and the log-probs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from homeostat.errors import ModelError
+from homeostat.models.build import ModelSheet
+from homeostat.train.reducers import REDUCERS
+from homeostat.types import Computed, FloatArray, Outputs, Role, TrainBatch
+
+
+class Forwards(Protocol):
+    """The part of a Trainer that computes without learning."""
+
+    def forward(
+        self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
+    ) -> list[Computed]: ...
+
+
+def score(
+    trainer: Forwards, role: Role, batches: Sequence[TrainBatch], *, temperature: float = 1.0
+) -> list[FloatArray]:
+    """Per batch, the log-probs of its trained tokens under the current weights, in order."""
+    found = trainer.forward(role, batches, Outputs(logp=True, temperature=temperature))
+    return [one.logp_M for one in found if one.logp_M is not None]
+
+
+def require_outputs(outputs: Outputs, *, role: Role, sheet: ModelSheet) -> None:
+    """Raise ModelError, before anything is computed, for what the role's model cannot give."""
+    if outputs.value:
+        raise ModelError(
+            f"values were asked of the {role}, whose model has no value head: it predicts tokens "
+            "only. Ask for logp, entropy or hidden."
+        )
+    if outputs.reducer and outputs.reducer not in REDUCERS:
+        known = ", ".join(sorted(REDUCERS))
+        raise ModelError(f"there is no reducer {outputs.reducer!r}. Known reducers: {known}.")
+    last = int(sheet.source_config["num_hidden_layers"]) if outputs.hidden else 0
+    beyond = [layer for layer in outputs.hidden if not 0 <= layer <= last]
+    if beyond:
+        raise ModelError(
+            f"hidden states of layer {beyond[0]} were asked of the {role}, which has layers 0 (the "
+            f"embedding) to {last}."
+        )

@@ -1,0 +1,103 @@
+"""Every signature against logs composed for it.
+
+A case of signatures/<family>.toml:
+
+    [[case]]
+    code = "ERR001"
+    title = "what the log shows"
+    log = '''...'''
+    framework = "trl"       # optional: what the reader must take the log for
+    config = { ... }        # optional: settings by the framework's own names
+    not = true              # optional: the code must not be among the findings
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeostat.health.diagnose import diagnose
+from homeostat.health.finding import Finding, Level
+from homeostat.health.frameworks import ALL
+from homeostat.health.frameworks.planned import FOREIGN, PLANNED
+from homeostat.health.readers import read_text
+from homeostat.health.registry import RULES, SIGNATURES
+from homeostat.health.signatures.signature import Signature
+from homeostat.health.vocabulary import FAMILY_OF
+
+FOLDER = Path(__file__).parent / "signatures"
+CONFIG_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
+OUR_KEYS = set(re.findall(r"^\| `([\w.]+)`", CONFIG_PAGE.read_text(encoding="utf-8"), re.M))
+
+
+@dataclass(frozen=True)
+class TextCase:
+    """A log, and the signature that stands in it, or that it only looks like."""
+
+    code: str
+    title: str
+    log: str
+    framework: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    absent: bool = False
+
+    def findings(self) -> tuple[Finding, ...]:
+        view = read_text(self.log, config=self.config or None)
+        if self.framework:
+            assert view.framework.name == self.framework
+        return diagnose(view, RULES).findings
+
+
+def read_cases(file: Path) -> list[TextCase]:
+    rows = tomllib.loads(file.read_text(encoding="utf-8"))["case"]
+    return [TextCase(absent=row.pop("not", False), **row) for row in rows]
+
+
+CASES = [case for file in sorted(FOLDER.glob("*.toml")) for case in read_cases(file)]
+LEVELS = {one.code: one.level for one in SIGNATURES}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}: {case.title}")
+def test_a_signature_is_recognised_in_its_logs(case: TextCase) -> None:
+    found = case.findings()
+    if case.absent:
+        assert case.code not in [finding.code for finding in found]
+    elif LEVELS[case.code] is Level.INFO:
+        assert case.code in [finding.code for finding in found]
+    else:
+        alarms = [finding.code for finding in found if finding.level is not Level.INFO]
+        assert alarms, "nothing was recognised"
+        assert alarms[0] == case.code, alarms
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda one: one.code)
+def test_a_signature_has_a_case_and_says_what_to_do(signature: Signature) -> None:
+    own = [case for case in CASES if case.code == signature.code and not case.absent]
+    assert own, "compose a log for it"
+    assert signature.fixes, "what should its owner do?"
+    causes = [cause.name for cause in signature.causes] or [signature.name]
+    assert [name for name in causes if name not in FAMILY_OF] == []
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda one: one.code)
+def test_a_fix_names_settings_and_frameworks_that_exist(signature: Signature) -> None:
+    for fix in signature.fixes:
+        assert not fix.setting or fix.setting in OUR_KEYS | set(PLANNED) | set(FOREIGN)
+        assert set(fix.theirs) <= set(ALL)
+
+
+def test_a_case_belongs_to_a_signature() -> None:
+    assert {case.code for case in CASES} <= set(LEVELS)
+    assert len({(case.code, case.title) for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda one: one.code)
+def test_a_text_says_enough_to_be_told_from_others(signature: Signature) -> None:
+    for pattern in (*signature.texts, *signature.context, *signature.unless):
+        longest = max(re.split(r"\*| && ", pattern), key=len)
+        assert len(longest) >= 4, f"{pattern!r} is found everywhere"
