@@ -72,7 +72,7 @@ def problems(config: RunConfig) -> list[tuple[int, int, str]]:
 
 
 def out_of_order(rng: random.Random) -> Poll:
-    """Hands out what the engine finished one by one, in an order of its own."""
+    """Return a poll that hands out what the engine finished one by one, in a random order."""
     plain, held = NativeEngine.poll, []
 
     def poll(engine: NativeEngine, *, timeout_s: float) -> list[Completion]:

@@ -1,4 +1,4 @@
-"""The rollouts of one step.
+"""Gathers the rollouts of one step.
 
     draw prompts -> sample -> score -> journal -> totals -> keep, or drop for lack of a signal
 
@@ -7,9 +7,9 @@ a group start when its last completion is there, while others are still being sa
 taken in the order of drawing, and a barrier keeps the round in the journal before anything is
 trained on it, so nothing that is drawn, kept or trained depends on what finished first.
 
-A run that is begun again finds the rounds it had finished in the journal and samples only the next
-one, from its start, so that the engine sees the batch that it would have seen: what comes out is
-the same to the bit. With dynamic sampling a step has further rounds, until enough groups have
+A resumed run finds the rounds that it had finished in the journal and samples only the next one,
+from its start, so that the engine sees the batch that it would have seen: the result is bitwise the
+same. With dynamic sampling a step has further rounds, until enough groups have
 samples that differ in reward.
 """
 
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepRollouts:
-    """What a step sampled. `groups` are to be trained on; `passed_over` had nothing to teach."""
+    """The groups that a step sampled: `groups` to train on, and `passed_over` without a signal."""
 
     groups: list[RolloutGroup] = field(default_factory=list)
     passed_over: list[RolloutGroup] = field(default_factory=list)
@@ -107,8 +107,11 @@ class Collector:
         journal: Journal,
         origin: str,
     ) -> None:
-        """`origin` names all that rollouts come from: the journal's count where it is the same. A
-        run that is complete has no sampler."""
+        """Create the collector of a run; a run that is complete has no sampler.
+
+        `origin` identifies everything that rollouts depend on: groups in the journal are used only
+        if theirs is the same.
+        """
         self.rewards = rewards
         self.dynamic = dynamic
         self.prompts = prompts
@@ -128,7 +131,7 @@ class Collector:
         self.sampled_with = sampled_with(self.sampling, self.tokenizer)
 
     def collect(self, step: int, *, tell: Tell) -> StepRollouts:
-        """The groups of a step. Where they come from the engine, they are in the journal."""
+        """Return the groups of a step; those that were sampled now are in the journal."""
         wanted, dynamic = self.rollout.prompts_per_step, self.dynamic
         found = StepRollouts()
         while len(found.groups) < wanted:
@@ -144,14 +147,14 @@ class Collector:
         return found
 
     def _draw(self, step: int, round: int, count: int) -> dict[GroupKey, int]:
-        """The keys of a round's groups in the order of drawing, each with the id of its prompt."""
+        """Draw prompts. Returns their ids by the keys of the groups, in the order of drawing."""
         prompt_ids = self.prompt_sampler.take(count)
         return {GroupKey(step, round, place): id for place, id in enumerate(prompt_ids)}
 
     def _replayed(
         self, keys: Mapping[GroupKey, int], found: StepRollouts
     ) -> list[GroupRecord] | None:
-        """The groups of a round that the journal holds whole; None where it has to be sampled."""
+        """Return a round from the journal, or None if it has to be sampled."""
         try:
             records = [self.journal.read(key, self.prompts.__getitem__) for key in keys]
         except DataError:
@@ -174,7 +177,7 @@ class Collector:
         return whole
 
     def _facts(self) -> dict[str, Any]:
-        """What decides whether a group of the journal is the one that would be sampled now."""
+        """Return what a group of the journal must have in common with one sampled now."""
         assert self.sampler is not None, "sampling needs an engine"
         return {"policy_version": self.sampler.policy_version, "origin": self.origin}
 
@@ -238,7 +241,7 @@ def sample_and_score(
 
 
 def training_sampling(rollout: RolloutConfig, tokenizer: ChatTokenizer) -> Sampling:
-    """How the samples to train on are drawn."""
+    """Return the sampling parameters of rollouts that are trained on."""
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,
         temperature=rollout.temperature,

@@ -1,4 +1,4 @@
-"""Groups of rollouts as flat arrays, laid end to end with lengths beside them, and back.
+"""Converts groups of rollouts to flat arrays, concatenated with lengths beside them, and back.
 
     group/*    prompt ids, the prompts' tokens, samples of each
     sample/*   request id, text, stop reason, reward, every function's reward (a number, None, or
@@ -6,9 +6,9 @@
     segment/*  tokens (int32), engine_logp and sampled_logp (float32), version, policy, author,
                and the columns that engines recorded, of prompts in sample/prompt_columns
 
-What the numbers in them stand for is in the legend, which goes beside them as JSON. What is decoded
-is what was encoded, to the bit. Prompts are the data set's: only their tokens are kept, and those
-must agree with what `prompt_of` gives.
+The legend, which is kept beside them as JSON, says what the numbers in them stand for. What is
+decoded is bitwise what was encoded. Prompts are the data set's: only their tokens are kept, and
+those must agree with what `prompt_of` gives.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOT_THERE, _HAS_FAILED = object(), object()
 
 
 def encode(groups: Sequence[RolloutGroup]) -> tuple[dict[str, Any], Arrays]:
-    """The legend and the arrays of some groups."""
+    """Return the legend and the arrays of some groups."""
     samples = [sample for group in groups for sample in group.samples]
     segments = [segment for sample in samples for segment in sample.completion.segments]
     names = list(dict.fromkeys(name for sample in samples for name in sample.rewards))
@@ -66,8 +66,8 @@ def encode(groups: Sequence[RolloutGroup]) -> tuple[dict[str, Any], Arrays]:
 def decode(
     legend: Legend, arrays: Arrays, prompt_of: PromptOf, *, place: Path
 ) -> list[RolloutGroup]:
-    """The groups. Raises DataError, which names the `place`, where `prompt_of` gives other prompts
-    than they were sampled for."""
+    """Return the groups. Raises DataError, which names the `place`, if `prompt_of` gives other
+    prompts than they were sampled for."""
     samples = iter(_samples(legend, arrays))
     sizes = arrays["group/samples"].tolist()
     return [
@@ -135,7 +135,7 @@ def _text_arrays(name: str, texts: Sequence[str]) -> Arrays:
 
 
 def _number_arrays(name: str, table: Sequence[Sequence[Any]], *, width: int) -> Arrays:
-    """A table of numbers, some of them None, failed or not there at all."""
+    """Encode a table of numbers, some of them None, failed or not there at all."""
     values = np.zeros((len(table), width), dtype=np.float64)
     kinds = np.zeros((len(table), width), dtype=np.uint8)
     for row, cells in enumerate(table):
@@ -219,7 +219,7 @@ def _segments(legend: Legend, arrays: Arrays) -> Iterator[Segment]:
 
 
 def _cut(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """The parts that were laid end to end."""
+    """Split an array into the parts that it was concatenated from."""
     return np.split(flat, np.cumsum(lengths))[:-1]
 
 

@@ -1,4 +1,4 @@
-"""A scored group on its way from the engine to the journal and the trainer."""
+"""The record of a scored group: what the journal keeps and the trainer is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scored groups on disk before they are trained on, so that a resumed run samples nothing twice.
+"""Keeps scored groups on disk before they are trained on, so that no run samples them twice.
 
     append(record) ... -> barrier() -> read(key)
 
@@ -8,10 +8,10 @@ A frame holds one group, or says that groups of later steps no longer count (`dr
 barrier. Invariants: when `barrier` returns, all that was appended survives a power cut, for one
 fsync. A group counts only with the barrier behind it: of what a kill cut off nothing is found, and
 the groups between two barriers are found together or not at all. Of two groups with one key the
-later one counts. What is read is what was written, to the bit.
+later one counts. What is read is bitwise what was written.
 
-Files are never changed. A process begins a file of its own, and another one when old groups are
-pruned; files are removed oldest first, so that no group comes to light again that a later frame has
+Files are never changed. Every process begins a new file, and another one when old groups are
+pruned. Files are removed oldest first: otherwise groups could reappear that a later frame has
 replaced or dropped.
 """
 
@@ -69,7 +69,7 @@ class Journal:
             self._seal(step=max(steps))
 
     def read(self, key: GroupKey, prompt_of: PromptOf) -> GroupRecord | None:
-        """The group with a key, or None where there is none that is whole.
+        """Return the group with a key, or None if there is none that is whole.
 
         Raises DataError where `prompt_of` gives another prompt than it was sampled for.
         """
@@ -85,7 +85,7 @@ class Journal:
         return GroupRecord(key, group, frame.head["facts"])
 
     def keys(self, step: int) -> list[GroupKey]:
-        """The groups of a step, in the order of drawing."""
+        """Return the keys of a step's groups, in the order of drawing."""
         found = {key for key in self._groups if key.step == step}
         return sorted(found | set(self._rounds.keys(step)))
 
@@ -184,7 +184,7 @@ class Journal:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The files of a journal, oldest first."""
+    """Return the files of a journal, oldest first."""
     return sorted((p for p in folder.glob("groups_*.log") if _NAME.fullmatch(p.name)), key=_number)
 
 

@@ -1,10 +1,10 @@
-"""One file of the journal: frames, appended one after the other.
+"""Reads and writes one file of the journal: frames, appended one after the other.
 
     magic (8 bytes) | length of the head (4) | crc32 of the head (4) | head: JSON | body: bytes
 
-The head says how long the body is and holds its SHA-256. A process appends to files of its own
-only, so what a kill cut off is at the end of a file. A frame whose head is damaged is passed over:
-reading goes on at the next magic. A damaged body is found when it is read.
+The head says how long the body is and holds its SHA-256. A process never appends to the file of
+another one, so that a frame cut short by a kill is the last in its file. A frame whose head is
+damaged is skipped: reading continues at the next magic. A damaged body is found when it is read.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PartWriter:
         return Frame(self.path, whole, self._length - len(body))
 
     def sync(self) -> None:
-        """What was appended survives a power cut when this returns."""
+        """Make what was appended survive a power cut."""
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class PartWriter:
 
 
 def frames(path: Path) -> Iterator[Frame]:
-    """The frames of a file whose heads are whole, in order. Raises OSError."""
+    """Yield the frames of a file whose heads are whole, in order. Raises OSError."""
     with open(path, "rb") as file:
         descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
         at = 0
@@ -106,7 +106,7 @@ def frames(path: Path) -> Iterator[Frame]:
 
 
 def _head(descriptor: int, at: int) -> tuple[int, dict[str, Any]] | None:
-    """Length and content of the head of the frame at a place; None where there is no whole one."""
+    """Return length and content of the head at a place, or None if it is not whole."""
     start = os.pread(descriptor, _SCAN_BYTES, at)
     if len(start) < _FRAME.size:
         return None
@@ -122,7 +122,7 @@ def _head(descriptor: int, at: int) -> tuple[int, dict[str, Any]] | None:
 
 
 def _next_magic(descriptor: int, at: int, size: int) -> int:
-    """Where the next frame may begin; the end of the file where none does."""
+    """Return where the next frame may begin, or the end of the file."""
     while at < size:
         found = os.pread(descriptor, _SCAN_BYTES, at).find(MAGIC)
         if found >= 0:

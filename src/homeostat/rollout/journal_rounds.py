@@ -51,7 +51,7 @@ class RoundFiles:
         return {step for step, _ in self._rounds}
 
     def keys(self, step: int) -> list[GroupKey]:
-        """The groups of a step, in the order of drawing."""
+        """Return the keys of a step's groups, in the order of drawing."""
         found = []
         for round in [round for at, round in self._rounds if at == step]:
             loaded = _loaded(self._path(step, round))
@@ -60,7 +60,7 @@ class RoundFiles:
         return found
 
     def read(self, key: GroupKey, prompt_of: PromptOf) -> GroupRecord | None:
-        """A group with the facts of its round. Raises DataError where `prompt_of` gives another
+        """Return a group with the facts of its round. Raises DataError if `prompt_of` gives another
         prompt than one of the round's was sampled for."""
         if (key.step, key.round) not in self._rounds:
             return None
@@ -91,7 +91,7 @@ class RoundFiles:
 
 
 def _records(path: Path, key: GroupKey, prompt_of: PromptOf) -> list[GroupRecord]:
-    """The groups of a round, one of which has the key. None where the file is damaged."""
+    """Return the groups of the round that a key is in; none if the file is damaged."""
     loaded = _loaded(path)
     if loaded is None:
         return []
@@ -106,7 +106,7 @@ def _records(path: Path, key: GroupKey, prompt_of: PromptOf) -> list[GroupRecord
 
 
 def _loaded(path: Path) -> tuple[dict[str, Any], Arrays] | None:
-    """Header and arrays of a file, or None where it is damaged."""
+    """Return header and arrays of a file, or None if it is damaged."""
     try:
         return _load(path)
     except _DAMAGE as error:
@@ -139,7 +139,7 @@ def _digest(header: str, arrays: Arrays) -> str:
 
 
 def _mark_failures(header: dict[str, Any], arrays: Arrays) -> None:
-    """Format 1: None of a reward that failed in the round counts as failed."""
+    """Mark every None of a reward that failed in the round as failed (format 1)."""
     counts = header["facts"].get("missing", {})
     kinds = arrays["sample/rewards/kinds"]
     for column, name in enumerate(header["rewards"]):
@@ -148,5 +148,5 @@ def _mark_failures(header: dict[str, Any], arrays: Arrays) -> None:
 
 
 def _as_values(logged: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Values with the sum and the number that the round kept of what rewards logged."""
+    """Return values that have the sum and the number that a round kept of what was logged."""
     return {name: [total, *[0.0] * (int(num) - 1)] for name, (total, num) in logged.items()}

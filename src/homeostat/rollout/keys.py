@@ -27,7 +27,7 @@ class GroupKey:
 
     @classmethod
     def parse(cls, text: str) -> GroupKey:
-        """Raises ValueError where the text is no key."""
+        """Read a key. Raises ValueError if the text is none."""
         found = _TEXT.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} is no key of a group")

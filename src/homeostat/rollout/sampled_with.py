@@ -1,7 +1,7 @@
-"""The settings that saved rollouts mean something under, and whether a run has the same.
+"""Compares the settings that saved rollouts were sampled with to those of a run.
 
 A saved log-prob is under one temperature, of tokens of one vocabulary; where a completion was cut
-depends on its limit and on what ends it. A journal notes these beside every round. A run that takes
+depends on its limit and on what ends it. A journal notes these beside every group. A run that takes
 its rollouts from another one (debug.rollouts) must agree with them: at another temperature the
 trainer's log-probs would be compared with numbers that mean something else.
 
@@ -32,7 +32,7 @@ _SETTINGS = {
 
 
 def sampled_with(sampling: Sampling, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """As JSON holds it."""
+    """Return the settings as JSON holds them."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

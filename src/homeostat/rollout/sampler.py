@@ -40,7 +40,7 @@ class Sampler:
 
     @property
     def policy_version(self) -> int:
-        """The version of the weights that the next group is sampled with."""
+        """Version of the weights that the next group is sampled with."""
         return self.engine.policy_version
 
     def sample(
@@ -54,7 +54,7 @@ class Sampler:
     ) -> Iterator[tuple[int, list[Completion]]]:
         """Yield the place of a group among `draws` and its completions, as groups are finished.
 
-        Raises EngineError where the engine stalls or is not in a state to go on.
+        Raises EngineError if the engine stalls or cannot continue.
         """
         requests = {
             f"{draw.name}/{sample}": (place, sample)

@@ -1,8 +1,8 @@
-"""The rollouts of a step, taken from the journal of another run (debug.rollouts).
+"""Gathers the rollouts of a step from the journal of another run (debug.rollouts).
 
     journal -> checks that they mean the same here -> totals -> keep, or drop for lack of a signal
 
-Nothing is sampled or scored: only the sums of the rewards are computed anew, by this run's weights.
+Nothing is sampled or scored: only the sums of the rewards are recomputed with this run's weights.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SavedRollouts:
         self.sampled_with = sampled_with(training_sampling(rollout, tokenizer), tokenizer)
 
     def collect(self, step: int, *, tell: Tell) -> StepRollouts:
-        """The groups of a step. Raises DataError where there are none, or none that fit."""
+        """Return the groups of a step. Raises DataError if there are none that this run can use."""
         wanted, dynamic = self.rollout.prompts_per_step, self.dynamic
         found = StepRollouts()
         for records in self._rounds(step):
@@ -67,7 +67,7 @@ class SavedRollouts:
         return found
 
     def _rounds(self, step: int) -> list[list[GroupRecord]]:
-        """The rounds of a step up to the first that is not whole."""
+        """Return the rounds of a step up to the first that is not whole."""
         rounds = []
         for _, keys in groupby(self.saved.keys(step), key=lambda key: key.round):
             records = [self.saved.read(key, self.prompts.__getitem__) for key in keys]
@@ -92,7 +92,7 @@ class SavedRollouts:
         self._require_rewards([record.group for record in records])
 
     def _require_rewards(self, groups: Sequence[RolloutGroup]) -> None:
-        """Saved rollouts have the values of the rewards of then, and of no others."""
+        """Raise DataError if a reward of this run has no saved values: none is computed here."""
         stored = groups[0].samples[0].rewards
         labels = [reward.label for reward in self.rewards.functions]
         unknown = [label for label in labels if label not in stored]

@@ -1,9 +1,9 @@
-"""From the completions of a prompt to a group with every reward's values.
+"""Turns the completions of a prompt into a group with every reward's values.
 
     completions -> text of what the policy wrote -> rewards, in worker processes -> RolloutGroup
 
-Scoring starts when it is asked for, and is awaited later: like sampling, it goes on beside whatever
-the caller does. A sample's rewards are not summed up here: see rollout/totals.py.
+Scoring is started first and awaited later: like sampling, it runs while the caller does something
+else. A sample's rewards are not summed up here: see rollout/totals.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Scorer:
     def begin(
         self, prompt: Prompt, completions: Sequence[Completion], *, step: int
     ) -> PendingGroup:
-        """Start the rewards of a group, which are told the step that they are for."""
+        """Start to score a group. Reward functions receive the step in their trainer state."""
         ids = [completion.policy_tokens_T.tolist() for completion in completions]
         unscored = UnscoredGroup(prompt, [self._text(tokens) for tokens in ids], ids)
         pending = self.rewards.submit(unscored, step=step, total_steps=self.total_steps)
@@ -68,7 +68,7 @@ class Scorer:
 
 
 def _logged(scored: ScoredGroup) -> Logged:
-    """What functions logged, by its name in the metrics."""
+    """Return the logged values by the names that they have in the metrics."""
     found: Logged = {}
     for name, values in scored.metrics.items():
         label, _, own = name.partition("/")

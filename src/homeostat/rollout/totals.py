@@ -1,4 +1,4 @@
-"""The rewards that are trained on: weighted, summed up, normalised by the run so far, clipped.
+"""Computes the rewards that are trained on: weighted sums, normalised by the run so far, clipped.
 
 The run's moments take in the groups of a round together, in the order of drawing.
 """
@@ -17,7 +17,7 @@ from homeostat.types import RolloutGroup
 def with_totals(
     groups: Sequence[RolloutGroup], config: RewardsConfig, moments: RunningMoments
 ) -> list[RolloutGroup]:
-    """The groups with `reward` of every sample filled in. Takes them into `moments`."""
+    """Return the groups with every sample's `reward`, after adding them to `moments`."""
     labels = [reward.label for reward in config.functions]
     sums = finish([_scored(group, labels) for group in groups], config, moments)
     return [

@@ -1,4 +1,4 @@
-"""Held-out prompts: sampled, scored, and how many of them are solved.
+"""Evaluates the policy on held-out prompts: samples, scores, and counts the solved ones.
 
 `eval/reward` is the mean over the samples that no reward failed on, and `eval/reward_coverage` the
 share of those. A mean over a part of the prompts is not comparable with one over all of them: where
@@ -28,7 +28,7 @@ from homeostat.types import RolloutGroup, Sample
 
 
 def evaluate_prompts(parts: RlParts) -> dict[str, float]:
-    """The metrics of the held-out prompts; none where there is no engine to answer them."""
+    """Return the metrics of the held-out prompts; none if there is no engine to answer them."""
     if parts.engine is None or parts.prompts.evaluation is None:
         return {}
     started = time.perf_counter()

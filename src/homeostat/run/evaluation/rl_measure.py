@@ -1,4 +1,4 @@
-"""What is measured of an RL step, by the names in observe/names.py."""
+"""Computes the metrics of an RL step, by the names in observe/names.py."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _reward_metrics(groups: list[RolloutGroup], labels: list[str]) -> dict[str, 
 
 
 def _missing_metrics(samples: list[Sample], labels: list[str]) -> dict[str, float]:
-    """The values that rewards did not give: because they failed, or because they do not apply."""
+    """Count the values that rewards did not give: they failed, or do not apply."""
     metrics = {}
     for label in labels:
         failed = sum(label in sample.failed for sample in samples)
@@ -141,7 +141,7 @@ def policy_metrics(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _correction_metrics(measured: Sequence[Mapping[str, float]], tokens: float) -> dict[str, float]:
-    """What each part of the correction did, as shares of all tokens and of all sequences."""
+    """Return what each part of the correction did, as shares of all tokens and all sequences."""
 
     def total(name: str) -> float:
         return sum(stats[name] for stats in measured)
@@ -176,7 +176,7 @@ def _signal_metrics(rollouts: StepRollouts, learned: Learned) -> dict[str, float
 def _advantage_metrics(
     advantages_S: list[np.ndarray], has_reward_S: np.ndarray
 ) -> dict[str, float]:
-    """Of the samples with a reward: one that a failed reward left without has no advantage."""
+    """Average over the samples with a reward: those that a reward failed on have no advantage."""
     per_sample = np.array([a.mean() if len(a) else 0.0 for a in advantages_S])[has_reward_S]
     if not len(per_sample):
         return {}
@@ -226,7 +226,7 @@ def _resource_metrics(parts: RlParts) -> dict[str, float]:
 
 
 def replay_metrics(parts: RlParts, rollouts: StepRollouts) -> dict[str, float]:
-    """debug.mode=replay: how far the engine of now is from the one that sampled."""
+    """Compare the current engine with the one that sampled (debug.mode=replay)."""
     debug = parts.config.debug
     if debug is None or debug.mode != "replay" or not rollouts.groups:
         return {}
