@@ -1,4 +1,4 @@
-"""What vLLM reads from the environment, set before it is imported.
+"""The environment variables that vLLM reads, set before it is imported.
 
 No usage statistics, no telemetry, no hub; the engine core in this process, so that its crash is
 this process's crash; sockets, where it opens any, on the loopback interface.
@@ -28,7 +28,7 @@ DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING"}
 
 
 def prepare_environment(config: VllmEngineConfig) -> None:
-    """For a process that hosts the engine. vLLM's workers inherit it."""
+    """Set the environment of a process that hosts the engine. vLLM's workers inherit it."""
     os.environ.update(SETTINGS)
     if config.enforce_eager:
         # vLLM compiles some of its sampler all the same, which costs as much as loading does.
