@@ -98,7 +98,7 @@ def local(config: RunConfig) -> LocalTrainer:
 
 
 def training(trainer: FsdpTrainer | LocalTrainer) -> Training:
-    """What the policy has because it is trained."""
+    """Return what the policy has because it is trained."""
     found = trainer.roles[POLICY].training
     assert found is not None
     return found

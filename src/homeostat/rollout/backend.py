@@ -23,7 +23,7 @@ from homeostat.types import POLICY_ID
 
 @dataclass(frozen=True, slots=True)
 class EngineSite:
-    """What a run gives to the engine that it opens.
+    """The facts of a run that opening its engine needs.
 
     `threads` is what torch uses in a process, `lanes` the number of such shares of the cores.
     `max_tokens` is the most that a request may have in all. `checkpoint` returns a folder in HF
@@ -48,8 +48,11 @@ class EngineSite:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What is known of a run before it starts. `running` is the number of completions that will be
-    sampled at one time, `longest` the number of tokens that the longest of them may have."""
+    """The facts of a run that are known before it starts.
+
+    `running` is the number of completions that will be sampled at one time, `longest` the number of
+    tokens that the longest of them may have.
+    """
 
     engine: EngineConfig
     model: ModelConfig
@@ -64,7 +67,7 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """What `check` tells of the engine: the end of a sentence, and the same as facts."""
+    """The line of `check` about the engine: the end of a sentence, and the same as facts."""
 
     text: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class Request:
 
 
 class Quiesce(StrEnum):
-    """What becomes of requests in flight when weights change.
+    """How requests in flight are treated when weights change.
 
     drain: they finish first. retract: they go on later, their cache computed anew by the new
     weights. in_place: they go on with the cache they have. abort: they end, partial.
@@ -77,7 +77,7 @@ class Quiesce(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, known before it starts.
+    """The abilities and limits of an engine, known before it starts.
 
     `resumes_exactly`: a request that goes on from `begun` samples what it would have sampled
     uninterrupted. `score_temperatures`: what `score` can be asked for. `cut_logp`: `engine_logp_T`

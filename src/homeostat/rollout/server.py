@@ -22,7 +22,7 @@ SERVER = "homeostat.rollout.server:serve_engine"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a verb returned, and the state of the engine after it.
+    """The result of a verb, and the state of the engine after it.
 
     `refused` holds the requests that were queued and cannot be served: id, and why.
     """

@@ -1,4 +1,4 @@
-"""Weights on their way: what travels, and the protocols of those who send and receive it.
+"""Buckets of weights, and the protocols of those who send and receive them.
 
     (name, tensor) ... -> Packer.pack -> Bucket ... -> Receiver.unpack -> (name, tensor) ...
 
@@ -110,5 +110,5 @@ class Transport(Protocol):
     def packer(self) -> Packer: ...
 
     def receiver(self, rank: int, size: int) -> Receiver:
-        """For process `rank` of the `size` that the engine has."""
+        """Make the half of process `rank` of the `size` that the engine has."""
         ...

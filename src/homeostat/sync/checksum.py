@@ -29,12 +29,12 @@ _COLUMNS, _ROWS = 1, 2
 
 
 def tensor_checksum(tensor: Tensor) -> int:
-    """Of its bits, whatever its dtype, strides and device."""
+    """Checksum of the tensor's raw bytes; independent of dtype, strides and device."""
     return tensor_checksums([tensor])[0]
 
 
 def tensor_checksums(tensors: Sequence[Tensor]) -> list[int]:
-    """As `tensor_checksum`, with one transfer from the device for all of them."""
+    """Checksums of several tensors, with one transfer from the device for all of them."""
     if not tensors:
         return []
     device = tensors[0].device

@@ -128,7 +128,7 @@ class Group:
         return self._flat[:num_bytes]
 
     def broadcast(self, flat: Tensor) -> None:
-        """From the sender to all. Raises SyncError within the deadline where one is missing."""
+        """Send bytes from the sender to all. Raises SyncError if one is missing by the deadline."""
         if self._backend is None:
             self._backend = self._join()
         options = dist.BroadcastOptions()

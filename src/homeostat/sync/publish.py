@@ -28,7 +28,7 @@ from homeostat.types import POLICY_ID, Completion, FloatArray, TokenRow
 
 
 class WeightSource(Protocol):
-    """What a trainer is to a publication."""
+    """The part of a trainer that a publication needs."""
 
     def weight_buckets(self, packer: Packer) -> Iterator[Bucket]: ...
 
@@ -36,7 +36,7 @@ class WeightSource(Protocol):
 
 
 class WeightSink(Protocol):
-    """What an engine is to a publication: some of rollout.engine.Engine, `how` is its Quiesce."""
+    """The part of rollout.engine.Engine that a publication needs; `how` is its Quiesce."""
 
     @property
     def capabilities(self) -> Any: ...

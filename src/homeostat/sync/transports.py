@@ -1,4 +1,4 @@
-"""From the config to a transport."""
+"""Open the transport that the recipe names."""
 
 from __future__ import annotations
 

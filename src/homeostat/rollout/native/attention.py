@@ -1,4 +1,4 @@
-"""What the tokens of an engine's forward pass see: the attention contexts of the engine.
+"""The attention contexts of the engine: what the tokens of a forward pass see.
 
 Prefill: chunks laid end to end; one that begins a sequence sees itself alone, as in training; one
 that goes on sees its sequence's cache too. Decode: one token per sequence, over its cache.

@@ -1,4 +1,4 @@
-"""Decoding some steps at a time, without a word of the host in between.
+"""Decoding in bursts: several steps at a time, without the host in between.
 
     start(sequences) -> [take() -> what the oldest burst drew] ... until nothing is on its way
 
@@ -25,7 +25,7 @@ Reserve = Callable[[list[Sequence], int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a burst drew for each of its sequences: [B, S], of which the first `made` count."""
+    """The tokens that a burst drew for its sequences: [B, S], of which the first `made` count."""
 
     sequences: list[Sequence]
     tokens_BS: np.ndarray
@@ -61,11 +61,11 @@ class Bursts(Protocol):
         ...
 
     def take(self, cache: KVCache, reserve: Reserve, *, may_go_on: bool) -> Taken:
-        """What the oldest burst drew. `may_go_on`: another may be sent after it."""
+        """Return what the oldest burst drew. `may_go_on`: another may be sent after it."""
         ...
 
     def drop(self) -> None:
-        """What is on its way is drawn again, to the same tokens, by whoever goes on."""
+        """Forget the bursts in flight: their tokens will be drawn again, and come out the same."""
         ...
 
     def rest(self) -> None:

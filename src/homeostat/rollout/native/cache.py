@@ -23,7 +23,7 @@ from homeostat.rollout.native.scheduler import Copy
 
 
 def token_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """What one token takes in the cache of all layers."""
+    """Bytes that one token takes in the cache of all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 

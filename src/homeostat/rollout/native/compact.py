@@ -34,7 +34,7 @@ _PLAIN = frozenset(
 
 
 def can_be_copied(model: Decoder) -> bool:
-    """Whether copies of its weights can stand for the model: fp32 on a CPU, and nothing else."""
+    """Return whether copies of its weights can stand for the model: fp32 on a CPU, nothing else."""
     weight = model.output_weight()
     return (
         model.numerics == "fast"
@@ -120,7 +120,7 @@ class CompactDecoder:
         self._layers = [_Layer.of(layer, **sizes) for layer in model.layers]
 
     def is_of(self, model: Decoder) -> bool:
-        """Whether the model is the one it was made of, with the weights of then."""
+        """Return whether the model is the one it was made of, with unchanged weights."""
         return model is self.model and self._now() == self._versions
 
     def hidden_in(

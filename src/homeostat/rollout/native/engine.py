@@ -183,7 +183,7 @@ class NativeEngine(SteppingEngine[Sequence]):
         self._free_memory()
 
     def _step(self, until: float = math.inf) -> None:
-        """One plan, or one burst: a step at least, and no more than there is time for."""
+        """Compute one plan or one burst."""
         self._fit_cache()
         is_whole = False
         try:
@@ -208,7 +208,7 @@ class NativeEngine(SteppingEngine[Sequence]):
             self._take(sequences, hidden_BD)
 
     def _may_go_on(self) -> bool:
-        """Nobody ended since the burst was sent, and nobody could join it."""
+        """Return whether nobody ended since the burst was sent, and nobody could join it."""
         assert self.bursts is not None
         has_place = len(self.scheduler.running) < self.scheduler.max_running
         all_fly = all(self._is_flying(s) for s in self.bursts.sequences)
@@ -232,7 +232,7 @@ class NativeEngine(SteppingEngine[Sequence]):
                 self._finish(sequence, reason)
 
     def _land(self) -> None:
-        """Takes what the device has drawn ahead of the host."""
+        """Take what the device has drawn ahead of the host."""
         while self.bursts is not None and self.bursts.is_flying:
             self._take_burst(self.bursts, may_go_on=False)
 
@@ -240,14 +240,14 @@ class NativeEngine(SteppingEngine[Sequence]):
         return self.life.in_flight.get(sequence.request.id) is sequence
 
     def _reserve(self, sequences: list[Sequence], num_tokens: int) -> bool:
-        """Room for `num_tokens` tokens more of each, memory included."""
+        """Make room for `num_tokens` more tokens of each, memory included, or return False."""
         if not self.scheduler.reserve_ahead(sequences, num_tokens):
             return False
         self.runner.copy([], extent=self.scheduler.pool.extent)
         return True
 
     def _compute(self, plan: Plan) -> tuple[list[Sequence], Tensor]:
-        """The sequences that get a token now, and the hidden state that predicts each one's."""
+        """Return the sequences that get a token now, and the hidden state that predicts each."""
         if plan.decode:
             return plan.decode, self.runner.decode(plan.decode)
         sequences, parts = plan.forked, [self.scheduler.kept_hidden(s)[None] for s in plan.forked]
@@ -278,7 +278,7 @@ class NativeEngine(SteppingEngine[Sequence]):
                 self._finish(sequence, reason)
 
     def _fit_cache(self) -> None:
-        """Makes the cache where there is none, and anew where a row of it is too short."""
+        """Make the cache if there is none, and a new one if its rows are too short."""
         cache = self.runner.cache
         if cache is not None and self.room.fits(cache, self._longest):
             return
@@ -292,7 +292,7 @@ class NativeEngine(SteppingEngine[Sequence]):
             self.bursts.rest()
 
     def _free_cache(self) -> None:
-        """What runs is retracted, and computed again when there is a cache."""
+        """Free the cache. Running sequences are retracted, and computed again in the next one."""
         if self.bursts is not None:
             self.bursts.drop()
         self.scheduler.retract_all()

@@ -49,7 +49,7 @@ class CacheRoom:
         self.budget_bytes = int(self.config.memory_share * free_bytes(self.device))
 
     def holds(self, num_tokens: int) -> bool:
-        """Whether a sequence of so many tokens could be served."""
+        """Return whether a sequence of so many tokens could be served."""
         return self._bytes(num_tokens) <= self.budget_bytes
 
     def require(self, sequence: Sequence) -> None:

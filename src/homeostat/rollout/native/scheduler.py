@@ -267,7 +267,7 @@ class Scheduler:
         self.running.sort(key=attrgetter("blocks"))
 
     def _make_room(self, num_blocks: int) -> bool:
-        """Whether so many blocks are free, once kept prefixes have given up theirs as needed."""
+        """Evict kept prefixes until so many blocks are free. Returns False if there are too few."""
         while self.pool.num_free < num_blocks and self.kept:
             self._evict(self.kept.oldest())
         return self.pool.num_free >= num_blocks

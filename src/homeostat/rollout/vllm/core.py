@@ -37,7 +37,7 @@ MIN_TEMPERATURE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What a step gave one request. `num_cached` of its tokens were found in the cache."""
+    """The output of a step for one request. `num_cached` of its tokens were found in the cache."""
 
     key: str
     tokens: list[int]

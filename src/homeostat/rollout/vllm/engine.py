@@ -274,6 +274,6 @@ class VllmEngine(SteppingEngine[Flight]):
 
 
 def _stream(seed: int, request_id: str, num_begun: int) -> int:
-    """What seeds vLLM's generator: 63 bits of a hash that is the same everywhere."""
+    """The seed of vLLM's generator: 63 bits of a hash that is the same everywhere."""
     digest = hashlib.blake2b(f"{seed}/{request_id}/{num_begun}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

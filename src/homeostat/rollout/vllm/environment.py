@@ -1,4 +1,4 @@
-"""What vLLM reads from the environment, set before it is imported.
+"""The environment variables that vLLM reads, set before it is imported.
 
 No usage statistics, no telemetry, no hub; the engine core in this process, so that its crash is
 this process's crash; sockets, where it opens any, on the address that the cluster names, which is
@@ -29,7 +29,7 @@ DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING"}
 
 
 def prepare_environment(config: VllmEngineConfig, *, host: str = LOOPBACK) -> None:
-    """Prepare a process that hosts the engine. vLLM's workers inherit it."""
+    """Set the environment of a process that hosts the engine. vLLM's workers inherit it."""
     os.environ.update(SETTINGS)
     os.environ["VLLM_HOST_IP"] = host
     if host == LOOPBACK:

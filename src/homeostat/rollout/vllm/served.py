@@ -11,7 +11,7 @@ from homeostat.rollout.vllm.core import Core
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the trainer has, and vLLM must serve."""
+    """The facts of the trainer's model that vLLM's must match."""
 
     model_type: str
     vocabulary: int

@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers: new weights taken in, and the cache given back and restored.
+"""The part that runs inside vLLM's workers: it loads new weights, frees and restores the cache.
 
     bucket -> Receiver.unpack (checksums) -> load_weights, under HF names -> finish
 

@@ -1,4 +1,4 @@
-"""Which weights the engine samples with, and how they get there.
+"""Publication: which weights the engine samples with, and how they get there.
 
     make_room -> updates -> publish(step)
 
@@ -50,8 +50,8 @@ PUBLISHED = "published.safetensors"
 
 
 class NoEngine:
-    """For a run that samples nothing, being complete or told so: what `checkpoint` holds of an
-    engine that was behind stays when it is saved again."""
+    """Publishes nothing, for a run that samples nothing. Weights of an engine that was behind are
+    copied from `checkpoint` to the next one."""
 
     state_bytes = 0
 
@@ -76,7 +76,7 @@ class NoEngine:
 
 
 class SharedWeights:
-    """For an engine that computes with the trainer's own tensors."""
+    """Publishes to an engine that computes with the trainer's own tensors."""
 
     state_bytes = 0
 
@@ -118,7 +118,7 @@ class StoredWeights:
 
 
 class SentWeights:
-    """For an engine with its own copy of the weights: sends them, and starts it anew if it dies."""
+    """Publishes to an engine with its own copy of the weights, and restarts it if it dies."""
 
     def __init__(
         self,

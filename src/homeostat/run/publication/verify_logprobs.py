@@ -1,4 +1,4 @@
-"""Which one is off, engine or trainer? A third, slow and right, decides (observe.verify_logprobs).
+"""Decide which is off, engine or trainer, by a slow float64 reference (observe.verify_logprobs).
 
     some sampled rows -> log-probs as sampled, as the engine scores them now, as the trainer scores
     them, and of the same weights in float64 -> the distance of each from the last -> a verdict
@@ -65,7 +65,7 @@ def judge(
 
 
 def verdict(judgements: Sequence[Judgement], *, tolerance: float) -> str:
-    """What is wrong, in words."""
+    """Say in words which party is wrong, if any."""
     off = [judgement for judgement in judgements if judgement.is_off]
     if not off:
         names = " and ".join(judgement.party for judgement in judgements)

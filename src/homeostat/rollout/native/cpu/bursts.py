@@ -59,14 +59,14 @@ class CpuBursts:
         self.num_steps += made
 
     def take(self, cache: KVCache, reserve: Reserve, *, may_go_on: bool) -> Taken:
-        """What the burst drew. The next one begins when the host has seen to who ended."""
+        """Return what the burst drew. The next one begins once the host has ended finished ones."""
         del cache, reserve, may_go_on
         assert self._taken is not None, "no burst was made"
         taken, self._taken = self._taken, None
         return taken
 
     def drop(self) -> None:
-        """What was drawn is drawn again, to the same tokens, by whoever goes on."""
+        """Forget the burst: its tokens will be drawn again, and come out the same."""
         self._taken = None
 
     def rest(self) -> None:
@@ -87,7 +87,7 @@ class CpuBursts:
 
 
 def _arrays(sequences: list[Sequence], num_steps: int) -> dict[str, np.ndarray]:
-    """What the burst reads and writes."""
+    """Make the arrays that the burst reads and writes."""
     num_rows = len(sequences)
     sampling = [sequence.request.sampling for sequence in sequences]
     temperature_B = np.array([one.temperature for one in sampling])

@@ -67,7 +67,7 @@ class PackedWeights:
         self.struct = self._struct()
 
     def is_of(self, model: Decoder) -> bool:
-        """Whether the model is the one it was made of, with the weights of then."""
+        """Return whether the model is the one it was made of, with unchanged weights."""
         return model is self.model and self._now() == self._versions
 
     def _now(self) -> list[tuple[int, int]]:

@@ -75,7 +75,7 @@ class CudaBursts:
         return Taken(self.sequences, tokens_SB.T, logps_SB.T, made_B)
 
     def drop(self) -> None:
-        """What is on its way is drawn again, to the same tokens, by whoever goes on."""
+        """Forget the bursts in flight: their tokens will be drawn again, and come out the same."""
         self._flying.clear()
 
     def rest(self) -> None:
