@@ -187,8 +187,10 @@ def _own_fields(model: type[Settings]) -> dict[str, FieldInfo]:
 
 
 def _tag(model: type[Settings]) -> str:
+    """Return the value of `type` that chooses a class; a base that cannot be chosen has none."""
     field = model.model_fields.get("type")
-    return get_args(field.annotation)[0] if field is not None else ""
+    names = get_args(field.annotation) if field is not None else ()
+    return names[0] if names else ""
 
 
 def _type(info: FieldInfo) -> str:
