@@ -27,7 +27,7 @@ import torch
 from homeostat.algorithms.mismatch import TokenPairs, mismatch_metrics
 from homeostat.config.model import ModelConfig
 from homeostat.config.native import NativeEngineConfig
-from homeostat.config.trainer import TrainerConfig
+from homeostat.config.trainer import AdamWConfig, TrainerConfig
 from homeostat.models import hf
 from homeostat.models.build import LoadedModel, load_model
 from homeostat.models.families import decoder_config
@@ -75,8 +75,9 @@ def load(path: Path, arguments: argparse.Namespace, numerics: str) -> LoadedMode
 def trainer_of(loaded: LoadedModel, arguments: argparse.Namespace) -> LocalTrainer:
     device = torch.device(arguments.device)
     runtime = Runtime(device, DTYPES[arguments.dtype], threads=1, pin_memory=False)
-    models = {Role.POLICY: RoleModel(loaded, TrainerConfig())}
-    return LocalTrainer(models, TrainerConfig(), runtime=runtime, seed=0)
+    config = TrainerConfig(optimizer=AdamWConfig(weight_decay=0.01))
+    models = {Role.POLICY: RoleModel(loaded, config)}
+    return LocalTrainer(models, config, runtime=runtime, seed=0)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from homeostat.config.run import RunConfig
 from homeostat.models.build import LoadedModel, model_sheet
 from homeostat.rollout.engine import Quiesce, Request, Sampling, generate
 from homeostat.rollout.native.engine import NativeEngine
-from homeostat.run.learning.updates import build_update
+from homeostat.run.learning.updates import StepRows, build_update
 from homeostat.train.local import LocalTrainer
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
@@ -150,9 +150,9 @@ class Parts:
         self.engine.begin_update(Quiesce.DRAIN)
         self.engine.sleep()
         plan = build_update(
-            rows,
+            _step_rows(rows),
             [np.full(int(row.weights_T.sum()), (-1.0) ** row.row_id) for row in rows],
-            np.ones(len(rows), dtype=bool),
+            chosen=range(len(rows)),
             config=self.config,
             sizes=self.config.trainer,
             kl_coefficient=None,
@@ -172,6 +172,24 @@ class Parts:
         is_new_T = (np.arange(len(tokens_T)) >= num_context).astype(np.float32)
         columns = {"engine_logp": np.zeros(len(tokens_T), dtype=np.float32)}
         return TokenRow(index, tokens_T, is_new_T, columns)
+
+
+def _step_rows(rows: Sequence[TokenRow]) -> StepRows:
+    """Return rows as a step has them, one to a sample."""
+    trained = [row.weights_T > 0 for row in rows]
+    lengths_S = np.array([int(mask_T.sum()) for mask_T in trained])
+    return StepRows(
+        rows=list(rows),
+        sample_R=np.arange(len(rows)),
+        places=[np.arange(len(row)) for row in rows],
+        group_S=np.arange(len(rows)) // NUM_SAMPLES,
+        starts_S=np.array([len(row) for row in rows]) - lengths_S,
+        policy_numbers=[np.where(mask_T, np.cumsum(mask_T) - 1, -1) for mask_T in trained],
+        lengths_S=lengths_S,
+        rewards_S=np.zeros(len(rows)),
+        trained_S=np.ones(len(rows), dtype=bool),
+        penalty_S=np.zeros(len(rows)),
+    )
 
 
 def _config(shape: Shape) -> RunConfig:

@@ -40,7 +40,7 @@ from shapes import DTYPES, SHAPES, Shape
 from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
 from homeostat.config.algorithm import GrpoConfig, SftConfig
-from homeostat.config.trainer import TrainerConfig
+from homeostat.config.trainer import AdamWConfig, TrainerConfig
 from homeostat.models.build import LoadedModel, model_sheet
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
@@ -158,8 +158,9 @@ def build_trainer(case: Case, device: torch.device, *, way: str) -> LocalTrainer
             torch.nn.init.normal_(parameter, std=0.02)
     runtime = Runtime(device, dtype, threads=1, pin_memory=device.type == "cuda")
     loaded = LoadedModel(module.train(), model_sheet(module, config, None, {"attention": kernel}))
-    models = {Role.POLICY: RoleModel(loaded, TrainerConfig())}
-    return LocalTrainer(models, TrainerConfig(), runtime=runtime, seed=0)
+    config = TrainerConfig(optimizer=AdamWConfig(weight_decay=0.01))
+    models = {Role.POLICY: RoleModel(loaded, config)}
+    return LocalTrainer(models, config, runtime=runtime, seed=0)
 
 
 def update(trainer: LocalTrainer, work: Work, step: int) -> float:

@@ -163,7 +163,7 @@ def test_an_error_may_halt_the_run_and_leaves_a_checkpoint(tmp_path: Path) -> No
     [
         ("health.levels={RWD00: off}", "RWD00.*Did you mean RWD0"),
         ("health.options={RWD001: {max_shar: 0.5}}", "Did you mean max_share"),
-        ("health.options={RWD001: {fire: 0.5}}", "fire.*kind of its default"),
+        ("health.options={RWD001: {fire: 0.5}}", "fire.*type of the default"),
         ("health.allow=[{code: RWD999, reason: test}]", "RWD999"),
     ],
 )

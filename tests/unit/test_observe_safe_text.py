@@ -43,6 +43,7 @@ ECHOES = {
     "inspect.py": "JSON",
     "main.py": "JSON, or safe_text",
     "rules.py": "rules of ours",
+    "scaffold.py": "a checked name, and files of ours",
     "schema.py": "JSON",
     "train.py": "JSON",
 }
