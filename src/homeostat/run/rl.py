@@ -3,8 +3,8 @@
     prompts -> engine -> groups -> rewards -> journal -> advantages -> updates -> new policy version
             -> metrics -> evaluation -> checkpoint
 
-Everything that happens is in the run directory; a second call on the same directory goes on where
-the first stopped, to the same bits: what was sampled and scored is in the journal.
+Everything that happens is in the run directory. A second call on the same directory resumes where
+the first stopped, with the same bits: what was sampled and scored is in the journal.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
 
 
 def _side_seconds(saver: Saver, session: Session) -> dict[str, float]:
-    """What was spent besides, since the step before."""
+    """Return the time spent on checkpoints and health since the last step."""
     return {
         "time/checkpoint": saver.take_seconds(),
         "time/health": session.watch.take_seconds(),

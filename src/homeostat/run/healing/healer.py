@@ -1,12 +1,12 @@
-"""What is done about an illness while the run goes on: one remedy at a time, written down, judged.
+"""Treat illnesses while a run is training: one remedy at a time, recorded and judged.
 
     open findings -> the first remedy that may be tried -> in force -> its window -> helped, or
-    taken back -> the next one
+    reverted -> the next one
 
-`health.heal` says how far this may go. An edit is a value that lies over the recipe's until it is
-taken back; all of them, what is being tried and what was tried before are part of a checkpoint, so
-that a resumed run goes on with them. What a run cannot do while it goes on is not tried: it stays
-advice in the finding.
+`health.heal` says how far this may go. An edit is a value that replaces the recipe's until it is
+reverted. All edits, the current trial and earlier trials are part of a checkpoint, so a resumed run
+continues with them. A remedy that a running run cannot apply is not tried: it stays advice in the
+finding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an action or an edit changed, where it can be taken back."""
+    """The change that an action or an edit made, if it can be reverted."""
 
     path: str = ""
     old: Any = None
@@ -92,7 +92,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Healing:
-    """What a checkpoint remembers of it."""
+    """The state of healing that a checkpoint saves."""
 
     overlay: dict[str, Edit] = field(default_factory=dict)
     trial: Trial | None = None
@@ -124,7 +124,7 @@ class Healing:
 
 
 class RollBackError(Exception):
-    """Leaves the loop: the run is to go on from an earlier step. Never reaches a user."""
+    """Leave the loop: the run is to continue from an earlier step. Never reaches a user."""
 
     def __init__(self, step: int, healing: Healing) -> None:
         super().__init__(f"back to step {step}")
@@ -180,7 +180,7 @@ class Healer:
 
     @contextmanager
     def rescuing(self) -> Iterator[None]:
-        """Where the run would end by numbers that are not finite, it may go back in place of it."""
+        """Roll the run back, if allowed, instead of ending it because of non-finite numbers."""
         try:
             yield
         except (NonFiniteHaltError, PolicyNotFiniteError) as error:
@@ -199,8 +199,10 @@ class Healer:
             self._leave(target, step, code="", cause="numbers that are not finite", done=done)
 
     def _target(self, began: int) -> int | None:
-        """Where to go back to from an illness; where that was just tried, an earlier step: the
-        weights that were saved there may be the ones at fault."""
+        """Return the step to roll back to from an illness, or None.
+
+        If that was just tried, it is an earlier step: the weights saved there may be at fault.
+        """
         last = self.healing.went_to
         if self.healing.roll_backs >= MAX_ROLL_BACKS:
             return None

@@ -186,8 +186,10 @@ class Learner:
         learned.probes.append(probes if off is None else {**probes, "probe/first_ratio_off": off})
 
     def _measure_left_out(self, built: Update, step: int) -> Mapping[str, float] | None:
-        """What the loss measures on rows that the update leaves out, before it is made; see
-        `run/learning/coverage.py`. None where there are none."""
+        """Measure the loss on rows that the update leaves out, before it is made.
+
+        See `run/learning/coverage.py`. Returns None if there are none.
+        """
         rows, loss = some_of(built.left_out), built.loss
         if not rows:
             return None
@@ -254,7 +256,7 @@ class Learner:
     def _compare(
         self, step: int, groups: Sequence[RolloutGroup], spans: list[range], learned: Learned
     ) -> None:
-        """How far the engine's log-probs are from the trainer's, also without any update."""
+        """Compare the engine's log-probs with the trainer's, even if nothing was updated."""
         rows, debug = learned.rows, self.config.debug
         assert rows is not None, "rows come first"
         known = known_logp(rows, learned.reports) or self._score_some(rows, step)

@@ -159,7 +159,7 @@ def _described(
 
 
 def _place_in_row(rows: StepRows, row: int, position: int) -> int:
-    """Where a row has the token that stands at `position` of its completion."""
+    """Return the place in a row of the token at `position` of its completion."""
     return int(np.flatnonzero(rows.completion_places(row) == position)[0])
 
 

@@ -263,8 +263,10 @@ def _row_weights(
 
 
 def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConfig) -> float:
-    """What the correction divides its weights by: a mean over all rows that the loss counts, those
-    without an advantage, too. 1 where it does not normalise."""
+    """Return what the correction divides its weights by; 1 if it does not normalise.
+
+    It is a mean over all rows that the loss counts, including those without an advantage.
+    """
     correction = policy_gradient(config.algorithm).correction
     if correction is None or correction.weight is None or not correction.normalise:
         return 1.0

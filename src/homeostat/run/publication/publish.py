@@ -3,12 +3,12 @@
     make_room -> updates -> publish(step)
 
 A version is the step after which the weights were published; 0 are those the run starts from. An
-engine that shares the trainer's weights needs only be told the version. To any other they are sent
-every `sync.interval` updates, and it keeps those it has in between: what it samples then carries
-their version. Updates are counted as they are due, also those left out for lack of a signal, so
+engine that shares the trainer's weights only needs the version. Any other is sent the weights every
+`sync.interval` updates, and keeps those it has in between: what it samples then carries their
+version. Updates are counted as they are due, also those left out for lack of a signal, so
 that the schedule does not depend on what was sampled.
 
-A run that goes on must sample with the weights it would have sampled with. Where these may be
+A resumed run must sample with the weights it would have sampled with. Where these may be
 older than the trainer's, a copy of what was last published is kept on the host, and a checkpoint
 that is saved while the engine is behind holds it (published.safetensors).
 """
@@ -161,7 +161,7 @@ class SentWeights:
         self._tell(self._deliver(self._last_published, self.rl_state.published_version))
 
     def make_room(self) -> None:
-        """The trainer needs memory; the engine may go on with the weights it has."""
+        """Free memory for the trainer; the engine keeps the weights it has."""
         if self.config.engine.sleep:
             self.engine.sleep()
 

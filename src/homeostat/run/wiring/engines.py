@@ -1,4 +1,4 @@
-"""From a recipe to the engine that samples: in this process, with helpers, or in one of its own."""
+"""Open the engine of a recipe: in this process, with helpers, or in a separate process."""
 
 from __future__ import annotations
 
@@ -98,8 +98,10 @@ def _start(
 def _hf_folder(
     config: RunConfig, trainer: Trainer, tokenizer: ChatTokenizer, session: Session
 ) -> Path:
-    """Return a checkpoint in HF format of the model's shape: model.path where that is one, else
-    the policy of now, written to the run directory."""
+    """Return a checkpoint in HF format of the model's shape.
+
+    It is model.path if that is one, else the current policy, written to the run directory.
+    """
     path = Path(config.model.path)
     if config.model.init == "pretrained" and path.is_dir():
         return path

@@ -59,7 +59,7 @@ def with_helpers(
 
 
 class HelperWeights:
-    """Sends the trainer's weights to helpers, to each by a transport of its own."""
+    """Sends the trainer's weights to helpers, each through its own transport."""
 
     def __init__(self, config: RunConfig, trainer: Trainer, session: Session) -> None:
         self.config = config

@@ -73,7 +73,7 @@ class RlParts:
         return is_complete(self.state, self.total_steps)
 
     def sections(self) -> dict[str, dict]:
-        """What a checkpoint remembers besides weights and the run's own state."""
+        """Return what a checkpoint saves besides weights and the run's own state."""
         moments = self.collector.moments
         return {
             "data": {"step": self.state.step, **self.collector.prompt_sampler.state()},
@@ -206,7 +206,7 @@ def _collector(
     journal: Journal,
     origin: str,
 ) -> Collector | SavedRollouts:
-    """Where a step's rollouts come from: the engine and this run's journal, or another run's."""
+    """Return the source of rollouts: the engine and this run's journal, or another run's."""
     assert config.rewards is not None, "combinations asks for rewards"
     assert config.algorithm.type != "sft", "RL has an algorithm of RL"
     dynamic, saved = config.algorithm.dynamic_sampling, saved_journal(config)
