@@ -23,7 +23,7 @@ _CODE = re.compile(r"[a-z]{3}\d{3}_")
 
 
 def rule_files() -> list[Path]:
-    """List the files that hold a rule; others in their folders are what several rules share."""
+    """List the files that hold a rule; other files in their folders are shared by several rules."""
     return [file for file in sorted(_FOLDER.glob("*/*.py")) if _CODE.match(file.name)]
 
 

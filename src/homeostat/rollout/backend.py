@@ -1,4 +1,4 @@
-"""How an engine of one type is opened, and what is known of it before: an entry of registry.py.
+"""The backend of one engine type: how it is checked and opened. registry.py has one entry for each.
 
 recipe -> Prospect -> EngineBackend.preflight    (homeostat check)
 run    -> EngineSite -> open_here, or a worker that calls `factory`    (homeostat train)

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. Temperature 0 takes the likeliest; log-probs are then at 1."""
+    """The settings by which tokens are sampled.
+
+    Temperature 0 takes the likeliest token; log-probs are then computed at temperature 1.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -44,11 +47,11 @@ class Request:
     """One completion to sample.
 
     `id` is unique among the requests in the engine and, with `seed`, keys the noise. Requests with
-    one `session_key` and equal tokens share the computation of their prompt. `begun` is what an
-    aborted request had sampled already: it goes on from there. `deadline_s` counts from submission.
-    With `keep_cache` what was computed for it may outlive it, so that the next request of the
-    session whose tokens begin as its own need not compute them again; new weights, sleep and other
-    requests that need the room end that.
+    the same `session_key` and equal tokens share the computation of their prompt. `begun` holds
+    the tokens that an aborted request had sampled already: it continues from there. `deadline_s`
+    counts from submission. With `keep_cache` the request's cache may outlive it, so that the next
+    request of the session need not compute the tokens again that both begin with; new weights,
+    sleep and other requests that need the room evict it.
     """
 
     id: str
@@ -63,10 +66,10 @@ class Request:
 
 
 class Quiesce(StrEnum):
-    """How requests in flight are treated when weights change.
+    """The treatment of in-flight requests when the weights change.
 
-    drain: they finish first. retract: they go on later, their cache computed anew by the new
-    weights. in_place: they go on with the cache they have. abort: they end, partial.
+    drain: they finish first. retract: they resume later, after the new weights have recomputed
+    their cache. in_place: they continue with the cache they have. abort: they end, partial.
     """
 
     DRAIN = "drain"
@@ -79,7 +82,7 @@ class Quiesce(StrEnum):
 class Capabilities:
     """The abilities and limits of an engine, known before it starts.
 
-    `resumes_exactly`: a request that goes on from `begun` samples what it would have sampled
+    `resumes_exactly`: a request that resumes from `begun` samples what it would have sampled
     uninterrupted. `score_temperatures`: what `score` can be asked for. `cut_logp`: `engine_logp_T`
     is known where top-k or top-p cut the distribution; where not, it is NaN there. `own_process`:
     it computes in another process, so that several can be waited for at the same time.

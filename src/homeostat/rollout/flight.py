@@ -1,4 +1,4 @@
-"""One request on its way: its tokens and their log-probs so far, and how it ends.
+"""One request in flight: its tokens and their log-probs so far, and how it ends.
 
     Request -> Flight: append(token) ... -> completion(reason)
 

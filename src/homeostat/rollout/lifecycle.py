@@ -6,7 +6,7 @@
 Every engine has one `LifeCycle`, which refuses illegal verbs with the same errors in all engines.
 An engine asks it before it acts (`require_...`), does its own work, then records the new state.
 
-Invariants: a request in flight has an id of its own and comes back exactly once; versions never go
+Invariants: every in-flight request has a unique id and comes back exactly once; versions never go
 back; weights of another policy are refused before anything is changed.
 """
 

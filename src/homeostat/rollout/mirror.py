@@ -3,7 +3,7 @@
     Router([engine that shares the weights, MirrorEngine, MirrorEngine, ...])
 
 To the router, and so to the run, it is one more engine that shares the trainer's weights. Between
-`begin_update` and `commit` its own copy is untouched, so it may go on computing until the commit;
+`begin_update` and `commit` its own copy is untouched, so it may keep computing until the commit;
 it is the router that refuses verbs in between.
 """
 

@@ -1,4 +1,4 @@
-"""An engine in a process of its own: the same protocol, one call to a worker for each verb.
+"""An engine in a separate process: the same protocol, one call to a worker for each verb.
 
     controller: RemoteEngine -> WorkerGroup of one -> worker: EngineServer (server.py) -> any Engine
 
@@ -8,9 +8,9 @@ worker is still at work when its time is over returns nothing, and the answer is
 next one.
 
 A process that dies takes no request with it: a round (all that was submitted since nothing was in
-flight) is kept here, and `restart` queues it again from its start. What of it had been handed out
-already is sampled again and dropped, so that the new process sees what the old one saw: the rest
-comes out the same to the bit, where the engine can do that at all.
+flight) is kept here, and `restart` queues it again from its start. Completions that had been
+returned already are sampled again and dropped, so that the new process sees what the old one saw:
+the rest comes out bitwise the same, if the engine can do that at all.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class RemoteEngine:
 
     `start` makes the group, whose worker is made by `serve_engine`. `timeout_s` bounds every call,
     `update_timeout_s` those of an update; a poll has its own time. `vocabulary` and `can_decode`
-    are what requests are judged by before they travel. `on_death` is told when the process is found
-    dead; it returns where the verb may be tried again, after `restart`, and raises otherwise. Verbs
-    of an update are never repeated: who sends the weights must begin again.
+    are what requests are judged by before they travel. `on_death` is called when the process is
+    found dead; it returns if the verb may be retried after `restart`, and raises otherwise. Verbs
+    of an update are never repeated: the sender of the weights must begin again.
     """
 
     def __init__(

@@ -6,9 +6,9 @@ Engines may be in this process or in others. Those in others compute at the same
 by a thread; those in this process take turns. Weights, sleep and close go to all of them.
 
 Invariants: which engine gets a request depends on the order of submission alone, never on load or
-timing, so that a run repeats itself to the bit; requests of one session go to one engine, where
-what is cached of it can be found, until new weights void the cache; a request samples the same
-tokens wherever it is sampled, for its noise is its own. An engine that dies loses nothing: its
+timing, so that a run is bitwise repeatable; requests of one session go to one engine, where the
+session's cache is, until new weights void the cache; a request samples the same tokens in every
+engine, because its noise depends on nothing but the request. An engine that dies loses nothing: its
 requests begin again in the others.
 """
 
@@ -47,7 +47,7 @@ class _Dealt:
 
 
 class Router:
-    """Implements `rollout.engine.Engine`. `on_loss` is told of an engine that died for good."""
+    """Implements `rollout.engine.Engine`. `on_loss` is called when an engine died for good."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Router:
             self._compute_here(busy, patience)
             for engine, polled in list(self._polls.items()):
                 if polled.done():
-                    # Removed first: what it raises is told once.
+                    # Removed first, so that what it raises is reported only once.
                     del self._polls[engine]
                     self._take(self._attempt(engine, polled.result))
             if time.monotonic() >= until:
@@ -148,7 +148,7 @@ class Router:
                 return found
 
     def connect(self, transport: Transport) -> None:
-        """Every process of every engine is a receiver of its own."""
+        """Connect all engines. Every process of every engine is a separate receiver."""
         size, first = self.capabilities.num_receivers, 0
         for engine in list(self.engines):
             part = SomeReceivers(transport, first=first, size=size)
@@ -248,7 +248,7 @@ class Router:
         """Wait until no thread is at an engine."""
         for engine, polled in list(self._polls.items()):
             del self._polls[engine]
-            # Nobody waits for it now; the next poll will be told of what is still wrong then.
+            # Nobody waits for it now; the next poll reports what is still wrong then.
             with suppress(PolicyNotFiniteError):
                 self._take(self._attempt(engine, polled.result))
 
@@ -281,7 +281,7 @@ class Router:
             return None
 
     def _lose(self, engine: Engine, error: EngineDiedError) -> None:
-        """Go on without an engine. Its requests are dealt again by the next poll."""
+        """Continue without an engine. The next poll deals its requests again."""
         if len(self.engines) == 1:
             raise error
         self.on_loss(error)

@@ -1,4 +1,4 @@
-"""The worker's half of an engine in a process of its own: it calls the engine for RemoteEngine.
+"""The worker's half of an engine in a separate process: it calls the engine for RemoteEngine.
 
     remote.py: RemoteEngine -> WorkerGroup of one -> EngineServer -> any Engine
 

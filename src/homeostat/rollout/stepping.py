@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Flight)
 
 
 class SteppingEngine(ABC, Generic[F]):
-    """Implements `rollout.engine.Engine` but for `score` and `stats`.
+    """Implements `rollout.engine.Engine` except for `score` and `stats`.
 
     `vocabulary` is the number of tokens that the model knows; `decode` turns tokens into the text
     that stop strings are looked for in, and is None where no request may have any.
@@ -204,7 +204,7 @@ class SteppingEngine(ABC, Generic[F]):
         """Forget what old weights computed. May refuse the update by an error."""
 
     def _after_commit(self) -> None:
-        """Go on with what is in flight."""
+        """Resume the requests in flight."""
 
     # What does not.
 

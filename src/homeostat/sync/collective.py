@@ -1,12 +1,12 @@
-"""Weights by broadcast: one sender and the engine's processes in a group of their own.
+"""Weights by broadcast: one sender and the engine's processes in a separate group.
 
 The group is gloo on the CPU and NCCL on GPUs, and knows nothing of torch.distributed's default
 group, which trainer and engine may each have for themselves. Its members meet in a folder: each
 holds a file there while it lives, so that who never came, and who died, can be said by name, and no
 port has to be free. A folder is for one group: after a failure, open a new transport.
 
-The broadcast runs in a thread of the sender while the bucket is on its way to the receivers, who
-take part in it when they unpack. Who starts first does not matter.
+The broadcast runs in a thread of the sender while the bucket is being sent to the receivers, which
+take part in it when they unpack. It does not matter which side starts first.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Group:
 
 
 class _Sending:
-    """A call in a thread of its own, which does not keep the process from ending."""
+    """A call in a separate thread, which does not keep the process from ending."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call

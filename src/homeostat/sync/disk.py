@@ -2,7 +2,7 @@
 
 One folder per publication, one file per bucket. A file has its name only once it is whole; the
 folder of the publication before is removed when the next one is complete, and the last by `close`:
-what lies here is on its way, not stored.
+the files here are being sent, not stored.
 """
 
 from __future__ import annotations

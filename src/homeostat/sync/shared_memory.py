@@ -106,7 +106,7 @@ class _Segment:
                 f"there is no {ROOT}, or it may not be written."
             ) from None
         self._flat = torch.empty(0, dtype=torch.uint8)
-        # A process that ends by an error may never get to close it, and memory is dear.
+        # A process that ends by an error may never get to close it, and memory is scarce.
         self._remove = weakref.finalize(self, _remove_own, path, os.getpid())
 
     def room(self, num_bytes: int) -> Tensor:

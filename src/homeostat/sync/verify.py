@@ -1,8 +1,8 @@
 """Proof that an engine serves the weights that were published.
 
-Two questions, for an engine lays weights out anew and may get that wrong: did it take in every
-tensor (the checksum over all it unpacked), and does it compute with them (the log-probs of fixed
-rows, against the trainer's own)?
+An engine changes the layout of weights and may get that wrong, so there are two questions: did it
+receive every tensor (the checksum over all it unpacked), and does it compute with them (the
+log-probs of fixed rows, against the trainer's own)?
 
 How far may honest log-probs differ? A residual stream is rounded about ten times a layer, and
 errors that are independent add up like a random walk: u * sqrt(10 L) with the unit roundoff

@@ -230,7 +230,7 @@ class CheckpointStore:
         shutil.rmtree(old, ignore_errors=True)
 
     def _put_back(self) -> None:
-        """What was to be replaced, where the end came before anything was in its place."""
+        """Restore checkpoints whose replacement was interrupted before the new one was in place."""
         for old in self.folder.glob(f"{_REPLACED}step_*"):
             place = self.folder / old.name.removeprefix(_REPLACED)
             if not place.exists():

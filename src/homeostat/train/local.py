@@ -61,8 +61,10 @@ class LocalTrainer(RankTrainer):
 
 
 def _splits(state: RoleState) -> bool:
-    """Whether parts of a micro-batch may be computed at one time: what is dropped at random is
-    drawn by keys that the model holds, for one batch at a time."""
+    """Return whether parts of a micro-batch may be computed at the same time.
+
+    With dropout they may not: it is drawn by keys that the model holds for one batch at a time.
+    """
     can_split = isinstance(state.model, Decoder) and not state.forward.has_dropout
     return can_split and state.training is not None
 

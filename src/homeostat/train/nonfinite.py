@@ -55,7 +55,7 @@ class Replayed(Protocol):
 
 @dataclass(slots=True)
 class _Watch:
-    """What the hooks saw, in order."""
+    """The observations of the hooks, in order."""
 
     forward: list[str] = field(default_factory=list)
     backward: list[str] = field(default_factory=list)

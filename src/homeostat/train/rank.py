@@ -333,5 +333,5 @@ def _training(state: RoleState) -> Training:
 
 
 def _what(stem: str) -> str:
-    """What a group of tensors is called where it does not fit."""
+    """Return the name of a group of tensors for the error that it does not fit."""
     return stem.replace("optimizer", "optimizer state").replace("_", " ")

@@ -118,7 +118,7 @@ class GuardedStep:
         )
 
     def _write_rows(self, step: int, rows: list[TokenRow]) -> str:
-        """Where they were written, inside the run directory, or why they were not."""
+        """Write rows; return their path inside the run directory, or why they were not written."""
         records = [
             {
                 "row_id": row.row_id,

@@ -1,7 +1,7 @@
-"""What several rules read out of a view: what the settings say, how a series began and ended.
+"""Readings of a view that several rules share: settings, and how a series began and ended.
 
-All are pure. What is not known is None, never a guess: "no adapter" and "nothing is said of an
-adapter" are told apart.
+All are pure functions. They return None for what is not known, never a guess: "no adapter" and
+"nothing is said of an adapter" are different answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DTYPES = (
     ("fp16", ("fp16", "float16", "half", "16-true", "16-mixed")),
     ("fp32", ("fp32", "float32", "32-true")),
 )
-# What trainers in fp16 say of themselves: only fp16 needs a loss scale.
+# Lines that trainers in fp16 log: only fp16 needs a loss scale.
 _SAYS_FP16 = (
     "using 16bit automatic mixed precision",
     "attempted loss scale",
@@ -76,22 +76,23 @@ class Rates:
 
 
 def needed(view: RunView, *names: str) -> Series:
-    """A series that the rule's `needs` has promised."""
+    """Return a series that the rule's `needs` guarantees."""
     found = view.series(*names)
     assert found is not None, f"needs must say {names}"
     return found
 
 
 def mean_since(view: RunView, *names: str, step: int) -> float | None:
-    """Mean of a metric's finite values from a step on; None if there are none.
+    """Return the mean of a metric's finite values from a step on; None if there are none.
 
-    The metric is the first of `names` that was logged."""
+    The metric is the first of `names` that was logged.
+    """
     series = view.series(*names)
     return _mean(series.since(step)) if series is not None else None
 
 
 def mean_before(view: RunView, *names: str, step: int) -> float | None:
-    """Mean of a metric's finite values before a step; None if there are none."""
+    """Return the mean of a metric's finite values before a step; None if there are none."""
     series = view.series(*names)
     return _mean(series.before(step)) if series is not None else None
 
@@ -102,13 +103,13 @@ def _mean(series: Series) -> float | None:
 
 
 def ends(series: Series, *, share: float = 0.25) -> tuple[float, float]:
-    """Medians of the first and of the last part of a series; at least two values each."""
+    """Return the medians of the first and last part of a series, of at least two values each."""
     count = max(2, int(len(series) * share))
     return float(np.median(series.values[:count])), float(np.median(series.values[-count:]))
 
 
 def rank_correlation(series: Series) -> float:
-    """Rank correlation with time: 1 rises all along, -1 falls all along, 0 is a constant."""
+    """Return the rank correlation with time: 1 always rises, -1 always falls, 0 is constant."""
     values = series.finite().values
     if len(values) < 3 or np.ptp(values) == 0:
         return 0.0
@@ -117,14 +118,14 @@ def rank_correlation(series: Series) -> float:
 
 
 def noise(values: FloatArray64) -> float:
-    """Deviation of a value from its neighbours, whatever the trend."""
+    """Return the typical deviation of a value from its neighbours, independent of the trend."""
     if len(values) < 3:
         return 0.0
     return float(np.median(np.abs(np.diff(values)))) / 0.954
 
 
 def is_flat(series: Series, *, sigmas: float = 2.0) -> bool:
-    """The end differs from the beginning by no more than the noise of their means."""
+    """Return whether end and beginning differ by no more than the noise of their means."""
     finite = series.finite()
     if len(finite) < 6:
         return False
@@ -135,15 +136,18 @@ def is_flat(series: Series, *, sigmas: float = 2.0) -> bool:
 
 
 def prints_zero(view: RunView, name: str) -> bool:
-    """Whether a 0 of this metric may be a small number that was printed with few decimals."""
+    """Return whether a 0 of this metric may be a small number printed with few decimals."""
     decimals = view.decimals.get(name)
     return decimals is not None and decimals < 4
 
 
 def broken(view: RunView) -> Series | None:
-    """Records of loss and gradient norm: 1 where one of them is not finite, or stands for it."""
+    """Return a series over the records of loss and gradient norm; None if there are none.
+
+    It is 1 where one of them is not finite, or is a 0 that a trainer printed in place of NaN.
+    """
     parts = [view.series(name) for name in ("train/loss", "train/policy_loss", "grad_norm")]
-    # Any further series that is called the loss: another name of it may have ours.
+    # Any further series that is called the loss, because our name may belong to another one.
     parts += [view.series(name) for name in ("loss", "raw/loss", "loss train")]
     found = [part for part in parts if part is not None]
     if not found:
@@ -162,7 +166,7 @@ def broken(view: RunView) -> Series | None:
 
 
 def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted name -> value."""
+    """Yield the dotted name and the value of every setting."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{prefix}{name}.")
@@ -171,8 +175,11 @@ def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def raw(view: RunView, *names: str) -> Any:
-    """A setting by its own framework's name: the whole of it, or its last parts. Dashes are
-    underscores. None where nothing is said. How an evaluation samples is not how training does."""
+    """Return a setting by its framework's own name, given whole or by its last parts.
+
+    Dashes count as underscores. None if it is not set. Settings of an evaluation are ignored,
+    because it may sample otherwise than training does.
+    """
     known = {
         name.lstrip("-").replace("-", "_").lower(): value
         for name, value in flat_settings(view.raw_settings)
@@ -204,7 +211,7 @@ def is_false(value: Any) -> bool:
 
 
 def has_adapter(view: RunView) -> bool | None:
-    """Whether an adapter is trained in place of all weights; None where nothing says."""
+    """Return whether an adapter is trained in place of all weights; None if nothing says."""
     rank = view.number("lora.rank")
     if rank is not None:
         return rank > 0
@@ -223,7 +230,7 @@ def has_adapter(view: RunView) -> bool | None:
 
 
 def peak_rate(view: RunView) -> float | None:
-    """The learning rate that was asked for, or else the largest that was used."""
+    """Return the learning rate that was set, or else the largest that was used."""
     asked = view.number("trainer.lr")
     used = view.series("learning_rate")
     if asked is not None or used is None:
@@ -233,8 +240,10 @@ def peak_rate(view: RunView) -> float | None:
 
 
 def usual_rates(view: RunView) -> Rates | None:
-    """The band that is usual for such a run; None for a model that starts from nothing or is so
-    small that no guide is about it."""
+    """Return the learning rates that are usual for such a run.
+
+    None for a model that starts from random weights or is so small that no guide is about it.
+    """
     if view.setting("model.init") == "random" or view.kind is Kind.UNKNOWN or is_tiny(view):
         return None
     adapter = has_adapter(view)
@@ -246,20 +255,20 @@ def usual_rates(view: RunView) -> Rates | None:
 
 
 def is_tiny(view: RunView) -> bool:
-    """Whether the model is known to be far smaller than those that guides are about."""
+    """Return whether the model is known to be far smaller than those that guides are about."""
     loaded = view.events_of("model_loaded")
     size = loaded[-1].fields.get("bytes") if loaded else view.facts.get("model_bytes")
     return isinstance(size, int | float) and size < _TINY
 
 
 def is_climbing(view: RunView) -> bool:
-    """The learning rate still rises at the end of what was logged: warm-up."""
+    """Return whether the learning rate still rises at the end of the log, as in a warm-up."""
     rates = view.series("learning_rate")
     return rates is not None and len(rates) > 1 and rates.latest > rates.values[-2]
 
 
 def precision(view: RunView) -> str:
-    """fp16, bf16, fp32, or "" where nothing says."""
+    """Return fp16, bf16 or fp32, or "" if nothing says."""
     said = str(view.setting("trainer.precision", default="")).lower()
     for name in ("fp16", "bf16"):
         if is_true(raw(view, name, f"{name}.enabled", f"{name}_enabled")):
@@ -275,14 +284,14 @@ def precision(view: RunView) -> str:
 
 
 def labels_masked(view: RunView) -> bool:
-    """Whether the log says that rows have no label, and nothing was ever learned."""
+    """Return whether the log says that rows have no label, and nothing was ever learned."""
     loss = view.series("train/loss")
     learned = loss is not None and bool(np.any(np.isfinite(loss.values) & (loss.values != 0)))
     return loss is not None and not learned and view.log.has(*_SAYS_MASKED)
 
 
 def is_moe(view: RunView) -> bool:
-    """Whether the model has experts, by its metrics, its settings or its name."""
+    """Return whether the model has experts, by its metrics, its settings or its name."""
     if any(name.startswith("moe/") for name in view.metrics):
         return True
     for name, value in flat_settings({**view.raw_settings, **view.settings}):

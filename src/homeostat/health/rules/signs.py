@@ -1,7 +1,7 @@
-"""What several rules ask of a run: how a metric moved, whether the task is solved, what kind of
-model it is.
+"""Questions that several rules ask of a run: how a metric moved, whether the task is solved, what
+kind of model it is.
 
-All are pure functions of a view, and answer None where the run does not tell.
+All are pure functions of a view. They return None where the run does not give the answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from homeostat.health.view import RunView, Series
 from homeostat.health.windows import robust_scale
 from homeostat.types import FloatArray64
 
-# Words that a model writes where it goes on into somebody else's turn.
+# Words that a model writes when it runs on into somebody else's turn.
 _NEXT_TURN = (
     "<|im_start|>",
     "<|user|>",
@@ -28,7 +28,7 @@ _NEXT_TURN = (
 )
 
 
-# What a chat template leaves in a prompt, with its special tokens or without.
+# Traces of a chat template in a prompt, with its special tokens or without.
 _TEMPLATE_MARKS = (
     "<|im_start|>",
     "<|start_header_id|>",
@@ -40,10 +40,10 @@ _TEMPLATE_MARKS = (
     "human:",
     "### instruction",
 )
-# They print prompts as they were tokenised; others print the rows' own text.
+# Frameworks that print prompts as they were tokenised; others print the rows' own text.
 _PRINTS_WHAT_WAS_SENT = ("verl", "openrlhf", "slime", "miles", "skyrl", "areal", "nemo_rl",
                          "lightrft")  # fmt: skip
-# Words of logs in which prompts are given as they are.
+# Words of logs whose prompts are passed on without a chat template.
 _PLAIN_PROMPTS = (
     "type=str",
     "not in conversational format",
@@ -60,7 +60,7 @@ _PLAIN_PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """First and last stretch of a series, by their means, and what chance does to such a mean."""
+    """The means of the first and last part of a series, and the standard error of their change."""
 
     start: float
     end: float
@@ -72,7 +72,7 @@ class Trend:
 
     @property
     def is_real(self) -> bool:
-        """More than the noise of single records explains."""
+        """Return whether the change is larger than the noise of single records explains."""
         return abs(self.change) > 3.0 * self.chance
 
     @property
@@ -85,7 +85,7 @@ class Trend:
 
 
 def trend(series: Series | None, *, share: float = 0.25) -> Trend | None:
-    """None with fewer than four finite values."""
+    """Return the trend of a series; None with fewer than four finite values."""
     finite = series.finite() if series is not None else None
     if finite is None or len(finite) < 4:
         return None
@@ -98,14 +98,16 @@ def trend(series: Series | None, *, share: float = 0.25) -> Trend | None:
 
 
 def moves(series: Series) -> bool:
-    """It has not the same value in all records."""
+    """Return whether the finite values of a series are not all the same."""
     values = series.finite().values
     return len(values) > 0 and float(np.ptp(values)) > 0.0
 
 
 def last_crossing(series: Series) -> int | None:
-    """The step from which on it stays below the middle between its highest running median and its
-    end: when a fall happened, whatever came first. None where it is too short to say."""
+    """Return the step at which a series fell; None if it is too short to say.
+
+    From this step on it stays below the middle between its highest running median and its end.
+    """
     finite, (medians, _) = series.finite(), smooth(series)
     if len(medians) < 3:
         return None
@@ -116,8 +118,10 @@ def last_crossing(series: Series) -> int | None:
 
 
 def answers_changed(view: RunView, step: int) -> bool:
-    """From a step on, completions differ in length, ending, variety or entropy from those before
-    it; also where too little was logged to say that they do not."""
+    """Return whether completions differ from a step on in length, ending, variety or entropy.
+
+    Also true if too little was logged to say that they do not.
+    """
     names = ("completions/mean_length", "completions/clipped_ratio", "completions/distinct_share",
              "entropy")  # fmt: skip
     found = [series for name in names if (series := view.series(name)) is not None]
@@ -127,22 +131,24 @@ def answers_changed(view: RunView, step: int) -> bool:
 
 
 def _moved(before: FloatArray64, since: FloatArray64) -> bool:
-    """By more than the spread of what was before, and by more than a quarter of it."""
+    """Return whether the median moved by more than a quarter and beyond the spread before."""
     median, spread = robust_scale(before)
     distance = abs(float(np.median(since)) - median)
     return distance > 4.0 * spread and distance > max(0.05, 0.25 * abs(median))
 
 
 def newest(view: RunView, *names: str, count: int = 5) -> float | None:
-    """Mean of a metric's newest finite values."""
+    """Return the mean of a metric's newest finite values; None if there are none."""
     found = view.series(*names)
     tail = found.finite().tail(count) if found is not None else None
     return float(tail.values.mean()) if tail is not None and len(tail) else None
 
 
 def smooth(series: Series) -> tuple[Series, int]:
-    """Running medians over a stretch that suits the length, without its ragged start, and how
-    long that stretch is."""
+    """Return running medians over a window that suits the length, and the window's length.
+
+    The start, where no full window fits, is left out.
+    """
     finite = series.finite()
     window = int(np.clip(len(finite) // 6, 3, 15))
     if len(finite) < window:
@@ -152,18 +158,18 @@ def smooth(series: Series) -> tuple[Series, int]:
 
 
 def is_zero(view: RunView, name: str, values: FloatArray64) -> np.ndarray:
-    """Where a metric is 0 as far as it was printed."""
+    """Return a mask of the values that are 0 in the decimals that were printed."""
     decimals = view.decimals.get(name)
     return np.abs(values) < (1e-12 if decimals is None else 0.5 * 10.0**-decimals)
 
 
 def reward_functions(view: RunView) -> dict[str, Series]:
-    """Reward function -> its mean."""
+    """Return the mean of each reward function over time, by its name."""
     return {name: s for name, s in view.matching("rewards/", "/mean").items() if "/" not in name}
 
 
 def highest_reward(view: RunView) -> float | None:
-    """The most that an answer can earn, where it can be told."""
+    """Return the most that an answer can earn; None if it is not known."""
     seen = view.series("reward/max")
     if seen is not None and len(seen.finite()):
         return float(seen.finite().values.max())
@@ -179,8 +185,11 @@ def highest_reward(view: RunView) -> float | None:
 
 
 def is_top_known(view: RunView) -> bool:
-    """Whether something besides one unchanging number says what the most is that can be earned: a
-    reward that was lower before, single answers that earn less, or functions of known range."""
+    """Return whether more than one unchanging number says what the highest reward is.
+
+    That is a reward that was lower before, single answers that earn less, or functions of known
+    range.
+    """
     reward, lowest = view.series("reward"), view.series("reward/min")
     if reward is not None and moves(reward):
         return True
@@ -206,7 +215,7 @@ def _weights(view: RunView, num: int) -> list[float] | None:
 
 
 def solved_share(view: RunView, *, since: int | None = None) -> float | None:
-    """Mean reward as a share of the most that can be earned."""
+    """Return the mean reward as a share of the most that can be earned."""
     top = highest_reward(view)
     reward = newest(view, "reward") if since is None else mean_since(view, "reward", step=since)
     return reward / top if top and reward is not None else None
@@ -219,7 +228,7 @@ def samples_per_step(view: RunView) -> float | None:
 
 
 def text_of_settings(view: RunView, *words: str) -> str:
-    """The values of all settings whose name has one of the words, to be searched."""
+    """Return the values of all settings whose name has one of the words, as searchable text."""
     both = [*view.settings.items(), *view.raw_settings.items()]
     return " ".join(str(v) for k, v in both if any(word in str(k).lower() for word in words))
 
@@ -230,7 +239,10 @@ def has_lora(view: RunView) -> bool:
 
 
 def is_sequence_level(view: RunView) -> bool:
-    """Ratios of whole completions (GSPO), whose clip range is a thousand times narrower."""
+    """Return whether ratios are of whole completions (GSPO).
+
+    Their clip range is a thousand times narrower.
+    """
     clip = view.number("algorithm.clip_high", "algorithm.clip_low")
     words = text_of_settings(
         view, "loss_mode", "loss_type", "importance_sampling_level", "algorithm"
@@ -247,16 +259,17 @@ def is_multi_turn(view: RunView) -> bool:
 
 
 def is_nonfinite(view: RunView, *names: str) -> bool:
-    """A metric of these was ever NaN or infinite."""
+    """Return whether one of these metrics was ever NaN or infinite."""
     found = [view.metrics[name] for name in names if name in view.metrics]
     return any(not np.isfinite(series.values).all() for series in found)
 
 
 def plain_prompts(view: RunView) -> str:
-    """What says that a chat model is given prompts without its template; "" where nothing does.
+    """Return the evidence that a chat model is given prompts without its template; "" if none.
 
     A model's name says what it is, never what it was sent: that is known from the settings, from
-    the log's words, and from printed prompts where the framework prints what was sent."""
+    the log's words, and from printed prompts where the framework prints what was sent.
+    """
     model = text_of_settings(view, "model").lower()
     is_chat = any(word in model for word in ("instruct", "chat", "-it"))
     kind = text_of_settings(view, "prompt_type", "apply_chat_template").lower().split()
@@ -273,7 +286,7 @@ def plain_prompts(view: RunView) -> str:
 
 
 def _sources_are_plain(view: RunView) -> bool:
-    """Our own runs: every source of prompts is set to be given as it is."""
+    """Return whether one of our own runs has set every source of prompts to `chat = false`."""
     sources = view.setting("data.train", default=())
     if not isinstance(sources, list | tuple):
         return view.setting("data.train.chat") is False
@@ -282,14 +295,14 @@ def _sources_are_plain(view: RunView) -> bool:
 
 
 def runs_on(texts: Iterable[str]) -> bool:
-    """Most of the texts go on into a next turn that is not theirs to write."""
+    """Return whether most of the texts run on into a turn that is not theirs to write."""
     lowered = [text.lower() for text in texts if text.strip()]
     hits = [any(mark in text for mark in _NEXT_TURN) for text in lowered]
     return len(hits) > 0 and sum(hits) * 2 > len(hits)
 
 
 def repeats_itself(text: str) -> bool:
-    """One character, or a few words, over and over."""
+    """Return whether a text repeats one character, or a few words, over and over."""
     body = text.strip()
     if len(body) < 24:
         return False

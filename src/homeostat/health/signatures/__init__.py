@@ -13,8 +13,8 @@
     when = { is_shared = true } predicates of predicates.py that must hold, with their arguments
     notes = true                the words are ordinary notes of a logger, and `when` decides what
                                 they mean: a mild line counts as much as an error
-    survivable = true           it is retried or done without: at most a warning if the log goes on
-                                to a traceback of something else
+    survivable = true           it is retried or done without: at most a warning if the log
+                                continues to a traceback of something else
     ends_run = true             the process ends there: it counts only if hardly a step follows, and
                                 it explains what other processes say when they lose this one
     what = "..."                one sentence for the user: what happened

@@ -1,4 +1,4 @@
-"""Numbers that stand in log lines: what words alone do not decide."""
+"""Predicates that read numbers in log lines, for what words alone do not decide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homeostat.health.view import RunView
 
 # Lines read of one kind; more of them say nothing new.
 MAX_LINES = 2000
-# Every pattern is bounded or begins with words of its own, so that it reads a line once.
+# Every pattern is bounded or begins with fixed words, so that it reads a line once.
 _NUMBER = r"(-?\d{1,12}(?:\.\d{1,9})?)"
 _FREED = (re.compile(rf"sleep mode freed {_NUMBER} gib memory, {_NUMBER} gib memory is still"),)
 _BEFORE_AFTER = (
@@ -39,7 +39,7 @@ _VLLM = (
 
 
 def lines_of(view: RunView, *patterns: str) -> Iterator[LogLine]:
-    """The lines that match one of the patterns, MAX_LINES of each at most."""
+    """Yield the lines that match one of the patterns, at most MAX_LINES for each."""
     for pattern in patterns:
         for count, line in enumerate(view.log.find(pattern)):
             if count == MAX_LINES:
@@ -50,7 +50,7 @@ def lines_of(view: RunView, *patterns: str) -> Iterator[LogLine]:
 def numbers_of(
     view: RunView, pattern: str, values: tuple[re.Pattern[str], ...]
 ) -> list[list[float]]:
-    """The numbers of each line that matches the pattern and all of the values."""
+    """Return the numbers of each line that matches the pattern and all of the values."""
     found = []
     for line in lines_of(view, pattern):
         matches = [one.search(line.text.lower()) for one in values]
@@ -60,19 +60,19 @@ def numbers_of(
 
 
 class Often(TypedDict):
-    """How many lines must match, and the patterns of which each must match one."""
+    """The number of lines that must match, and the patterns of which each must match one."""
 
     times: int
     texts: Sequence[str]
 
 
 def seen_at_least(view: RunView, often: Often) -> bool:
-    """So many lines match the patterns."""
+    """Return whether at least `times` lines match the patterns."""
     return sum(1 for _ in lines_of(view, *often["texts"])) >= often["times"]
 
 
 def sleep_freed_nothing(view: RunView) -> bool:
-    """The engine went to sleep, and hardly any memory came back, each time that it was told."""
+    """Return whether the engine freed hardly any memory, each time that it was put to sleep."""
     pairs = numbers_of(view, "before*after", _BEFORE_AFTER)
     shares = [1 - after / before for before, after in pairs if before > 1.0]
     freed = numbers_of(view, "sleep mode freed", _FREED)
@@ -81,7 +81,10 @@ def sleep_freed_nothing(view: RunView) -> bool:
 
 
 def sleep_leaks(view: RunView) -> bool:
-    """What an engine keeps while it sleeps grew each time, and by a fifth or more in all."""
+    """Return whether the memory that a sleeping engine keeps grows.
+
+    It must grow nearly every time, and by a fifth or more in all.
+    """
     kept = [row[1] for row in numbers_of(view, "sleep mode freed", _FREED)]
     kept = kept or [row[1] for row in numbers_of(view, "before*after", _BEFORE_AFTER)]
     steps = list(pairwise(kept))
@@ -90,7 +93,7 @@ def sleep_leaks(view: RunView) -> bool:
 
 
 def is_preempted_often(view: RunView) -> bool:
-    """Requests lose their cache again and again, not once at a peak."""
+    """Return whether requests lose their cache again and again, not once at a peak."""
     totals = numbers_of(view, "cumulative_preemption", _CUMULATIVE)
     if max((row[0] for row in totals), default=0.0) >= 50:
         return True
@@ -99,7 +102,7 @@ def is_preempted_often(view: RunView) -> bool:
 
 
 def _is_pool_full(view: RunView) -> bool:
-    """The cache stays full, and more wait than at first."""
+    """Return whether the cache stays full, and more requests wait than at first."""
     rows = numbers_of(view, "#running-req:*#queue-req:", _SGLANG)
     if len(rows) < 5:
         return False
@@ -109,7 +112,7 @@ def _is_pool_full(view: RunView) -> bool:
 
 
 def waited_long(view: RunView) -> bool:
-    """A placement group was waited for, for a minute or more."""
+    """Return whether the run waited a minute or more for a placement group."""
     for line in lines_of(view, "waiting for*placement group"):
         if any(int(found) >= 60 for found in _SECONDS.findall(line.text.lower())):
             return True
@@ -117,7 +120,10 @@ def waited_long(view: RunView) -> bool:
 
 
 def ranks_disagree(view: RunView) -> bool:
-    """Ranks that timed out were in different collectives: of another kind, size or number."""
+    """Return whether ranks that timed out were in different collectives.
+
+    Collectives differ by their kind, size or number.
+    """
     works: dict[str, tuple[str, ...]] = {}
     for line in lines_of(view, "worknccl(seqnum="):
         text = line.text.lower()
@@ -128,7 +134,10 @@ def ranks_disagree(view: RunView) -> bool:
 
 
 def is_stuck_after_update(view: RunView) -> bool:
-    """Nothing but waiting follows the newest weight update, or an engine that answers no more."""
+    """Return whether the run made no progress after the newest weight update.
+
+    Only lines that wait follow it, or those of an engine that does not answer any more.
+    """
     update = view.log.last(*UPDATED)
     if update is None:
         return False
@@ -143,13 +152,13 @@ def is_stuck_after_update(view: RunView) -> bool:
 
 
 def _stands(line: LogLine) -> bool:
-    """A bar that stands at 0 for five minutes or more."""
+    """Return whether a progress bar has been at 0 for five minutes or more."""
     found = _STALLED.search(line.text)
     return found is not None and 60 * int(found[1] or 0) + int(found[2]) >= 5
 
 
 def _generates(view: RunView, update: LogLine) -> bool:
-    """Whether the engine wrote tokens, or steps were logged, after an update."""
+    """Return whether the engine wrote tokens, or steps were logged, after an update."""
     last = view.last_step
     if last is not None and update.step is not None and last > update.step + 1:
         return True
@@ -180,7 +189,7 @@ UPDATED = (
     "update_weights done",
     "update_weights finished",
 )
-# Words of an engine that does not answer, or of who asked it in vain.
+# Words of an engine that does not answer, or of a client that asked it in vain.
 SILENT = (
     "couldn't get a response from detokenizer",
     "Health check failed",
@@ -208,7 +217,7 @@ PROGRESS = ("success step", "success*| step", "generated*rollouts", "rollout fin
 
 
 def stops_at_start(view: RunView) -> bool:
-    """Nothing follows the line in which processes begin to look for each other."""
+    """Return whether nothing follows the line in which processes begin to find each other."""
     said = [line for line in view.log.lines if line.text.strip()]
     joining = view.log.last(*JOINING)
     return not view.metrics and joining is not None and joining.number == said[-1].number
@@ -225,7 +234,7 @@ JOINING = (
 
 
 def is_concurrency_bound(view: RunView) -> bool:
-    """Requests queue while most of the engine's cache is empty."""
+    """Return whether requests queue while most of the engine's cache is empty."""
     rows = numbers_of(view, "#running-req:*#queue-req:", _SGLANG)
     loads = [(run, queue, used) for run, used, queue in rows]
     rows = numbers_of(view, "reqs, waiting:*cache usage", _VLLM)

@@ -1,4 +1,4 @@
-"""Where an out-of-memory error was raised: the frame nearest to it that says what was being done.
+"""Find the place of an out-of-memory error: the nearest frame that says what was being done.
 
 The same words stand at the end of quite different tracebacks. The frames are read from the error
 outward, those of torch itself skipped, until one belongs to a known place.
@@ -128,37 +128,43 @@ MAX_ERRORS = 12
 
 
 def oom_at(view: RunView, names: Sequence[str]) -> bool:
-    """An out-of-memory error of the log was raised at one of these places."""
+    """Return whether an out-of-memory error of the log was raised at one of these places."""
     return not places(view.log).isdisjoint(names)
 
 
 def places(log: Log) -> set[str]:
-    """Where the log's out-of-memory errors were raised, as far as their frames say."""
+    """Return the places of the log's out-of-memory errors, as far as their frames say."""
     return {place for line in oom_lines(log) if (place := place_of(log, line))}
 
 
 def oom_lines(log: Log) -> list[LogLine]:
-    """The first such lines of each wording, in order. What fails later mostly follows from them."""
+    """Return the first out-of-memory lines of each wording, in order.
+
+    Later failures mostly follow from them.
+    """
     found = {line.number: line for text in OOM for line in islice(log.find(text), MAX_ERRORS)}
     return [found[number] for number in sorted(found)][:MAX_ERRORS]
 
 
 def place_of(log: Log, error: LogLine) -> str:
-    """The place that the frame nearest to an error belongs to; "" where none is known."""
+    """Return the place of the frame nearest to an error; "" if none is known."""
     for line in frames_before(log, error):
         text = line.text.lower()
         buffer = _VOCABULARY.search(text)
         if buffer and int(buffer["last"]) > _LEAST_VOCABULARY:
             return "logits"
         names = [name for name, marks in PLACES.items() if any(mark in text for mark in marks)]
-        # A frame of torch itself says nothing of what was being done, but for a few functions.
+        # Except for a few functions, a frame of torch does not say what was being done.
         if names and (names[0] in ("logits", "optimizer", "backward") or not _is_torch(text)):
             return names[0]
     return ""
 
 
 def frames_before(log: Log, error: LogLine) -> list[LogLine]:
-    """The lines of the error's own speaker before it, nearest first, up to the traceback's head."""
+    """Return the lines before an error by the same speaker, nearest first.
+
+    They end at the head of the traceback.
+    """
     end = bisect_left(log.lines, error.number, key=lambda line: line.number)
     speaker, found = _speaker(error), []
     for line in reversed(log.lines[max(0, end - _BACK) : end]):
@@ -189,12 +195,15 @@ def _gib(found: re.Match[str]) -> float:
 
 
 def tried_at_least_gib(view: RunView, gib: float) -> bool:
-    """A single allocation of at least that size failed."""
+    """Return whether a single allocation of at least that size failed."""
     return any((_size(_TRIED, line.text) or 0.0) >= gib for line in oom_lines(view.log))
 
 
 def is_fragmented(view: RunView) -> bool:
-    """More memory was reserved and unused than the failed allocation asked for, and it was much."""
+    """Return whether much memory was reserved but unused when an allocation failed.
+
+    It must be more than the allocation asked for.
+    """
     for line in oom_lines(view.log):
         unused, tried = _size(_RESERVED, line.text), _size(_TRIED, line.text)
         total = _size(_TOTAL, line.text) or 0.0
@@ -204,7 +213,7 @@ def is_fragmented(view: RunView) -> bool:
 
 
 def is_shared(view: RunView) -> bool:
-    """Other processes held a third of the card or more when an allocation failed."""
+    """Return whether others held a third of the card or more when an allocation failed."""
     for line in oom_lines(view.log):
         total = _size(_TOTAL, line.text)
         if total and sum(_held_by_others(line.text)) >= total / 3:
@@ -213,7 +222,7 @@ def is_shared(view: RunView) -> bool:
 
 
 def _held_by_others(text: str) -> list[float]:
-    """GiB that each other process holds, by the words of an out-of-memory error.
+    """Return the GiB that each other process holds, by the words of an out-of-memory error.
 
     Torch says "this process" where it finds its own number among those of the driver. In a
     container it does not, and names itself as "Process 12345", too: then the process that holds

@@ -27,7 +27,7 @@ _COLOCATED_ONLY = (
 
 
 def holds(view: RunView, when: Mapping[str, Any]) -> bool:
-    """Whether all conditions of a signature hold."""
+    """Return whether all conditions of a signature hold."""
     return all(_holds(view, name, argument) for name, argument in when.items())
 
 
@@ -37,23 +37,23 @@ def _holds(view: RunView, name: str, argument: Any) -> bool:
 
 
 def log_has(view: RunView, texts: Sequence[str]) -> bool:
-    """One of the patterns stands anywhere in the log; unlike `context`, it is not quoted."""
+    """Return whether the log has one of the patterns, which unlike `context` is not quoted."""
     return view.log.has(*texts)
 
 
 def nothing_was_trained(view: RunView) -> bool:
-    """No metric was logged."""
+    """Return whether no metric was logged."""
     return not view.metrics
 
 
 def no_gradient_seen(view: RunView) -> bool:
-    """No gradient norm was logged, or none above zero: the warning may be true."""
+    """Return whether no gradient norm above zero was logged: then the warning may be true."""
     norms = view.series("grad_norm")
     return norms is None or not bool((norms.values > 0).any())
 
 
 def pad_is_eos(view: RunView) -> bool:
-    """The tokenizer's pad token is its end-of-sequence token, by the settings or a printed line."""
+    """Return whether the pad token is the end-of-sequence token, by settings or a printed line."""
     pad, eos = view.raw_settings.get("pad_token_id"), view.raw_settings.get("eos_token_id")
     if pad is not None and eos is not None:
         return pad == eos
@@ -62,26 +62,26 @@ def pad_is_eos(view: RunView) -> bool:
 
 
 def all_rows_refused(view: RunView) -> bool:
-    """Every row that was seen is among those that cannot be used."""
+    """Return whether every row that was seen is among those that cannot be used."""
     lines = view.log.find("rows cannot be used:")
     found = [match for line in lines if (match := _REFUSED_ROWS.search(line.text)) is not None]
     return all(match[1] == match[2] for match in found)
 
 
 def some_rows_refused(view: RunView) -> bool:
-    """Not every row that was seen is among those that cannot be used."""
+    """Return whether at least one row that was seen can be used."""
     return not all_rows_refused(view)
 
 
 def trains_lora(view: RunView) -> bool:
-    """An adapter is trained, by the settings or the log's words."""
+    """Return whether an adapter is trained, by the settings or the log's words."""
     rank = view.number("lora.rank") or 0.0
     raw = next((view.raw_settings[k] for k in view.raw_settings if k.endswith("lora_rank")), 0)
     return rank > 0 or str(raw) not in ("0", "", "None") or view.log.has("lora_rank", "lora rank")
 
 
 def mixes_vllm_modes(view: RunView) -> bool:
-    """TRL's colocate mode is set together with the address of a vLLM server."""
+    """Return whether TRL's colocate mode is set together with the address of a vLLM server."""
     raw = view.raw_settings
     server = raw.get("vllm_server_host") or raw.get("vllm_server_base_url")
     said = view.log.has("vllm_mode: colocate", "vllm_mode=colocate", "vllm_mode colocate")
@@ -90,14 +90,14 @@ def mixes_vllm_modes(view: RunView) -> bool:
 
 
 def serves_colocated(view: RunView) -> bool:
-    """TRL's server mode is set together with settings that only colocated engines read."""
+    """Return whether TRL's server mode is set with settings that only colocated engines read."""
     last = {str(key).rpartition(".")[2]: value for key, value in view.raw_settings.items()}
     given = [name for name in _COLOCATED_ONLY if last.get(name) not in (None, False)]
     return str(last.get("vllm_mode", "")).strip("'\"") == "server" and bool(given)
 
 
 def trainer_is_out_of_memory(view: RunView) -> bool:
-    """Memory ran out, and in none of the places that belong to the engine."""
+    """Return whether memory ran out, and in none of the places that belong to the engine."""
     return view.log.has(*places.OOM) and not places.places(view.log) & _ENGINE_PLACES
 
 

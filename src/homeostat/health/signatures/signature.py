@@ -106,7 +106,7 @@ def _step_of(line: LogLine, view: RunView) -> int | None:
 
 
 def _is_outlived(signature: Signature, view: RunView) -> bool:
-    """Whether a traceback that does not hold the signature's words follows them."""
+    """Return whether a traceback follows that does not hold the signature's words."""
     newest, traceback = view.log.last(*signature.texts), view.log.last(_TRACEBACK)
     if newest is None or traceback is None or newest.number > traceback.number:
         return False
@@ -115,10 +115,10 @@ def _is_outlived(signature: Signature, view: RunView) -> bool:
 
 
 def _ends_there(signature: Signature, view: RunView) -> bool:
-    """Whether hardly a step was logged after the newest line with the signature's words.
+    """Return whether hardly a step was logged after the newest line with the signature's words.
 
-    Runs that go on say the same words: an optional package is missing, a download is retried, an
-    exception is caught. Only the steps that follow tell the two apart.
+    Runs that continue log the same words: an optional package is missing, a download is retried,
+    an exception is caught. Only the steps that follow distinguish the two.
     """
     newest = view.log.last(*signature.texts)
     return newest is not None and _num_steps_after(view, newest) <= MAX_STEPS_AFTER
@@ -131,13 +131,13 @@ def _num_steps_after(view: RunView, line: LogLine) -> int:
 
 
 def is_said_mildly(line: LogLine) -> bool:
-    """Whether whoever wrote the line calls it a note or a warning, or tries again."""
+    """Return whether the line's author calls it a note or a warning, or tries again."""
     is_retry = any(words in line.text for words in _RETRIES)
     return is_retry or _MILD.search(line.text[:_HEAD]) is not None
 
 
 def lists_settings(line: LogLine) -> bool:
-    """Whether a line only lists settings: what its words say did not happen."""
+    """Return whether a line only lists settings: what its words say did not happen."""
     text = line.text
     if len(text) < _DUMP_LENGTH or text.count("=") + text.count(": ") < _DUMP_PAIRS:
         return False

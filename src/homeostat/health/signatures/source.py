@@ -1,7 +1,7 @@
-"""Parse the TOML files of signatures, and say what is wrong with them: file, code, what, way out.
+"""Parse the TOML files of signatures, and say what is wrong with them and how to fix it.
 
-All problems of all files are found before any is raised. What the keys mean stands in the package's
-docstring; KEYS_* say which there are.
+A problem names the file and the code. All problems of all files are found before any is raised.
+The package's docstring says what the keys mean; KEYS_* list them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXPRESSION = re.compile(r"\\[a-zA-Z]|\(\?|\[[^\]]{1,20}\][*+]")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key of a table holds: text, prose, texts, flag, count, table or tables."""
+    """The kind of value that a key holds: text, prose, texts, flag, count, table or tables."""
 
     kind: str
     is_required: bool = False
@@ -283,7 +283,7 @@ def pattern_problem(pattern: str) -> str:
 
 
 def _fits(value: Any, key: Key) -> bool:
-    """Whether a value is of the kind that a key holds."""
+    """Return whether a value is of the kind that a key holds."""
     if key.choices:
         return isinstance(value, str) and value in key.choices
     if key.kind in ("text", "prose"):
@@ -302,7 +302,7 @@ def _is_texts(value: Any) -> bool:
 
 
 def _takes(name: str, argument: Any) -> bool:
-    """Whether a predicate takes an argument, by its own signature."""
+    """Return whether a predicate takes an argument, by its own signature."""
     hints = get_type_hints(PREDICATES[name])
     wanted = [hint for parameter, hint in hints.items() if parameter not in ("view", "return")]
     return _is_of(argument, wanted[0]) if wanted else argument is True

@@ -1,7 +1,7 @@
 """The attention contexts of the engine: what the tokens of a forward pass see.
 
-Prefill: chunks laid end to end; one that begins a sequence sees itself alone, as in training; one
-that goes on sees its sequence's cache too. Decode: one token per sequence, over its cache.
+Prefill: packed chunks; a chunk that begins a sequence sees itself alone, as in training; one that
+continues a sequence sees the sequence's cache too. Decode: one token per sequence, over its cache.
 
 In invariant numerics one context serves both, and gives each token the bits it has in training.
 

@@ -1,8 +1,8 @@
 """Decoding in bursts: several steps at a time, without the host in between.
 
-    start(sequences) -> [take() -> what the oldest burst drew] ... until nothing is on its way
+    start(sequences) -> [take() -> what the oldest burst drew] ... until nothing is in flight
 
-Who draws is `cuda.bursts` or `cpu.bursts`; the engine sees no difference.
+Tokens are sampled by `cuda.bursts` or `cpu.bursts`; the engine sees no difference.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ class Taken:
 
 
 class Bursts(Protocol):
-    """`num_steps`: made so far. `sequences`: of the bursts that are on their way. `spare_blocks`:
-    how many blocks of the cache, from block 0 on, must be no sequence's. `prompts`: who may
-    compute them in place of the decoder."""
+    """The interface of a burst decoder.
+
+    `num_steps`: the number of steps made so far. `sequences`: those of the bursts in flight.
+    `spare_blocks`: how many blocks of the cache, from block 0 on, must belong to no sequence.
+    `prompts`: what may compute prompts in place of the decoder.
+    """
 
     spare_blocks: int
     num_steps: int

@@ -6,10 +6,10 @@ one, a norm's weight is multiplied into the matrix that follows it, and all are 
 input, so that no product has to reorder them first.
 
 Invariants: it is the function of `Decoder.hidden_in`, to rounding (the decoder stays the reference,
-and computes prompts and training); copies are of the weights of now: they go at every commit (a
-fused optimizer leaves no trace of its writes), and the version counters of the decoder's tensors,
-looked at before each step, tell of any other write; what copies cannot stand for (adapters, hooks,
-`invariant` numerics, other precisions) is left to the decoder.
+and computes prompts and training); copies are always of the current weights: they are dropped at
+every commit (a fused optimizer leaves no trace of its writes), and the version counters of the
+decoder's tensors, checked before each step, reveal any other write; what copies cannot replace
+(adapters, hooks, `invariant` numerics, other precisions) is left to the decoder.
 
 Suffixes: `_B` sequences, `_D` model dim, `_H` heads, `_d` head dim, `_K` inputs, `_O` outputs.
 """

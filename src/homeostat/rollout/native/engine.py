@@ -7,8 +7,8 @@ request that ends leaves at once. Nothing is copied when weights change: the mod
 module, and between `begin_update` and `commit` nothing is computed.
 
 Invariants: a request in flight is waiting or running, never both; a sequence that lost its cache is
-computed again and goes on to the same tokens, for its noise is its own. What is legal when is in
-stepping.py, which all engines of this kind share.
+computed again and resumes with the same tokens, because its noise is keyed by the request alone.
+The order in which verbs are legal is in stepping.py, which all engines of this kind share.
 """
 
 from __future__ import annotations

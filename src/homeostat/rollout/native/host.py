@@ -1,4 +1,4 @@
-"""The native engine in a process of its own: it has its own copy of the weights.
+"""The native engine in a separate process, with its own copy of the weights.
 
     factory (in the worker) -> model from model.path -> OwnWeightsEngine
     begin_update -> apply(bucket) ... -> commit: every parameter was received, or nothing is served

@@ -1,4 +1,4 @@
-"""How much cache an engine may have, and how it is cut into blocks.
+"""The memory budget of an engine's cache, and its division into blocks.
 
 The budget is a share of the memory that was free when it was measured; a request that could not be
 served by all of it is refused when it comes.

@@ -107,7 +107,7 @@ class Runner:
         return DecodeAttention(cache, sequences, positions_B, dtype=dtype, in_rows=self.in_rows)
 
     def rest(self) -> None:
-        """Copies of weights are given back; the next decoding step makes them anew."""
+        """Free the copies of weights; the next decoding step makes them again."""
         self._compact = None
 
     def _decoder(self) -> Decoder | CompactDecoder:

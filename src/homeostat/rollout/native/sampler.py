@@ -5,7 +5,7 @@
 `u` is the request's own noise. The sum is float64 over fp32 weights exp(z - max): the token always
 has a weight above zero. Temperature 0 takes the likeliest; log-probs are then at temperature 1.
 Top-k and top-p set the weights of what they cut to zero; the engine's log-prob is taken before.
-In invariant numerics it is the trainer's own function that computes it, to the bit.
+In invariant numerics the trainer's own function computes it, so that both are bitwise equal.
 
 Suffixes: `_B` sequences, `_V` vocabulary, `_D` model dim.
 """
@@ -124,7 +124,7 @@ def _inverse_cdf(cdf_BV: Tensor, noise_B: Tensor) -> Tensor:
 
 
 def _kept(weight_BV: Tensor, sequences: list[Sequence]) -> Tensor:
-    """bool [B, V]: the likeliest top_k, and of these the fewest that hold a share top_p."""
+    """Return bool [B, V]: the likeliest top_k, and of these the fewest that hold a share top_p."""
     vocabulary = weight_BV.shape[1]
     cuts = [(s.request.sampling.top_k, s.request.sampling.top_p, s.is_cut) for s in sequences]
     top_k_B = np.array([min(k or vocabulary, vocabulary) if c else vocabulary for k, _, c in cuts])

@@ -169,7 +169,7 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def retract(self, sequence: Sequence) -> None:
-        """Back to waiting; its cache is computed anew."""
+        """Move a sequence back to the waiting ones; its cache is computed again."""
         self._give_up_blocks(sequence)
         self.add(sequence)
 
@@ -273,7 +273,7 @@ class Scheduler:
         return self.pool.num_free >= num_blocks
 
     def _keep(self, sequence: Sequence) -> None:
-        """Keep its cache for the next request of its session, if it is of the weights of now."""
+        """Keep a cache that the current weights computed for the next request of its session."""
         session = session_of(sequence)
         if session is None or not sequence.cached or sequence.cached_by != self._num_commits:
             return

@@ -1,4 +1,4 @@
-"""The state in which a model serves: no gradients, eval mode, and memory troubles told as such."""
+"""The mode in which a model serves: no gradients, eval mode, out-of-memory as an EngineError."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Core:
 
     @property
     def num_preempted(self) -> int:
-        """Requests that had to be computed again, be it for want of memory or to free it."""
+        """The number of requests computed again, for lack of memory or to free it."""
         return self._counts.num_preempted
 
     @property

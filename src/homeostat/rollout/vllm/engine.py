@@ -2,15 +2,15 @@
 
     submit -> Core.add -> step: tokens and log-probs -> Flight.append -> poll
 
-The flights here are the truth; vLLM holds what is being computed. A request that goes on after an
-abort, or after weights that were not numbers, is given to vLLM as a longer prompt.
+The flights here are the truth; vLLM holds what is being computed. A request that resumes after an
+abort, or after weights that were not finite, is given to vLLM as a longer prompt.
 
 Invariants: a request in flight is in vLLM, or held back until the next weights; it comes back
 exactly once. No key or value of old weights reaches a request that began after them: what is
 cached is salted with the number of the update, and dropped where nothing runs.
 
 Noise: vLLM draws from a generator per request, seeded by (seed, id, tokens begun). What a request
-samples does not depend on its company, but one that goes on from `begun` is another draw
+samples does not depend on the rest of its batch, but one that resumes from `begun` is another draw
 (`resumes_exactly` is False). Where top-k or top-p cut the distribution, vLLM gives log-probs of
 what was left: `engine_logp_T` is not known then, and NaN.
 """

@@ -3,14 +3,14 @@
     bucket -> Receiver.unpack (checksums) -> load_weights, under HF names -> finish
 
 vLLM mixes this class into its own worker (`worker_extension_cls`), on every tensor-parallel rank;
-the engine calls it by `collective_rpc`. A layer is laid out anew when all of its weights have come
+the engine calls it by `collective_rpc`. A layer is laid out again once all its weights have come
 (vLLM's layerwise reload), which may be buckets after its first one: so tensors are copied out of a
 bucket, whose bytes the sender may overwrite.
 
 The names begin with `homeostat_` because vLLM refuses an extension that hides an attribute.
 """
 
-# vLLM has an environment of its own, which pyright does not look into.
+# vLLM is installed in a separate environment, which pyright does not look into.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Ranks:
 
     @property
     def saves(self) -> bool:
-        """Whether this rank writes what it holds: all replicas hold the same, the first saves."""
+        """Return whether this rank saves its shard. All replicas hold the same; the first saves."""
         return self.mesh.coordinates(self.rank).replicate == 0
 
     def gather(self, value: T) -> list[T]:

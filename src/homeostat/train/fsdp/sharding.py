@@ -128,7 +128,7 @@ class FsdpShards:
 
 
 def _same_in_all_replicas(norms: list[float], *, num_shards: int) -> list[float]:
-    """Of each shard, the norm of its gradient, which all replicas must have alike."""
+    """Return the gradient norm of each shard; raise if replicas disagree about one."""
     first = norms[:num_shards]
     for start in range(num_shards, len(norms), num_shards):
         for shard, norm in enumerate(norms[start : start + num_shards]):

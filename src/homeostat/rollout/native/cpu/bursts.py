@@ -1,10 +1,10 @@
-"""Decoding on a CPU in bursts: the compiled step (step/) makes several without a word of Python.
+"""Decoding on a CPU in bursts: the compiled step (step/) makes several steps without any Python.
 
     start(sequences) -> the burst is made -> take() -> what it drew
 
 A burst ends with the step in which a sequence ends, so that nothing is computed in vain (other
-parts of the batch may be a step further or behind, each on a thread of its own), and takes
-a fraction of a second at most, so that limits of time are kept.
+parts of the batch may be a step ahead or behind, because each has its own thread), and takes
+a fraction of a second at most, so that time limits are kept.
 
 Suffixes: `_B` sequences, `_K` blocks of a sequence, `_S` steps of a burst.
 """
@@ -70,7 +70,7 @@ class CpuBursts:
         self._taken = None
 
     def rest(self) -> None:
-        """Copies of weights are given back; the next burst makes them anew."""
+        """Free the copies of weights; the next burst makes them again."""
         self.compiled.rest()
 
     def _wanted(self, left_s: float) -> int:

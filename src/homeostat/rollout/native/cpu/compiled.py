@@ -42,7 +42,7 @@ class CompiledModel:
         self._weights: PackedWeights | None = None
 
     def rest(self) -> None:
-        """Copies of weights are given back; they are made anew when they are wanted."""
+        """Free the copies of weights; they are made again when they are needed."""
         self._weights = None
 
     def run(

@@ -4,8 +4,9 @@
 
 Gate and up share panels, half of each, so that one task has both of an output.
 
-Invariants: copies are of the weights of now: they go at every commit (a fused optimizer leaves no
-trace of its writes), and the version counters of the decoder's tensors tell of any other write.
+Invariants: copies are always of the current weights: they are dropped at every commit (a fused
+optimizer leaves no trace of its writes), and the version counters of the decoder's tensors reveal
+any other write.
 
 Suffixes: `_P` panels, `_K` inputs, `_O` outputs (of a panel), `_F` half a head.
 """
@@ -155,7 +156,7 @@ def _lay(weight_OK: Tensor, norm: RMSNorm | None, panels_PKO: Tensor) -> None:
 
 
 def _most_floats(tensor: Tensor, panel: int) -> int:
-    """What a parameter takes in panels, alignment included, wherever it goes."""
+    """Return the most floats that a parameter can take in panels, alignment included."""
     rows = tensor.shape[0] + 2 * panel
     return rows * (tensor.shape[1] if tensor.ndim == 2 else 1) + _ALIGNED
 

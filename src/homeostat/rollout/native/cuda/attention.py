@@ -69,7 +69,7 @@ def _cached(
     block = tl.load(table_ptr + at_n // BLOCK_TOKENS, mask=is_live, other=0).to(tl.int64)
     slots = (block * NUM_KV_HEADS + head) * BLOCK_TOKENS + at_n % BLOCK_TOKENS
     at = slots[:, None] * DIM + tl.arange(0, DIM)[None, :]
-    # Keys are made ready as soon as they are here: values are on their way by then.
+    # Values are loaded first: they are in flight while the keys that arrived are made ready.
     values = tl.load(values_ptr + at, mask=is_live[:, None], other=0.0)
     return tl.load(keys_ptr + at, mask=is_live[:, None], other=0.0), values
 
@@ -142,7 +142,7 @@ def _sum_of_shares(
     highest, total, summed, sums_ptr, tops_ptr, arrived_ptr, pair, share, num_shares,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Whether this share is the last one; then the sums of all of them."""
+    """Return whether this share is the last one, and if so the sums of all shares."""
     rows = pair * SHARES * ROWS + tl.arange(0, ROWS)
     at_sums = sums_ptr + rows[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     at_tops = tops_ptr + rows * 2
@@ -227,7 +227,7 @@ def _attend(
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What of a model the kernel is compiled for."""
+    """The dimensions of a model that the kernel is compiled for."""
 
     num_kv_heads: int
     group: int

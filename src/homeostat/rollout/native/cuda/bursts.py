@@ -1,11 +1,11 @@
-"""Decoding in bursts: the device makes some steps on its own, and the host reads what it drew
-while it makes the next ones.
+"""Decoding in bursts: the device makes several steps without the host, which reads what was
+sampled while the device makes the next ones.
 
-    start(sequences) -> [take() -> what the oldest burst drew] ... until nothing is on its way
+    start(sequences) -> [take() -> what the oldest burst drew] ... until nothing is in flight
 
-Two bursts are on their way at most: the second one begins from what the first leaves on the
-device. Who ends in the first is computed on in the second, in vain, and harms nobody: whatever gets
-its blocks is computed later, on the same stream.
+At most two bursts are in flight: the second begins from what the first leaves on the device. A
+sequence that ends in the first is still computed in the second. That work is wasted but harmless:
+whatever gets the sequence's blocks is computed later, on the same stream.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _SHARED = 128
 _MAX_TILE_ROWS = 128
 # Bytes of a row's inputs that are multiplied at a time.
 _INPUT_BYTES = 256
-# Shared memory of a program for tiles on their way.
+# Shared memory of a program for tiles in flight.
 _STAGE_BYTES = 200_000
 
 
@@ -81,7 +81,7 @@ def _into_heads(
         bias = tl.load(bias_ptr + at_O, mask=is_output, other=0.0).to(tl.float32)
     wait_for_last(EARLY)
     let_next_start(EARLY)
-    # What is needed in the end is on its way while the sums are computed.
+    # Loaded early, so that what the end needs is in flight while the sums are computed.
     if TILES > 0:
         squares = _squares(squares_ptr, at_B, is_row, TILES, PADDED_TILES)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
@@ -132,7 +132,7 @@ def _sum_of_shares(
     sums, sums_ptr, arrived_ptr, share, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Whether this program is the last of its tile, and then the tile's sums."""
+    """Return whether this program is the last of its tile, and if so the tile's sums."""
     size: tl.constexpr = OUTPUTS * ROWS
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
@@ -197,7 +197,10 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a product is cut up. `inputs` are multiplied at a time, `shares` of them in parallel."""
+    """The tiling of a product.
+
+    `inputs` are multiplied at a time; `shares` parts of the inputs are computed in parallel.
+    """
 
     rows: int
     inputs: int
@@ -311,7 +314,7 @@ def gated(x: Scaled, weight_OD: Tensor, *, eps: float) -> Tensor:
 def added(
     x_BO: Tensor, inputs_BK: Tensor, weight_OK: Tensor, norm_O: Tensor, scratch: Scratch
 ) -> Scaled:
-    """x += inputs @ weight.T, in place; then what a product after the norm takes."""
+    """Compute x += inputs @ weight.T in place; return the input of a product after the norm."""
     num_outputs, num_inputs = weight_OK.shape
     num_rows = x_BO.shape[0]
     tiles = tiles_for(num_rows, weight_OK)

@@ -114,7 +114,7 @@ def _add_norm(
 
 
 def add_norm(x_BD: Tensor, added_BD: Tensor | None, weight_D: Tensor, *, eps: float) -> Tensor:
-    """x += added, in place; then its RMS norm [B, D]."""
+    """Compute x += added in place; return the RMS norm of x, [B, D]."""
     num_rows, width = x_BD.shape
     out_BD = torch.empty_like(x_BD)
     padded = triton.next_power_of_2(width)

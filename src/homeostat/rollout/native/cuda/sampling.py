@@ -35,7 +35,7 @@ from homeostat.rollout.native.cuda.state import Rows
 TILE, TILE_AGAIN = 2048, 64
 # Rows from which a product that keeps no logits is better than a library's.
 MIN_ROWS = 32
-# Rows, words and inputs of a product's tile, and how many of its steps are on their way.
+# Rows, words and inputs of a product's tile, and how many of its steps are in flight.
 _MAX_TILE_ROWS, _WORDS, _INPUTS, _STAGES = 128, 256, 64, 4
 # Inputs that the tile drawn is multiplied by at a time.
 _INPUTS_AGAIN = 128
@@ -103,7 +103,7 @@ def _multiplied_tile_sums(
 
 @triton.jit
 def _logits(hidden_ptr, weight_ptr, at_v, is_word, width, TILE: tl.constexpr, INPUTS: tl.constexpr):
-    """Of some words and one row."""
+    """Return the logits of some words for one row."""
     logits = tl.zeros((TILE,), tl.float32)
     for start in range(0, width, INPUTS):
         at_d = start + tl.arange(0, INPUTS)

@@ -11,8 +11,10 @@ import triton.language as tl
 
 @triton.jit
 def is_last(arrived_ptr, num_shares):
-    """Whether all shares have stored what they found. The last one leaves the count as it was.
-    What others stored is to be read past L1 (".cg")."""
+    """Return whether all shares have stored their results. The last one resets the count.
+
+    Results of other shares must be read past L1 (".cg").
+    """
     tl.debug_barrier()
     are_all = tl.atomic_add(arrived_ptr, 1) == num_shares - 1
     if are_all:

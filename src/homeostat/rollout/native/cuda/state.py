@@ -1,4 +1,4 @@
-"""What the device knows of the sequences that decode: the inputs of a step, and what came out.
+"""The state of decoding sequences on the device: the inputs of a step, and its outputs.
 
 Addresses never change, so that graphs can be captured over them. Rows beyond the sequences are
 padding: they do not move, and what they write goes to the cache's spare block.
@@ -70,7 +70,7 @@ class DecodeState:
         )
 
     def see(self, cache: KVCache) -> None:
-        """Where the cache is now."""
+        """Send the addresses of the cache to the device if they have changed."""
         stores = cache.addresses()
         if stores != self._stores:
             self._stores = stores
@@ -95,7 +95,7 @@ class DecodeState:
         self._send(self.scale_B, scale_B)
 
     def prepare(self, sequences: list[Sequence], *, ahead: int) -> None:
-        """Blocks and noise of the next burst. `ahead`: tokens on their way before it."""
+        """Send blocks and noise of the next burst. `ahead`: tokens in flight before it."""
         tables_BK = np.full((self.max_rows, self.num_blocks), SPARE_BLOCK, dtype=np.int32)
         for row, sequence in enumerate(sequences):
             tables_BK[row, : len(sequence.blocks)] = sequence.blocks
@@ -109,7 +109,7 @@ class DecodeState:
         self.starts_B.copy_(self.positions_B)
 
     def drawn(self, num_rows: int, num_steps: int) -> Drawing:
-        """A copy on its way to the host."""
+        """Start to copy what a burst sampled to the host, and return the copy."""
         tokens_SB, logps_SB = (
             self._fetched(tensor_SB[:num_steps, :num_rows])
             for tensor_SB in (self.drawn_SB, self.logps_SB)
@@ -151,7 +151,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What a burst drew. The tensors are whole once the device has passed `event`."""
+    """The tokens that a burst sampled. They are complete once the device has passed `event`."""
 
     tokens_SB: Tensor
     logps_SB: Tensor

@@ -35,7 +35,7 @@ class Forward(Protocol):
 
 
 class Steps:
-    """Runs steps over up to `max_rows` rows. Without graphs the same launches are made anew."""
+    """Runs steps over up to `max_rows` rows. Without graphs every step repeats the launches."""
 
     def __init__(self, forward: Forward, *, max_rows: int, with_graphs: bool) -> None:
         self.forward = forward
