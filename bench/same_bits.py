@@ -59,10 +59,6 @@ def sft(name: str, runs_dir: Path) -> dict[str, Any]:
     }
 
 
-def sft_lora(name: str, runs_dir: Path) -> dict[str, Any]:
-    return {**sft(name, runs_dir), "lora": {"rank": 4, "dropout": 0.1}}
-
-
 def sft_two_ranks(name: str, runs_dir: Path) -> dict[str, Any]:
     raw = sft(name, runs_dir)
     raw["trainer"]["backend"] = {"type": "fsdp"}
@@ -85,7 +81,6 @@ def dapo(kind: str) -> Callable[[str, Path], dict[str, Any]]:
 
 RECIPES: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "sft": sft,
-    "sft_lora": sft_lora,
     "sft_two_ranks": sft_two_ranks,
     "grpo": grpo,
     "dapo": dapo("in_process"),
