@@ -183,7 +183,10 @@ def _with_bases(children: Iterable[type[Settings]]) -> list[type[Settings]]:
 
 def _own_fields(model: type[Settings]) -> dict[str, FieldInfo]:
     own = inspect.get_annotations(model) if _large_base(model) else model.model_fields
-    return {name: info for name, info in model.model_fields.items() if name in own}
+    # A base that cannot be chosen has no value of `type` to show.
+    hidden = () if _tag(model) else ("type",)
+    fields = model.model_fields.items()
+    return {name: info for name, info in fields if name in own and name not in hidden}
 
 
 def _tag(model: type[Settings]) -> str:

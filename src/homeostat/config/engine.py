@@ -13,7 +13,7 @@ from homeostat.config.base import Settings, key
 
 
 class EngineConfig(Settings):
-    """Keys and facts of any engine."""
+    """Keys that every engine has."""
 
     # Each engine narrows it to its own name, which is its key in rollout/registry.py.
     type: Any
