@@ -21,6 +21,7 @@ from homeostat.rewards import log_limit, process
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.pool import RewardPool
 from homeostat.rewards.problems import ProblemKind, RewardProblem
+from homeostat.rewards.workers import RewardWorkers
 from homeostat.types import Prompt
 
 # One file of rewards: each does what the row's column `act` says, where that is its business.
@@ -329,6 +330,20 @@ def test_a_pool_that_is_closed_gives_up_what_it_was_scoring(bench: Bench) -> Non
             pool.submit(group(number, act="sleep"), step=2, total_steps=9)
     assert time.monotonic() - started < 60
     assert bench.problems == []
+
+
+def test_submitting_never_waits_for_a_thread_that_an_error_has_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise RewardError("reward workers do not stay alive")
+
+    with bench.pool("length") as pool:
+        monkeypatch.setattr(RewardWorkers, "turn", fails)
+        # Far more than a socket's buffer holds.
+        pending = [pool.submit(group(n), step=1, total_steps=1) for n in range(3000)]
+        with pytest.raises(RewardError, match="stay alive"):
+            pending[-1].result()
 
 
 def test_nothing_to_score(bench: Bench) -> None:

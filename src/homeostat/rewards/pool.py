@@ -112,7 +112,10 @@ class RewardPool:
 
     def _ring(self) -> None:
         assert self._bell is not None, "a RewardPool has a thread inside its with statement only"
-        self._bell.send(b"!")
+        # If the buffer is full, a byte that will wake the thread is already there. Waiting for room
+        # would wait for ever if an error has ended the thread.
+        with contextlib.suppress(BlockingIOError):
+            self._bell.send(b"!", socket.MSG_DONTWAIT)
 
     def submit(self, group: UnscoredGroup, *, step: int, total_steps: int) -> PendingScore:
         """Have every reward computed for every sample of a group."""

@@ -120,13 +120,13 @@ class Learner:
         return policy_gradient(self.config.algorithm)
 
     def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
-        learned = Learned()
-        if not groups:
-            return learned
         kl = self.algorithm.kl
         if kl is not None and kl.target is None:
             # Without a target the coefficient is the setting, which may have changed.
             self.rl_state.kl_coefficient = kl.coefficient
+        learned = Learned()
+        if not groups:
+            return learned
         started = time.perf_counter()
         rows = step_rows(groups, self.config)
         spans = split_groups(len(groups), self.config.trainer.updates_per_step)

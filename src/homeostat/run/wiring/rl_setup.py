@@ -286,9 +286,6 @@ def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMome
         return RlState(kl_coefficient=coefficient), RunningMoments()
     place = str(found.state_file)
     state = RlState.from_json(found.section("rl"), place=place)
-    if kl is not None and kl.target is None:
-        # A fixed coefficient is the recipe's, also where it changed since.
-        state.kl_coefficient = kl.coefficient
     moments = (state.rewards_count, state.rewards_mean, state.rewards_squares)
     return state, RunningMoments(*moments)
 
