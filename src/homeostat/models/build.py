@@ -24,6 +24,7 @@ from homeostat.models import hf, lora, weights
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
+from homeostat.models.hub_names import stacked_tensors
 from homeostat.models.memory import require_memory
 from homeostat.models.origin import ConfigOrigin
 from homeostat.models.side_by_side import lay_side_by_side
@@ -198,6 +199,7 @@ def give_weights(
         return
     is_gguf = isinstance(source, GgufFile)
     stream = source.tensors() if is_gguf else hf.read_tensors(source)
+    stream = stacked_tensors(module.config.moe, stream)
     where = f"model.path: {source.path if is_gguf else source}"
     adapter = {name for name, _ in lora.adapter_state(module)}
     weights.fill(module, stream, source=where, without=adapter, part=part)

@@ -1,15 +1,16 @@
-"""The native decoder: Llama, Mistral, Qwen2 and Qwen3 in one packed forward pass.
+"""The native decoder: Llama, Mistral, Qwen2, Qwen3 and models with experts in one packed pass.
 
-    tokens_N -> embed -> layers (attention, MLP) -> norm -> hidden_ND
+    tokens_N -> embed -> layers (attention, MLP or experts) -> norm -> hidden_ND
 
 One forward pass serves training, prefill and decoding; the attention context decides which tokens,
 of this pass and of earlier ones, a token attends to.
 
 Invariants: documents are concatenated and never attend to each other; logits are not computed here
 (the log-prob function takes `hidden` and `output_weight`); parameter names are the Hugging Face
-names, so `state_dict` is canonical. In `invariant` numerics a token's hidden state has the same
-bits whatever it is computed with: linear maps, gating and attention use fixed tiles, and everything
-else (embedding, norms, rotations, sums) works on each row separately.
+names, so `state_dict` is canonical, except for experts (models/hub_names.py). In `invariant`
+numerics a token's hidden state has the same bits whatever it is computed with: linear maps, gating
+and attention use fixed tiles, and everything else (embedding, norms, rotations, sums) works on each
+row separately.
 
 Suffixes: `_N` packed tokens, `_D` model dim, `_H` heads, `_d` head dim, `_F` rotary frequencies.
 """
@@ -27,10 +28,13 @@ from torch.utils.checkpoint import checkpoint
 from homeostat.config.trainer import Checkpointing
 from homeostat.models.families import DecoderConfig
 from homeostat.models.hidden_states import HiddenStates
+from homeostat.models.moe import Experts, Router
+from homeostat.models.routing import Routing
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedAttention, PackedLayout
 from homeostat.ops.dropout import DropoutKeys
 from homeostat.ops.linear import Linear, Numerics
+from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.norms import add_rms_norm, rms_norm
 from homeostat.ops.recompute import forgotten
 from homeostat.ops.rope import apply_rope_to_both, inverse_frequencies, rope_tables
@@ -47,6 +51,8 @@ class _Context:
     sin_N1F: Tensor
     # Norms and gates are recomputed in the backward pass.
     is_selective: bool
+    # How the layers with experts choose them; they are numbered among themselves.
+    routing: Routing
 
 
 class Embedding(nn.Embedding):
@@ -109,12 +115,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The gated feed-forward block."""
+    """The gated feed-forward block, `size` wide."""
 
-    def __init__(self, config: DecoderConfig, *, numerics: Numerics) -> None:
+    def __init__(self, config: DecoderConfig, *, size: int, numerics: Numerics) -> None:
         super().__init__()
         self.numerics: Numerics = numerics
-        sizes = (config.hidden_size, config.intermediate_size)
+        sizes = (config.hidden_size, size)
         flags = {"bias": config.mlp_bias, "numerics": numerics}
         self.gate_proj = Linear(*sizes, **flags)
         self.up_proj = Linear(*sizes, **flags)
@@ -129,13 +135,35 @@ class MLP(nn.Module):
             return self.down_proj(gated_NF)
 
 
+class MoeBlock(nn.Module):
+    """A feed-forward block of experts. `number`: its place among the layers that have them."""
+
+    def __init__(
+        self, config: DecoderConfig, shape: MoeShape, *, number: int, numerics: Numerics
+    ) -> None:
+        super().__init__()
+        self.number = number
+        self.gate = Router(shape, config.hidden_size, numerics=numerics)
+        self.experts = Experts(shape, config.hidden_size, numerics=numerics)
+        self.shared_experts = (
+            MLP(config, size=shape.shared_size, numerics=numerics) if shape.shared_size else None
+        )
+
+    def forward(self, x_ND: Tensor, context: _Context) -> Tensor:
+        ids_NK, weights_NK = self.gate(x_ND, self.number, context.routing)
+        out_ND = self.experts(x_ND, ids_NK, weights_NK)
+        if self.shared_experts is None:
+            return out_ND
+        return out_ND + self.shared_experts(x_ND, context)
+
+
 class Layer(nn.Module):
-    """One decoder layer: attention and MLP with their norms."""
+    """One decoder layer: attention and MLP, or experts, with their norms."""
 
     def __init__(self, config: DecoderConfig, *, layer: int, numerics: Numerics) -> None:
         super().__init__()
         self.self_attn = Attention(config, layer=layer, numerics=numerics)
-        self.mlp = MLP(config, numerics=numerics)
+        self.mlp = _feed_forward(config, layer=layer, numerics=numerics)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -156,6 +184,13 @@ class Layer(nn.Module):
         again = partial(self.post_attention_layernorm, x_ND)
         with forgotten(normed_ND, again, enabled=context.is_selective):
             return x_ND, self.mlp(normed_ND, context)
+
+
+def _feed_forward(config: DecoderConfig, *, layer: int, numerics: Numerics) -> MLP | MoeBlock:
+    moe = config.moe
+    if moe is None or layer not in moe.layers:
+        return MLP(config, size=config.intermediate_size, numerics=numerics)
+    return MoeBlock(config, moe, number=moe.layers.index(layer), numerics=numerics)
 
 
 class Trunk(nn.Module):
@@ -202,6 +237,11 @@ class Decoder(nn.Module):
         return self
 
     @property
+    def moe(self) -> MoeShape | None:
+        """Return the shape of its experts; None in a dense model."""
+        return self.config.moe
+
+    @property
     def layers(self) -> list[Layer]:
         """The layers in order, typed: nn.ModuleList does not know what it holds."""
         return cast(list[Layer], list(self.model.layers))
@@ -220,27 +260,34 @@ class Decoder(nn.Module):
         dropout_keys_N: Tensor | None = None,
         sharing: SharedPrompts | None = None,
         states: HiddenStates | None = None,
+        routing: Routing | None = None,
     ) -> Tensor:
         """Return [N, D] after the final norm. Without dropout keys there is no dropout.
 
         `sharing` computes equal prompts once. It excludes dropout, whose mask differs between
-        copies. `states` collects the hidden states of layers.
+        copies. `states` collects the hidden states of layers. `routing` records or replays the
+        choice of experts; without one, layers choose and nothing is recorded.
         """
+        routing = routing or Routing()
         if sharing is not None:
             assert dropout_keys_N is None, "dropout tells the copies of a prompt apart"
             assert states is None, "hidden states are those of every token"
-            return self._hidden_shared(tokens_N, positions_N, layout, sharing)
+            return self._hidden_shared(tokens_N, positions_N, layout, sharing, routing)
         order_N = None
         if self.kernel == "sdpa" and len(layout.lengths) > 1:
             layout, order_N = layout.by_length()
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
+        chosen = routing if order_N is None else routing.at(order_N)
         with self.dropout_keys.use(dropout_keys_N):
             attention = self._packed_attention(layout)
-            hidden_ND = self.hidden_in(tokens_N, positions_N, attention, states=states)
+            hidden_ND = self.hidden_in(
+                tokens_N, positions_N, attention, states=states, routing=chosen
+            )
         if order_N is None:
             return hidden_ND
         back_N = order_N.argsort()
+        routing.take_record(chosen, back_N)
         if states is not None:
             states.reorder(back_N)
         return hidden_ND[back_N]
@@ -251,6 +298,7 @@ class Decoder(nn.Module):
         positions_N: Tensor,
         layout: PackedLayout,
         sharing: SharedPrompts,
+        routing: Routing,
     ) -> Tensor:
         in_places = sharing
         if self.kernel == "sdpa":
@@ -258,7 +306,11 @@ class Decoder(nn.Module):
             in_places = sharing.reordered(order_N)
         attention = SharedAttention(self._packed_attention(layout), in_places)
         chosen_U = sharing.unique_U
-        hidden_UD = self.hidden_in(tokens_N[chosen_U], positions_N[chosen_U], attention)
+        inner = routing.at(chosen_U)
+        hidden_UD = self.hidden_in(
+            tokens_N[chosen_U], positions_N[chosen_U], attention, routing=inner
+        )
+        routing.take_record(inner, sharing.place_N)
         return sharing.spread(hidden_UD)
 
     def hidden_in(
@@ -268,11 +320,13 @@ class Decoder(nn.Module):
         attention: AttentionContext,
         *,
         states: HiddenStates | None = None,
+        routing: Routing | None = None,
     ) -> Tensor:
         """Return [N, D] after the final norm, in the context of tokens computed before."""
         self.inv_freq_F = self.inv_freq_F.to(tokens_N.device)
         tables = rope_tables(positions_N, self.inv_freq_F, self.config.rope)
-        context = _Context(attention, *tables, self.gradient_checkpointing == "selective")
+        is_selective = self.gradient_checkpointing == "selective"
+        context = _Context(attention, *tables, is_selective, routing or Routing())
         x_ND, update_ND = self.model.embed_tokens(tokens_N), None
         for number, layer in enumerate(self.model.layers):
             if states is not None:

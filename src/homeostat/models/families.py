@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from homeostat.models.origin import BadConfigError, ConfigOrigin, UnsupportedConfigError
+from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.rope import RopeConfig, yarn_attention_factor
 
 Json = Mapping[str, Any]
@@ -50,10 +51,20 @@ class DecoderConfig:
     mlp_bias: bool
     qk_norm: bool
     initializer_range: float
+    # None in a dense model.
+    moe: MoeShape | None = None
 
     @property
     def num_params(self) -> int:
         """Return the number of parameters, computed from the sizes alone."""
+        return self._num_params(lambda moe: moe.num_params(self.hidden_size))
+
+    @property
+    def num_active_params(self) -> int:
+        """Return the number of parameters that one token is multiplied by."""
+        return self._num_params(lambda moe: moe.num_active_params(self.hidden_size))
+
+    def _num_params(self, of_experts: Callable[[MoeShape], int]) -> int:
         q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * self.hidden_size * (q_width + kv_width)
         biases = self.qkv_bias * (q_width + 2 * kv_width) + self.o_bias * self.hidden_size
@@ -62,7 +73,11 @@ class DecoderConfig:
         mlp += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
         matrices = 1 if self.tie_embeddings else 2
         outer = matrices * self.vocab_size * self.hidden_size + self.hidden_size
-        return outer + self.num_layers * (attention + biases + norms + mlp)
+        all_mlp = self.num_layers * mlp
+        if self.moe is not None:
+            num_moe = len(self.moe.layers)
+            all_mlp = (self.num_layers - num_moe) * mlp + num_moe * of_experts(self.moe)
+        return outer + self.num_layers * (attention + biases + norms) + all_mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,11 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
             raise BadConfigError(f"{name} is {value!r}, and must be a number above 0.")
         return float(value)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number that may be 0."""
+        value = self.values.get(name, default)
+        return 0 if value == 0 and not isinstance(value, bool) else self.whole(name, default)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.values.get(name)
@@ -167,11 +187,94 @@ def _qwen3(config: Json) -> DecoderConfig:
     return _common(config, qkv_bias=bias, o_bias=bias, qk_norm=True, head_dim=128)
 
 
+def _mixtral(config: Json) -> DecoderConfig:
+    if config.get("sliding_window") is not None:
+        raise _windowed()
+    if config.get("router_jitter_noise"):
+        raise UnsupportedConfigError(
+            f"router_jitter_noise is {config['router_jitter_noise']!r}, and the native decoder's "
+            "router has no noise. Set it to 0 there, or:"
+        )
+    fields = _Fields(config)
+    moe = MoeShape(
+        num_experts=fields.whole("num_local_experts", 8),
+        top_k=fields.whole("num_experts_per_tok", 2),
+        expert_size=fields.whole("intermediate_size"),
+        layers=tuple(range(fields.whole("num_hidden_layers"))),
+        names="mixtral",
+    )
+    return _with_experts(_common(config), moe)
+
+
+def _qwen3_moe(config: Json) -> DecoderConfig:
+    fields = _Fields(config)
+    stride, dense = fields.whole("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple):
+        raise BadConfigError(f"mlp_only_layers is {dense!r}, and must be a list of layers.")
+    layers = range(fields.whole("num_hidden_layers"))
+    moe = MoeShape(
+        # Checkpoints say num_experts; transformers 5 also writes num_local_experts.
+        num_experts=fields.whole("num_experts", config.get("num_local_experts", 128)),
+        top_k=fields.whole("num_experts_per_tok", 8),
+        expert_size=fields.whole("moe_intermediate_size", 768),
+        layers=tuple(n for n in layers if n not in dense and (n + 1) % stride == 0),
+        normalised=fields.flag("norm_topk_prob", False),
+    )
+    _refuse_sliding_window(config)
+    bias = fields.flag("attention_bias", False)
+    shape = _common(config, qkv_bias=bias, o_bias=bias, qk_norm=True)
+    return _with_experts(shape, moe)
+
+
+def _dots1(config: Json) -> DecoderConfig:
+    fields = _Fields(config)
+    first = fields.count("max_window_layers", 62)
+    has_window = config.get("sliding_window", 4096) is not None
+    types = config.get("layer_types")
+    if types is None:
+        is_windowed = has_window and first < fields.whole("num_hidden_layers")
+        types = ["sliding_attention"] if is_windowed else []
+    _require_full_attention(types)
+    bias = fields.flag("attention_bias", False)
+    shape = _common(config, qkv_bias=bias, o_bias=bias, qk_norm=True)
+    return _with_experts(shape, _sigmoid_experts(config))
+
+
+def _sigmoid_experts(config: Json) -> MoeShape:
+    """The block of DeepSeek-V3: sigmoid scores, a bias for the choice, groups, shared experts."""
+    fields = _Fields(config)
+    size = fields.whole("moe_intermediate_size", 1408)
+    first = fields.count("first_k_dense_replace", 0)
+    return MoeShape(
+        num_experts=fields.whole("n_routed_experts"),
+        top_k=fields.whole("num_experts_per_tok"),
+        expert_size=size,
+        layers=tuple(range(first, fields.whole("num_hidden_layers"))),
+        scoring="sigmoid",
+        normalised=fields.flag("norm_topk_prob", False),
+        scaling=fields.number("routed_scaling_factor", 1.0),
+        num_groups=fields.whole("n_group", 1),
+        num_groups_kept=fields.whole("topk_group", 1),
+        has_bias=True,
+        shared_size=size * fields.whole("n_shared_experts"),
+    )
+
+
+def _with_experts(shape: DecoderConfig, moe: MoeShape) -> DecoderConfig:
+    why = moe.why_odd()
+    if why:
+        raise BadConfigError(why)
+    return replace(shape, moe=moe if moe.layers else None)
+
+
 FAMILIES: dict[str, Callable[[Json], DecoderConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "mixtral": _mixtral,
+    "dots1": _dots1,
 }
 
 
@@ -240,6 +343,10 @@ def _refuse_sliding_window(config: Json) -> None:
     types = config.get("layer_types")
     if types is None:
         types = ["sliding_attention"] if window is not None and first < num_layers else []
+    _require_full_attention(types)
+
+
+def _require_full_attention(types: Any) -> None:
     if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
         raise _windowed()
 

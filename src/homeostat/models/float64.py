@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from homeostat.models.families import DecoderConfig
+from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.rope import inverse_frequencies
 from homeostat.types import FloatArray64, IntArray
 
@@ -50,7 +51,11 @@ def _hidden(config: DecoderConfig, weights: Mapping[str, Tensor], tokens: Tensor
         x_TD = x_TD + _attention(
             config, own, _norm(config, x_TD, own["input_layernorm.weight"]), turn
         )
-        x_TD = x_TD + _mlp(own, _norm(config, x_TD, own["post_attention_layernorm.weight"]))
+        normed_TD = _norm(config, x_TD, own["post_attention_layernorm.weight"])
+        if config.moe is not None and layer in config.moe.layers:
+            x_TD = x_TD + _experts(config.moe, own, normed_TD)
+        else:
+            x_TD = x_TD + _mlp(own, "mlp", normed_TD)
     return _norm(config, x_TD, weights["model.norm.weight"].double().cpu())
 
 
@@ -73,10 +78,38 @@ def _attention(
     return _linear(own, "self_attn.o_proj", mixed_HTd.transpose(0, 1).flatten(1))
 
 
-def _mlp(own: Mapping[str, Tensor], x_TD: Tensor) -> Tensor:
-    gate_TF = _linear(own, "mlp.gate_proj", x_TD)
-    gated_TF = gate_TF * gate_TF.sigmoid() * _linear(own, "mlp.up_proj", x_TD)
-    return _linear(own, "mlp.down_proj", gated_TF)
+def _mlp(own: Mapping[str, Tensor], name: str, x_TD: Tensor) -> Tensor:
+    gate_TF = _linear(own, f"{name}.gate_proj", x_TD)
+    gated_TF = gate_TF * gate_TF.sigmoid() * _linear(own, f"{name}.up_proj", x_TD)
+    return _linear(own, f"{name}.down_proj", gated_TF)
+
+
+def _experts(moe: MoeShape, own: Mapping[str, Tensor], x_TD: Tensor) -> Tensor:
+    """Experts under the decoder's names, one token and one expert at a time."""
+    logits_TE = _linear(own, "mlp.gate", x_TD)
+    scores_TE = logits_TE.softmax(dim=-1) if moe.scoring == "softmax" else logits_TE.sigmoid()
+    bias_E = own.get("mlp.gate.e_score_correction_bias", torch.zeros(moe.num_experts).double())
+    out_TD = torch.zeros_like(x_TD)
+    for token, (scores_E, x_D) in enumerate(zip(scores_TE, x_TD, strict=True)):
+        chosen = _best(moe, (scores_E + bias_E).tolist())
+        total = scores_E[chosen].sum() if moe.normalised else 1.0
+        for expert in chosen:
+            gate_F, up_F = (own["mlp.experts.gate_up_proj"][expert] @ x_D).chunk(2)
+            made_D = own["mlp.experts.down_proj"][expert] @ (gate_F * gate_F.sigmoid() * up_F)
+            out_TD[token] += made_D * scores_E[expert] / total * moe.scaling
+    return out_TD + _mlp(own, "mlp.shared_experts", x_TD) if moe.shared_size else out_TD
+
+
+def _best(moe: MoeShape, wanted: list[float]) -> list[int]:
+    """The chosen experts of one token. Of equal ones the lower number is better."""
+    size = moe.num_experts // moe.num_groups
+    groups = [range(start, start + size) for start in range(0, moe.num_experts, size)]
+    if moe.num_groups > 1:
+        best_two = [sum(sorted(wanted[e] for e in group)[-2:]) for group in groups]
+        ranked = sorted(range(len(groups)), key=lambda number: (-best_two[number], number))
+        groups = [groups[number] for number in ranked[: moe.num_groups_kept]]
+    allowed = [expert for group in groups for expert in group]
+    return sorted(allowed, key=lambda expert: (-wanted[expert], expert))[: moe.top_k]
 
 
 def _linear(own: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from homeostat.config.model import LoraConfig
 from homeostat.errors import ModelError
 from homeostat.models.hf import read_json, require_plain
+from homeostat.models.hub_names import hub_tensors
 from homeostat.models.memory import require_memory
 from homeostat.models.weights import Part, all_of_it, put
 from homeostat.ops.dropout import DropoutKeys, dropout
@@ -181,7 +182,8 @@ def merged_state(model: nn.Module, whole: Whole = Tensor.detach) -> Iterator[tup
         if name in adapters or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        yield name, adapted[name].merged_weight(whole) if name in adapted else whole(tensor)
+        value = adapted[name].merged_weight(whole) if name in adapted else whole(tensor)
+        yield from hub_tensors(model.moe, name, value)
 
 
 def save_adapter(

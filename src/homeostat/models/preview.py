@@ -22,6 +22,7 @@ from homeostat.models.build import config_origin, num_params, open_source, read_
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
+from homeostat.models.hub_names import stacked_tensors
 from homeostat.models.lora import apply_lora
 from homeostat.models.memory import require_memory
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
@@ -62,7 +63,8 @@ def preview_model(
         with torch.device("meta"):
             module = Decoder(decoder_config(config, origin=origin), kernel="sdpa")
         if model.init == "pretrained":
-            weights.fill(module, _shapes(source), source=f"model.path: {model.path}")
+            stream = stacked_tensors(module.config.moe, _shapes(source))
+            weights.fill(module, stream, source=f"model.path: {model.path}")
     require_memory(num_params(module), dtype=dtype, device=device, what=origin.sizes)
     if lora is not None:
         apply_lora(module, lora, seed=0)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from homeostat.models.decoder import Decoder
+from homeostat.models.decoder import Decoder, MoeBlock
 
 
 @torch.no_grad()
@@ -20,8 +20,12 @@ def lay_side_by_side(decoder: Decoder) -> None:
     """Move the parameters next to each other; call it before anything keeps their addresses."""
     for layer in decoder.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        heads = (attention.q_proj, attention.k_proj, attention.v_proj)
-        for maps in (heads, (mlp.gate_proj, mlp.up_proj)):
+        neighbours = [(attention.q_proj, attention.k_proj, attention.v_proj)]
+        # The experts of a layer are one tensor anyway; a shared one is an ordinary MLP.
+        dense = mlp.shared_experts if isinstance(mlp, MoeBlock) else mlp
+        if dense is not None:
+            neighbours.append((dense.gate_proj, dense.up_proj))
+        for maps in neighbours:
             _lay([linear.weight for linear in maps])
             if all(linear.bias is not None for linear in maps):
                 _lay([linear.bias for linear in maps])

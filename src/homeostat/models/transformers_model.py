@@ -27,6 +27,7 @@ from homeostat.models.hf import config_origin, read_config, weight_files
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import DropoutKeys
+from homeostat.ops.moe_shape import MoeShape
 
 # Exceptions that transformers has been seen to raise over the content of a config.json.
 _VENDOR_ERRORS = (
@@ -51,6 +52,8 @@ class TransformersModel(nn.Module):
 
     # config.combinations has already refused all others.
     numerics = "fast"
+    # Experts are named as transformers holds them.
+    moe: MoeShape | None = None
 
     def __init__(self, causal_lm: nn.Module, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()

@@ -1,0 +1,55 @@
+"""Choose a token's experts from the router's logits, and weigh them.
+
+    logits_NE -> scores_NE (softmax or sigmoid, fp32) -> the K best -> their weights
+
+Invariants: everything is fp32 and belongs to one token alone, so a token's choice does not depend
+on others; of equal scores the expert with the lower number is better, on every device.
+
+Suffixes: `_N` tokens, `_E` experts, `_K` slots (best first), `_G` groups of experts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from homeostat.ops.moe_shape import MoeShape
+
+
+def scores_of(logits_NE: Tensor, shape: MoeShape) -> Tensor:
+    """Return fp32 [N, E]: how much each token wants each expert."""
+    assert logits_NE.dtype == torch.float32, "routers compute in fp32"
+    return logits_NE.softmax(dim=-1) if shape.scoring == "softmax" else logits_NE.sigmoid()
+
+
+@torch.no_grad()
+def best_experts(scores_NE: Tensor, bias_E: Tensor | None, shape: MoeShape) -> Tensor:
+    """Return int64 [N, K]: the best experts of each token, best first, ties by number."""
+    wanted_NE = scores_NE if bias_E is None else scores_NE + bias_E
+    if shape.num_groups > 1:
+        wanted_NE = _in_best_groups(wanted_NE, shape)
+    return _ranked(wanted_NE)[:, : shape.top_k]
+
+
+def expert_weights(scores_NE: Tensor, ids_NK: Tensor, shape: MoeShape) -> Tensor:
+    """Return fp32 [N, K]: the weight of each chosen expert's output. Differentiable."""
+    weights_NK = scores_NE.gather(1, ids_NK)
+    if shape.normalised:
+        total_N1 = weights_NK.sum(dim=1, keepdim=True)
+        # The families differ here: a sum of sigmoids can be 0, one of softmax values cannot.
+        weights_NK = weights_NK / (total_N1 + 1e-20 if shape.scoring == "sigmoid" else total_N1)
+    return weights_NK if shape.scaling == 1.0 else weights_NK * shape.scaling
+
+
+def _ranked(wanted_NE: Tensor) -> Tensor:
+    """Return the experts by their score. topk leaves the order of equal scores open."""
+    return wanted_NE.sort(dim=-1, descending=True, stable=True).indices
+
+
+def _in_best_groups(wanted_NE: Tensor, shape: MoeShape) -> Tensor:
+    """Rule out all experts but those of the best groups. A group's score: its two best experts."""
+    grouped_NGe = wanted_NE.unflatten(1, (shape.num_groups, -1))
+    best_two_NG2 = grouped_NGe.sort(dim=-1, descending=True, stable=True).values[..., :2]
+    kept_NG = _ranked(best_two_NG2.sum(dim=-1))[:, : shape.num_groups_kept]
+    is_kept_NG = torch.zeros_like(grouped_NGe[..., 0], dtype=torch.bool).scatter_(1, kept_NG, True)
+    return grouped_NGe.masked_fill(~is_kept_NG[..., None], -torch.inf).flatten(1)
