@@ -117,6 +117,16 @@ def test_kill_nine_loses_at_most_the_steps_since_the_last_save(tmp_path: Path) -
     assert runs.losses(killed) == runs.losses(straight)
 
 
+def test_a_run_does_not_import_torchs_compiler(tmp_path: Path) -> None:
+    """Nothing is compiled on a CPU, and importing it takes as long as torch itself."""
+    seen = "heavy = {'torch._dynamo', 'torch._inductor', 'sympy'} & set(sys.modules)"
+    prelude = f"import atexit\natexit.register(lambda: exec({seen!r} + '; print(heavy)'))"
+    process = runs.start(tiny.recipe(tmp_path), tmp_path, prelude=prelude)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert output.splitlines()[-1] == "set()"
+
+
 def test_a_broken_checkpoint_is_passed_over_with_a_message(tmp_path: Path) -> None:
     straight = tiny.config(tmp_path, name="straight")
     runs.train(straight)
