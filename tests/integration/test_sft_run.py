@@ -328,26 +328,26 @@ GuardedStep.run = run
 """
 
 
-def big_recipe(tmp_path: Path, name: str, *, width: int = 256) -> dict:
+def big_recipe(tmp_path: Path, name: str, *, width: int = 256, num_rows: int = 64) -> dict:
     tiny.write_model(tmp_path / "model", hidden_size=width, intermediate_size=4 * width)
     rows = [
         json.dumps({"messages": [{"role": "user", "content": "a"},
                                  {"role": "assistant", "content": "b" * 100}]})
-        for _ in range(64)
+        for _ in range(num_rows)
     ]  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     return tiny.recipe(
         tmp_path,
         name=name,
         trainer={
-            "max_steps": 2, "batch_rows": 64, "max_tokens_per_device": 16384, "threads": 1,
+            "max_steps": 2, "batch_rows": num_rows, "max_tokens_per_device": 16384, "threads": 1,
             "lr": 1e-3,
         },
     )  # fmt: skip
 
 
 def test_out_of_memory_is_retried_smaller_with_the_same_gradient(tmp_path: Path) -> None:
-    raw = big_recipe(tmp_path, "starved")
+    raw = big_recipe(tmp_path, "starved", num_rows=32)
     process = runs.start(raw, tmp_path, prelude=STARVED.format(share=0.6))
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
