@@ -216,8 +216,9 @@ def _empty_decoder(
     """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
     if meta_init:
         with torch.device("meta"):
-            module = Decoder(shape, **flags)
-        return module.to(dtype).to_empty(device=device)
+            module = Decoder(shape, **flags).to(dtype)
+        # As `to_empty`, which for a tensor on the meta device imports sympy: that takes a second.
+        return module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
     # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from), torch.device(device):
