@@ -70,7 +70,8 @@ class Column:
 
     `dims` names the dimensions behind the tokens'; their sizes belong to the model. A prompt's
     tokens have values, too, where `on_prompts` says so. Tokens without a value hold `fill`,
-    or an empty list where the column is ragged.
+    or an empty list where the column is ragged. Values that do not fit `dtype` come in
+    `wider_dtype`, if there is one.
     """
 
     about: str
@@ -80,26 +81,36 @@ class Column:
     is_ragged: bool = False
     on_prompts: bool = False
     fill: float = 0.0
+    wider_dtype: Any = None
 
-    def filled(self, num_tokens: int, *, shape: tuple[int, ...] = ()) -> ColumnArray:
+    def filled(
+        self, num_tokens: int, *, shape: tuple[int, ...] = (), dtype: Any = None
+    ) -> ColumnArray:
         """The column of tokens that have no value. `shape`: sizes of the dimensions `dims`."""
+        dtype = dtype or self.dtype
         if self.is_ragged:
             offsets_T = np.zeros(num_tokens + 1, dtype=np.int64)
-            return Ragged(np.zeros((0, *shape), dtype=self.dtype), offsets_T)
-        return np.full((num_tokens, *shape), self.fill, dtype=self.dtype)
+            return Ragged(np.zeros((0, *shape), dtype=dtype), offsets_T)
+        return np.full((num_tokens, *shape), self.fill, dtype=dtype)
 
     def why_odd(self, values: ColumnArray, *, num_tokens: int) -> str:
         """Return what of the values is not as declared; '' if nothing."""
         if isinstance(values, Ragged) != self.is_ragged:
             return f"it is {'ragged' if self.is_ragged else 'dense'} by its declaration"
-        if values.dtype != np.dtype(self.dtype):
-            return f"it is of {values.dtype}, declared as {np.dtype(self.dtype)}"
+        if values.dtype not in self._dtypes:
+            declared = " or ".join(str(dtype) for dtype in self._dtypes)
+            return f"it is of {values.dtype}, declared as {declared}"
         array = values.values if isinstance(values, Ragged) else values
         if array.ndim != 1 + len(self.dims):
             return f"it has {array.ndim} dimensions, declared are tokens{''.join(self._dims)}"
         if len(values) != num_tokens:
             return f"it has {len(values)} tokens of {num_tokens}"
         return ""
+
+    @property
+    def _dtypes(self) -> tuple[np.dtype[Any], ...]:
+        wider = () if self.wider_dtype is None else (np.dtype(self.wider_dtype),)
+        return (np.dtype(self.dtype), *wider)
 
     @property
     def _dims(self) -> tuple[str, ...]:
@@ -121,6 +132,16 @@ COLUMNS: dict[str, Column] = {
     ),
     "ref_logp": _floats("log-prob under the reference", Reader.LOSS),
     "advantage": _floats("advantage of the token", Reader.LOSS),
+    "routed_experts": Column(
+        "experts that the engine sent the token to, in slot order; none of a row's last token, "
+        "which no engine runs",
+        np.uint8,
+        frozenset((Reader.MODEL,)),
+        dims=("layer", "slot"),
+        on_prompts=True,
+        # More than 256 experts.
+        wider_dtype=np.int16,
+    ),
 }
 
 
@@ -215,7 +236,7 @@ def as_json(values: ColumnArray) -> ColumnArray | list[NDArray[Any]]:
 def _empty(name: str, num_tokens: int, parts: Sequence[Columns]) -> ColumnArray:
     known = next(part[name] for part in parts if name in part)
     array = known.values if isinstance(known, Ragged) else known
-    return COLUMNS[name].filled(num_tokens, shape=array.shape[1:])
+    return COLUMNS[name].filled(num_tokens, shape=array.shape[1:], dtype=array.dtype)
 
 
 def _offsets(sizes_T: NDArray[np.int64]) -> NDArray[np.int64]:
