@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tests.support import tiny
 
-from homeostat.models.build import Model
+from homeostat.config.model import ModelConfig
+from homeostat.models import hf
+from homeostat.models.build import Model, load_model
 from homeostat.models.decoder import Decoder
+from homeostat.models.lora import merged_state
 from homeostat.models.routing import Routing, smallest_dtype
 from homeostat.ops.attention import PackedLayout
 from homeostat.types import IntArray, TokenRow
@@ -42,6 +47,26 @@ DOTS: dict[str, Any] = {
     "sliding_window": None,
     "initializer_range": 0.3,
 }
+
+
+def save_model(folder: Path, **changes: Any) -> Path:
+    """Write a checkpoint with random weights; an expert bias has values that bf16 cannot hold."""
+    tiny.write_model(folder, **changes)
+    loaded = load_model(
+        ModelConfig(path=str(folder), init="random"),
+        None,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        seed=0,
+        gradient_checkpointing=False,
+    )
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in loaded.module.named_parameters():
+        if name.endswith("e_score_correction_bias"):
+            parameter.data.normal_(std=0.2, generator=generator)
+    state = merged_state(loaded.module)
+    hf.save_hf(state, folder, source_config=loaded.sheet.source_config)
+    return folder
 
 
 @torch.no_grad()
