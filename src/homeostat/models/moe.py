@@ -55,7 +55,7 @@ class Router(nn.Module):
 
     def forward(self, x_ND: Tensor, layer: int, routing: Routing) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights, both [N, K]."""
-        scores_NE = scores_of(self.logits(x_ND), self.shape)
+        scores_NE = scores_of(self.logits(x_ND), self.shape, numerics=self.numerics)
         bias_E = self.e_score_correction_bias
         ids_NK = routing.experts(layer, lambda: best_experts(scores_NE, bias_E, self.shape))
         weights_NK = expert_weights(scores_NE, ids_NK, self.shape)
