@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from homeostat.config.base import PathText, Settings, key
+from homeostat.config.moe import MoeConfig
 
 
 class ModelConfig(Settings):
@@ -59,6 +60,7 @@ class ModelConfig(Settings):
         help="Pad token for a tokenizer that has none; it is also saved with the export. "
         "Default: the end-of-sequence token, which is still trained.",
     )
+    moe: MoeConfig = key(MoeConfig(), help="How a model with experts is trained.")
 
 
 class LoraConfig(Settings):

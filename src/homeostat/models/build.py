@@ -34,6 +34,7 @@ from homeostat.models.transformers_model import (
     meta_transformers,
 )
 from homeostat.ops.attention import resolve_kernel
+from homeostat.ops.moe_shape import MoeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class ModelSheet:
     vocab_size: int
     packs: bool
     facts: Mapping[str, str | int | float | bool]
+    # The shape of its experts; None in a dense model, or where they are transformers' business.
+    moe: MoeShape | None = None
 
 
 Model = Decoder | TransformersModel
@@ -109,6 +112,7 @@ def model_sheet(
         vocab_size=module.output_weight().shape[0],
         packs=module.packs,
         facts=facts,
+        moe=module.moe,
     )
 
 

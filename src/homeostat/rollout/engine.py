@@ -57,6 +57,7 @@ class Request:
     With `routed_experts` the experts of every token that the engine ran come back in the column of
     that name. If `begun` has tokens of an engine, their experts must be known: those in its
     segments and, in `prompt_columns`, those that the aborted completion brought of its prompt.
+    With `routed_weights` the weights of those experts come back as well.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Request:
     keep_cache: bool = False
     routed_experts: bool = False
     prompt_columns: Columns = field(default_factory=dict)
+    routed_weights: bool = False
 
 
 class Quiesce(StrEnum):
@@ -94,7 +96,8 @@ class Capabilities:
     is known where top-k or top-p cut the distribution; where not, it is NaN there. `own_process`:
     it computes in another process, so that several can be waited for at the same time.
     `num_receivers`: how many of its processes receive weights. `routed_experts`: it can return
-    the experts that tokens went to; `why_no_routes` says why it cannot.
+    the experts that tokens went to; `why_no_routes` says why it cannot. `routed_weights`: it can
+    return their weights as well.
     """
 
     name: str
@@ -109,6 +112,7 @@ class Capabilities:
     num_receivers: int = 1
     routed_experts: bool = False
     why_no_routes: str = "the model has no experts"
+    routed_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ The loss is found by its name (`algorithms/losses.py`), and gets the columns tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,11 +23,13 @@ from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.lora import lora_modules
+from homeostat.models.routing import Routing
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.reducers import REDUCERS, TokenPlaces
+from homeostat.train.replay import replay_sums, replayed_columns, replaying
 from homeostat.train.runtime import Runtime
 from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 
@@ -35,13 +38,15 @@ from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 class TokenScores:
     """Log-probs of the M trained tokens of a batch, and entropies of their distributions.
 
-    `index_M` is a token's place in the batch, `row_of_M` its row.
+    `index_M` is a token's place in the batch, `row_of_M` its row. `routing` is that of the pass
+    where it replayed recorded routes: its `finish_backward` follows the backward pass.
     """
 
     logp_M: Tensor
     entropy_M: Tensor | None
     index_M: Tensor
     row_of_M: Tensor
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,8 @@ class Forward:
         """Compute what is asked for, and no more. There is no dropout."""
         states = HiddenStates(outputs.hidden) if outputs.hidden else None
         tokens_N = self._send(batch.tokens_N)
-        hidden_ND = self._hidden(model, batch, tokens_N, states=states)
+        routing, routes = self._routing(model, batch)
+        hidden_ND = self._hidden(model, batch, tokens_N, routing, alike=routes, states=states)
         scores = None
         if outputs.logp or outputs.entropy:
             entropy = EntropyNeed.VALUE if outputs.entropy else EntropyNeed.NONE
@@ -104,10 +110,14 @@ class Forward:
     ) -> TokenScores:
         """Compute log-probs of the trained tokens, with a gradient. `dropout_step` keys dropout."""
         tokens_N = self._send(batch.tokens_N)
-        hidden_ND = self._hidden(model, batch, tokens_N, dropout_step=dropout_step)
-        return self._scores(
+        routing, routes = self._routing(model, batch)
+        hidden_ND = self._hidden(
+            model, batch, tokens_N, routing, alike=routes, dropout_step=dropout_step
+        )
+        scores = self._scores(
             model, batch, tokens_N, hidden_ND, temperature=temperature, entropy=entropy
         )
+        return replace(scores, routing=routing)
 
     def loss(
         self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
@@ -130,25 +140,53 @@ class Forward:
             row_of_M=scores.row_of_M,
             num_rows=batch.num_rows,
         )
-        return scores, loss.terms(inputs, spec)
+        terms = loss.terms(inputs, spec)
+        if scores.routing is None:
+            return scores, terms
+        return scores, replace(terms, sums={**terms.sums, **replay_sums(scores.routing, batch)})
+
+    def _routing(
+        self, model: Model, batch: TrainBatch
+    ) -> tuple[Routing | None, tuple[np.ndarray, ...]]:
+        """Return what replays the batch's recorded routes, and those; None if it has none."""
+        routes = replayed_columns(batch)
+        if not routes:
+            return None, ()
+        return replaying(routes, batch, model.moe, send=self._send), tuple(routes.values())
 
     def _hidden(
         self,
         model: Model,
         batch: TrainBatch,
         tokens_N: Tensor,
+        routing: Routing | None,
         *,
+        alike: Sequence[np.ndarray],
         dropout_step: int | None = None,
         states: HiddenStates | None = None,
     ) -> Tensor:
+        """Return the hidden states. `alike`: rows share a prompt only where these are equal."""
         positions_N = self._send(batch.positions_N)
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
         keys_N = self._dropout_keys(batch, positions_N, dropout_step)
+        if not isinstance(model, Decoder):
+            assert routing is None, "refused by config.combinations"
+            return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
         # Sharing computes a prompt once for all its rows: then there is no state of every token.
-        if isinstance(model, Decoder) and keys_N is None and states is None:
-            sharing = self._sharing(batch)
-            return model.hidden(tokens_N, positions_N, layout, sharing=sharing)
-        return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
+        shares = keys_N is None and states is None
+        sharing = self._sharing(batch, alike) if shares else None
+        hidden_ND = model.hidden(
+            tokens_N,
+            positions_N,
+            layout,
+            dropout_keys_N=keys_N,
+            sharing=sharing,
+            states=states,
+            routing=routing,
+        )
+        if routing is not None and model.moe is not None:
+            routing.finish_pass(len(model.moe.layers))
+        return hidden_ND
 
     def _scores(
         self,
@@ -178,12 +216,14 @@ class Forward:
         arrays = (*predicted_positions(batch), batch.lengths_B)
         return TokenPlaces(*map(self._send, arrays))
 
-    def _sharing(self, batch: TrainBatch) -> SharedPrompts | None:
+    def _sharing(self, batch: TrainBatch, alike: Sequence[np.ndarray]) -> SharedPrompts | None:
         if not self.config.share_prompts or batch.num_rows < 2:
             return None
         device = self.runtime.device
         lengths_B = prompt_lengths(batch)
-        return SharedPrompts.find(batch.tokens_N, batch.lengths_B, lengths_B, device=device)
+        return SharedPrompts.find(
+            batch.tokens_N, batch.lengths_B, lengths_B, device=device, alike=alike
+        )
 
     def _dropout_keys(
         self, batch: TrainBatch, positions_N: Tensor, step: int | None

@@ -79,6 +79,8 @@ def _in_lanes(
         scores, terms = state.forward.loss(state.model, part, spec, step=step)
         params = tuple(optimizer.params.values())
         grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
+        if scores.routing is not None:
+            scores.routing.finish_backward()
         return Accumulated.of(part, scores, terms, is_first=part is parts[0]), grads
 
     found = []

@@ -25,7 +25,6 @@ PLANNED: dict[str, str] = {
     "model.moe.z_loss_coefficient": "Weight of the loss on the router's logits.",
     "model.moe.capacity_factor": "Tokens that an expert takes, against an even share.",
     "model.moe.router_bias_update_rate": "How fast a router's balancing bias is moved.",
-    "model.moe.router_replay": "Train with the experts that the engine chose when sampling.",
     "model.moe.balancing": "How a router's load is kept even: a loss, a bias, or not at all.",
     "model.moe.grouped_kernel": "Compute all experts of a layer in one kernel.",
     "engine.quantization": "Precision of the engine's weights, where it is another.",

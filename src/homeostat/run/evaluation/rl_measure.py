@@ -13,6 +13,7 @@ from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.probes import worst
+from homeostat.run.learning.routes import route_metrics
 from homeostat.run.learning.updates import step_rows
 from homeostat.run.wiring.rl_setup import RlParts
 from homeostat.types import RolloutGroup, Sample, UpdateReport
@@ -30,6 +31,7 @@ def rl_metrics(
         **_completion_metrics(samples),
         **update_metrics(learned.reports),
         **policy_metrics(learned.measured),
+        **route_metrics(learned.reports),
         **worst(learned.probes),
         **learned.mismatch,
         **_signal_metrics(rollouts, learned),
