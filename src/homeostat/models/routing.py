@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from homeostat.models.expert_load import LoadWatch
+
 
 @dataclass(slots=True)
 class Routing:
@@ -28,6 +30,8 @@ class Routing:
     # Tokens that have no recorded choice: the last one of a row, which no engine ever ran.
     free_N: Tensor | None = None
     records: bool = False
+    # Counts the load of experts and adds the routers' losses; None outside of training.
+    load: LoadWatch | None = None
     _chosen: dict[int, Tensor] = field(default_factory=dict)
 
     def experts(self, layer: int, choose: Callable[[], Tensor]) -> Tensor:

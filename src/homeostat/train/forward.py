@@ -20,15 +20,17 @@ from homeostat.columns import dense
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
+from homeostat.models.expert_load import LoadWatch
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.lora import lora_modules
+from homeostat.models.routing import Routing
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.reducers import REDUCERS, TokenPlaces
 from homeostat.train.runtime import Runtime
-from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
+from homeostat.types import Computed, FloatArray, LossSpec, Outputs, RouterLoss, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class OnDevice:
 
     scores: TokenScores | None
     hidden: dict[int, Tensor]
+    load_LE: Tensor | None = None
 
     def to_host(self, outputs: Outputs) -> Computed:
         scores = self.scores
@@ -59,6 +62,7 @@ class OnDevice:
             if scores is None or scores.entropy_M is None
             else _host(scores.entropy_M),
             hidden={layer: _host(reduced) for layer, reduced in self.hidden.items()},
+            load_LE=None if self.load_LE is None else _host(self.load_LE),
         )
 
 
@@ -79,8 +83,10 @@ class Forward:
     def outputs(self, model: Model, batch: TrainBatch, outputs: Outputs) -> OnDevice:
         """Compute what is asked for, and no more. There is no dropout."""
         states = HiddenStates(outputs.hidden) if outputs.hidden else None
+        watch = self._watch(model, batch, None) if outputs.load else None
         tokens_N = self._send(batch.tokens_N)
-        hidden_ND = self._hidden(model, batch, tokens_N, states=states)
+        hidden_ND = self._hidden(model, batch, tokens_N, states=states, watch=watch)
+        load_LE = None if watch is None else watch.load()
         scores = None
         if outputs.logp or outputs.entropy:
             entropy = EntropyNeed.VALUE if outputs.entropy else EntropyNeed.NONE
@@ -88,10 +94,10 @@ class Forward:
                 model, batch, tokens_N, hidden_ND, temperature=outputs.temperature, entropy=entropy
             )
         if states is None:
-            return OnDevice(scores, {})
+            return OnDevice(scores, {}, load_LE)
         reduce, places = REDUCERS[outputs.reducer], self._places(batch)
         reduced = {layer: reduce(state, places) for layer, state in states.found().items()}
-        return OnDevice(scores, reduced)
+        return OnDevice(scores, reduced, load_LE)
 
     def scores(
         self,
@@ -101,25 +107,33 @@ class Forward:
         temperature: float,
         entropy: EntropyNeed = EntropyNeed.NONE,
         dropout_step: int | None = None,
+        watch: LoadWatch | None = None,
     ) -> TokenScores:
         """Compute log-probs of the trained tokens, with a gradient. `dropout_step` keys dropout."""
         tokens_N = self._send(batch.tokens_N)
-        hidden_ND = self._hidden(model, batch, tokens_N, dropout_step=dropout_step)
+        how = {"dropout_step": dropout_step, "watch": watch}
+        hidden_ND = self._hidden(model, batch, tokens_N, **how)
         return self._scores(
             model, batch, tokens_N, hidden_ND, temperature=temperature, entropy=entropy
         )
 
     def loss(
         self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
-    ) -> tuple[TokenScores, LossTerms]:
-        """Compute what the batch adds to the loss of update `step`, which keys dropout."""
+    ) -> tuple[TokenScores, LossTerms, Tensor | None]:
+        """Compute what the batch adds to the loss of update `step`, which keys dropout.
+
+        The third value is the load of the model's experts. The routers' losses are not in the
+        terms: their gradients join in the backward pass (ops/balance.py).
+        """
         loss = loss_of(spec)
+        watch = self._watch(model, batch, spec.router)
         scores = self.scores(
             model,
             batch,
             temperature=float(spec.params.get("temperature", 1.0)),
             entropy=loss.entropy(spec),
             dropout_step=step,
+            watch=watch,
         )
         read = {name: dense(v) for name, v in batch.columns.items() if name in loss.columns}
         inputs = LossInputs(
@@ -130,7 +144,7 @@ class Forward:
             row_of_M=scores.row_of_M,
             num_rows=batch.num_rows,
         )
-        return scores, loss.terms(inputs, spec)
+        return scores, loss.terms(inputs, spec), None if watch is None else watch.found()
 
     def _hidden(
         self,
@@ -140,15 +154,20 @@ class Forward:
         *,
         dropout_step: int | None = None,
         states: HiddenStates | None = None,
+        watch: LoadWatch | None = None,
     ) -> Tensor:
         positions_N = self._send(batch.positions_N)
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
         keys_N = self._dropout_keys(batch, positions_N, dropout_step)
-        # Sharing computes a prompt once for all its rows: then there is no state of every token.
-        if isinstance(model, Decoder) and keys_N is None and states is None:
+        how = {} if watch is None else {"routing": Routing(load=watch)}
+        # Sharing computes a prompt once for all its rows: then there is no state of every token,
+        # and an expert's room is not taken by copies.
+        all_alike = keys_N is None and states is None and (watch is None or not watch.has_limit)
+        if isinstance(model, Decoder) and all_alike:
             sharing = self._sharing(batch)
-            return model.hidden(tokens_N, positions_N, layout, sharing=sharing)
-        return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
+            return model.hidden(tokens_N, positions_N, layout, sharing=sharing, **how)
+        how |= {"dropout_keys_N": keys_N, "states": states}
+        return model.hidden(tokens_N, positions_N, layout, **how)
 
     def _scores(
         self,
@@ -173,6 +192,11 @@ class Forward:
             with_grad = entropy is EntropyNeed.GRAD
             logp_M, entropy_M = token_logprobs_and_entropy(*inputs, **how, entropy_grad=with_grad)
         return TokenScores(logp_M, entropy_M, index_M, row_of_M)
+
+    def _watch(self, model: Model, batch: TrainBatch, loss: RouterLoss | None) -> LoadWatch | None:
+        if model.moe is None:
+            return None
+        return LoadWatch.of(model.moe, batch.lengths_B, loss=loss, device=self.runtime.device)
 
     def _places(self, batch: TrainBatch) -> TokenPlaces:
         arrays = (*predicted_positions(batch), batch.lengths_B)
