@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from homeostat.config.trainer import Checkpointing
+from homeostat.models.expert_load import LoadWatch
 from homeostat.models.families import DecoderConfig
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.moe import Experts, Router
@@ -275,12 +276,13 @@ class Decoder(nn.Module):
             assert dropout_keys_N is None, "dropout tells the copies of a prompt apart"
             assert states is None, "hidden states are those of every token"
             return self._hidden_shared(tokens_N, positions_N, layout, sharing, routing)
-        order_N = None
+        order_N, chosen = None, routing
         if self.kernel == "sdpa" and len(layout.lengths) > 1:
             layout, order_N = layout.by_length()
+            chosen = routing.at(order_N)
+            chosen.load = _load_at(routing, order_N, order_N.argsort())
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
-        chosen = routing if order_N is None else routing.at(order_N)
         with self.dropout_keys.use(dropout_keys_N):
             attention = self._packed_attention(layout)
             hidden_ND = self.hidden_in(
@@ -309,6 +311,7 @@ class Decoder(nn.Module):
         attention = SharedAttention(self._packed_attention(layout), in_places)
         chosen_U = sharing.unique_U
         inner = routing.at(chosen_U)
+        inner.load = _load_at(routing, chosen_U, sharing.place_N)
         hidden_UD = self.hidden_in(
             tokens_N[chosen_U], positions_N[chosen_U], attention, routing=inner
         )
@@ -374,3 +377,8 @@ class Decoder(nn.Module):
 
 def _sum(x_ND: Tensor, update_ND: Tensor | None) -> Tensor:
     return x_ND if update_ND is None else x_ND + update_ND
+
+
+def _load_at(routing: Routing, index_M: Tensor, place_N: Tensor) -> LoadWatch | None:
+    """Watch the load of a pass whose token m was index_M[m]; token n is at place_N[n]."""
+    return None if routing.load is None else routing.load.at(index_M, place_N)

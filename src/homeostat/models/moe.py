@@ -55,11 +55,16 @@ class Router(nn.Module):
 
     def forward(self, x_ND: Tensor, layer: int, routing: Routing) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights, both [N, K]."""
-        scores_NE = scores_of(self.logits(x_ND), self.shape, numerics=self.numerics)
+        logits_NE = self.logits(x_ND)
+        scores_NE = scores_of(logits_NE, self.shape, numerics=self.numerics)
         bias_E = self.e_score_correction_bias
         ids_NK = routing.experts(layer, lambda: best_experts(scores_NE, bias_E, self.shape))
-        weights_NK = expert_weights(scores_NE, ids_NK, self.shape)
-        return ids_NK, routing.weights(layer, weights_NK)
+        weights_NK = routing.weights(layer, expert_weights(scores_NE, ids_NK, self.shape))
+        if routing.load is not None:
+            router = {"logits_NE": logits_NE, "scores_NE": scores_NE}
+            chosen = {"ids_NK": ids_NK, "weights_NK": weights_NK}
+            weights_NK = routing.load.seen(layer, **router, **chosen)
+        return ids_NK, weights_NK
 
 
 class Experts(nn.Module):

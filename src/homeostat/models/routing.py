@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from homeostat.errors import ReplayError
+from homeostat.models.expert_load import LoadWatch
 
 
 @dataclass(slots=True)
@@ -57,6 +58,8 @@ class Routing:
     records: bool = False
     # Weights of the replayed experts, where those of the engine are used.
     weights_NLK: Tensor | None = None
+    # Counts the load of experts and adds the routers' losses; None outside of training.
+    load: LoadWatch | None = None
     _chosen: dict[int, Tensor] = field(default_factory=dict)
     _weights: dict[int, Tensor] = field(default_factory=dict)
     # Shared with what `at` returns: it is one pass.

@@ -539,6 +539,43 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("data/trained_rows", "rows", _SUM, "Number of rows in the updates (RL)."),
     MetricInfo("data/micro_batches", "batches", _MEAN, "Number of micro-batches in one update."),
     MetricInfo(
+        "moe/aux_loss",
+        "",
+        _MEAN,
+        "Load-balancing loss of the routers before its coefficient; 1 is an even load.",
+    ),
+    MetricInfo("moe/z_loss", "", _MEAN, "Loss on the routers' logits, before its coefficient."),
+    MetricInfo(
+        "moe/max_violation",
+        "",
+        _MAX,
+        "Tokens of the busiest expert of all layers over its layer's mean, less 1.",
+    ),
+    MetricInfo(
+        "moe/load_max_share",
+        "share",
+        _MAX,
+        "Largest share of the tokens that one expert has, in any layer.",
+    ),
+    MetricInfo(
+        "moe/load_min_share",
+        "",
+        _MIN,
+        "Tokens of the idlest expert of all layers, against an even share (1).",
+    ),
+    MetricInfo(
+        "moe/dead_experts", "share", _MEAN, "Share of all experts that had no token in a step."
+    ),
+    MetricInfo(
+        "moe/dropped_share",
+        "share",
+        _MEAN,
+        "Share of (token, slot) pairs for which the chosen expert had no room.",
+    ),
+    MetricInfo(
+        "moe/bias_max", "", _LAST, "Largest absolute expert bias of all layers before the update."
+    ),
+    MetricInfo(
         "memory/max_alloc",
         "bytes",
         _MAX,

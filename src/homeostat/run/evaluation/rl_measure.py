@@ -11,6 +11,7 @@ from homeostat.algorithms.baselines import has_signal
 from homeostat.columns import dense
 from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
+from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.probes import worst
 from homeostat.run.learning.routes import route_metrics
@@ -32,6 +33,7 @@ def rl_metrics(
         **update_metrics(learned.reports),
         **policy_metrics(learned.measured),
         **route_metrics(learned.reports),
+        **load_metrics(learned.reports, parts.config.model.moe, sheet=parts.trainer.sheet),
         **worst(learned.probes),
         **learned.mismatch,
         **_signal_metrics(rollouts, learned),

@@ -227,6 +227,8 @@ def build_update(
     needs_all = algorithm.entropy_bonus > 0 or (
         algorithm.kl is not None and algorithm.kl.place == "loss"
     )
+    # The routers' loss has a gradient in every row.
+    needs_all = needs_all or config.model.moe.has_loss
     keep_all = needs_all or not algorithm.skip_zero_advantage
     counted = []
     for row, weight, index in zip(rows, weight_R, chosen, strict=True):

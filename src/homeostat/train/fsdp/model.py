@@ -42,6 +42,7 @@ from homeostat.models.build import (
     model_sheet,
     open_source,
     read_configs,
+    require_moe_settings,
 )
 from homeostat.models.decoder import Decoder, MoeBlock
 from homeostat.models.families import decoder_config
@@ -72,6 +73,7 @@ def load_sharded(
     shape = decoder_config(config, origin=origin)
     place = {"dtype": runtime.dtype, "device": runtime.device}
     require_memory(shape.num_params // ranks.num_shards, **place, what=origin.sizes)
+    require_moe_settings(model.moe, shape.moe)
     flags = decoder_flags(model, shape, gradient_checkpointing, **place)
     with torch.device("meta"):
         module = Decoder(shape, **flags).to(runtime.dtype)
