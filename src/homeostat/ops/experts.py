@@ -31,11 +31,14 @@ def experts_of(
     """Return [N, D]: the weighted sum of what each token's experts make of it."""
     num_tokens, num_slots = ids_NK.shape
     order_S = ids_NK.flatten().argsort(stable=True)
-    counts = torch.bincount(ids_NK.flatten(), minlength=len(down_EDI)).tolist()
+    counts = _counts(ids_NK, num_experts=len(down_EDI))
     rows_SD = x_ND[order_S // num_slots]
     outs = []
     for expert, rows_mD in enumerate(rows_SD.split(counts)):
         if counts[expert]:
+            if numerics == "invariant":
+                # Its own memory, so that its tiles are aligned whatever rows come before them.
+                rows_mD = rows_mD.clone()
             gate_mI, up_mI = linear(rows_mD, gate_up_EJD[expert], numerics=numerics).chunk(2, 1)
             gated_mI = gated_silu(gate_mI, up_mI, numerics=numerics)
             outs.append(linear(gated_mI, down_EDI[expert], numerics=numerics))
@@ -51,3 +54,11 @@ def combined(out_NKD: Tensor, weights_NK: Tensor) -> Tensor:
     for slot in range(1, out_NKD.shape[1]):
         total_ND = total_ND + out_NKD[:, slot].float() * weights_NK[:, slot : slot + 1]
     return total_ND.to(out_NKD.dtype)
+
+
+def _counts(ids_NK: Tensor, *, num_experts: int) -> list[int]:
+    if ids_NK.is_meta:
+        # Memory is estimated without values: an even load.
+        least, more = divmod(ids_NK.numel(), num_experts)
+        return [least + (expert < more) for expert in range(num_experts)]
+    return torch.bincount(ids_NK.flatten(), minlength=num_experts).tolist()
