@@ -28,9 +28,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, is_replaying
+from homeostat.health.rules.readings import needed
 from homeostat.health.view import Kind, RunView, Series
 
 
@@ -39,14 +40,10 @@ class Options(RuleOptions):
     fire: int = option(2, "Number of newest records that must all show it.")
 
 
-def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
-    series = view.series("moe/route_agreement")
-    agree = series.finite() if series is not None else None
-    if agree is None or len(agree) < options.fire:
-        yield Unknown("moe/route_agreement was not logged")
-        return
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    agree = needed(view, "moe/route_agreement").finite()
     late = agree.tail(options.fire).values
-    if late.max() > options.chance:
+    if len(late) < options.fire or late.max() > options.chance:
         return
     now = float(np.median(late))
     wrong = Series(agree.steps, 1.0 - agree.values)
@@ -84,6 +81,7 @@ RULE = Rule(
     level=Level.ERROR,
     confidence=Confidence.INFERRED,
     check=check,
+    needs=("moe/route_agreement",),
     kinds=(Kind.RL,),
     options=Options,
     explains=("MOE001", "MOE008", "OFF001", "OFF002", "OFF006", "OFF008", "POL010"),

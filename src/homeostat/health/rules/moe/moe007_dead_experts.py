@@ -29,23 +29,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
+from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
 
 
 class Options(RuleOptions):
-    max_share: float = option(0.1, "Largest share of experts that may be without a token.")
+    max_share: float = option(0.15, "Largest share of experts that may be without a token.")
     rise: float = option(0.08, "Rise over the first records that is more than noise.")
 
 
-def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
-    late, series = newest(view, "moe/dead_experts", count=4), view.series("moe/dead_experts")
-    if late is None or series is None:
-        yield Unknown("moe/dead_experts was not logged")
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    whole, late = (
+        needed(view, "moe/dead_experts").finite(),
+        newest(view, "moe/dead_experts", count=4),
+    )
+    if late is None:
         return
-    whole = series.finite()
     before, now = float(np.median(whole.head(3).values)), float(np.median(late.values))
     if now <= options.max_share:
         return
@@ -83,6 +85,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
+    needs=("moe/dead_experts",),
     options=Options,
     explains=("MOE002",),
 )

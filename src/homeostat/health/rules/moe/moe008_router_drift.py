@@ -28,10 +28,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.moe.routing import first_over, newest
 from homeostat.health.rules.offpolicy.gap import staleness
+from homeostat.health.rules.readings import needed
 from homeostat.health.view import Kind, RunView
 
 
@@ -41,12 +42,13 @@ class Options(RuleOptions):
     rise: float = option(3.0, "Factor over the first records.")
 
 
-def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
-    late, series = newest(view, "moe/router_drift", count=3), view.series("moe/router_drift")
-    if late is None or series is None:
-        yield Unknown("moe/router_drift was not logged")
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
+    whole, late = (
+        needed(view, "moe/router_drift").finite(),
+        newest(view, "moe/router_drift", count=3),
+    )
+    if late is None:
         return
-    whole = series.finite()
     now, before = float(np.median(late.values)), float(np.median(whole.head(3).values))
     limit = max(options.min_drift, min(options.max_drift, options.rise * before))
     if now <= limit:
@@ -87,6 +89,7 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
+    needs=("moe/router_drift",),
     kinds=(Kind.RL,),
     options=Options,
 )
