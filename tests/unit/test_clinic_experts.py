@@ -37,8 +37,6 @@ def parts(tmp_path: Path) -> Any:
     model = Decoder(decoder_config(config), kernel="sdpa", numerics="fast")
     for block in blocks(model):
         torch.nn.init.normal_(block.gate.weight, std=0.1)
-    # Real tokens have something in common; random embeddings get it by hand.
-    model.causal_lm.model.embed_tokens.weight.data += 1.0
     return SimpleNamespace(
         trainer=SimpleNamespace(roles={Role.POLICY: SimpleNamespace(model=model)}),
         engine=SimpleNamespace(model=model, runner=SimpleNamespace(model=model), bursts=None),
@@ -89,7 +87,7 @@ def test_a_layer_that_is_left_out_of_the_replay_is_named(parts: Any) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "strength", "expert", "share"),
-    [(DeadExperts, 3.0, 0, 0.0), (DeadExperts, 3.0, 2, 0.0), (OverloadedExpert, 5.0, 7, 1.0)],
+    [(DeadExperts, 3.0, 0, 0.0), (DeadExperts, 3.0, 2, 0.0), (OverloadedExpert, 15.0, 7, 1.0)],
 )
 def test_a_damaged_router_starves_or_floods_an_expert(
     parts: Any, fault: type[Any], strength: float, expert: int, share: float
@@ -103,4 +101,4 @@ def test_a_damaged_router_starves_or_floods_an_expert(
     assert torch.equal(routes(model), before_NLK), "healthy before its onset"
     injector.after_update(5, parts)
     has_NL = (routes(model) == expert).any(dim=2)
-    assert abs(float(has_NL.float().mean()) - share) < 0.15
+    assert abs(float(has_NL.float().mean()) - share) < 0.05

@@ -120,24 +120,28 @@ class EngineRoutesApart(Injector):
 
 
 class _DamagedRouter(Injector):
-    """Rows of all routers point along, or against, what nearly all tokens have in common."""
+    """Rows of all routers give every token the same logit, whatever it is."""
 
     name, family, body = "damaged_router", Family.MOE, SOFTMAX
 
     def started(self, parts: Any, session: Session) -> None:
-        self.common_D: dict[Router, Tensor] = {}
+        self.seen_ND: dict[Router, Tensor] = {}
 
         def remember(gate: Router, args: tuple[Any, ...]) -> None:
-            self.common_D[gate] = args[0].detach().float().mean(dim=0)
+            self.seen_ND[gate] = args[0].detach().float()
 
         for block in blocks(policy(parts)):
             block.gate.register_forward_pre_hook(remember)
 
-    def point(self, parts: Any, rows: slice, strength: float) -> None:
+    def level(self, parts: Any, rows: slice, logit: float) -> None:
+        """Set rows so that tokens like the newest ones have this logit there."""
         with torch.no_grad():
             for block in blocks(policy(parts)):
-                common_D = self.common_D[block.gate]
-                block.gate.weight[rows] = strength * common_D / common_D.norm()
+                x_ND = self.seen_ND[block.gate]
+                # Least squares, with a little ridge because tokens are alike.
+                ridge_DD = 1e-3 * torch.eye(x_ND.shape[1])
+                row_D = torch.linalg.solve(x_ND.T @ x_ND / len(x_ND) + ridge_DD, x_ND.mean(dim=0))
+                block.gate.weight[rows] = logit * row_D
 
 
 class DeadExperts(_DamagedRouter):
@@ -148,18 +152,18 @@ class DeadExperts(_DamagedRouter):
 
     def after_update(self, step: int, parts: Any) -> None:
         if self.is_ill(step):
-            self.point(parts, slice(round(self.dose.strength)), -5.0)
+            self.level(parts, slice(round(self.dose.strength)), -20.0)
 
 
 class OverloadedExpert(_DamagedRouter):
     """The router's row of one expert is damaged: nearly every token goes there."""
 
-    name, strength = "overloaded_expert", (3.0, 6.0)
+    name, strength = "overloaded_expert", (10.0, 20.0)
     expects = ("expert-load-imbalance", "dead-experts")
 
     def after_update(self, step: int, parts: Any) -> None:
         if self.is_ill(step):
-            self.point(parts, slice(-1, None), self.dose.strength)
+            self.level(parts, slice(-1, None), self.dose.strength)
 
 
 class RouterTooFast(Injector):
