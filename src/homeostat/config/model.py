@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from homeostat.config.base import PathText, Settings, key
+from homeostat.config.moe import MoeConfig
 
 
 class ModelConfig(Settings):
@@ -36,6 +37,7 @@ class ModelConfig(Settings):
         "together with it, in the engine and in the trainer. Slower; native decoder only, fp32 "
         "on a CPU, bf16 or fp32 on a GPU.",
     )
+    moe: MoeConfig = key(MoeConfig(), help="Models with experts.")
     meta_init: bool = key(
         True,
         help="Build the model on the meta device and stream the weights in, so the peak memory "

@@ -171,6 +171,7 @@ def decoder_flags(
     device: torch.device,
 ) -> dict[str, Any]:
     """Return how a decoder of this shape is to compute."""
+    _refuse_plain_experts(model, shape, device)
     kernel = resolve_kernel(
         model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
     )
@@ -178,7 +179,19 @@ def decoder_flags(
         "kernel": kernel,
         "gradient_checkpointing": gradient_checkpointing,
         "numerics": model.numerics,
+        "grouped_kernel": model.moe.grouped_kernel,
     }
+
+
+def _refuse_plain_experts(model: ModelConfig, shape: DecoderConfig, device: torch.device) -> None:
+    """The engine decodes in CUDA graphs, where the plain path cannot ask for the experts' loads."""
+    is_plain = shape.moe is not None and model.moe.grouped_kernel == "plain"
+    if is_plain and model.numerics == "invariant" and device.type == "cuda":
+        raise ModelError(
+            "model.moe.grouped_kernel is plain, and model.numerics is invariant: on a GPU engine "
+            "and trainer have equal bits by the grouped kernels alone. Set "
+            "model.moe.grouped_kernel=auto."
+        )
 
 
 def attention_name(module: Decoder) -> str:

@@ -18,11 +18,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from homeostat.config.moe import GroupedKernel
 from homeostat.models.routing import Routing
 from homeostat.ops.experts import experts_of
-from homeostat.ops.linear import Numerics, linear
+from homeostat.ops.linear import Numerics
 from homeostat.ops.moe_shape import MoeShape
-from homeostat.ops.routing import best_experts, expert_weights, scores_of
+from homeostat.ops.routing import best_experts, expert_weights, router_logits, scores_of
 
 
 class Router(nn.Module):
@@ -49,7 +50,7 @@ class Router(nn.Module):
         return self
 
     def logits(self, x_ND: Tensor) -> Tensor:
-        return linear(x_ND.float(), self.weight.float(), numerics=self.numerics)
+        return router_logits(x_ND, self.weight, numerics=self.numerics)
 
     def forward(self, x_ND: Tensor, layer: int, routing: Routing) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights, both [N, K]."""
@@ -64,6 +65,8 @@ class Experts(nn.Module):
 
     def __init__(self, shape: MoeShape, hidden_size: int, *, numerics: Numerics) -> None:
         super().__init__()
+        # Set by the decoder.
+        self.kernel: GroupedKernel = "auto"
         self.numerics: Numerics = numerics
         num_experts, size = shape.num_experts, shape.expert_size
         self.gate_up_proj = nn.Parameter(torch.empty(num_experts, 2 * size, hidden_size))
@@ -74,5 +77,11 @@ class Experts(nn.Module):
 
     def forward(self, x_ND: Tensor, ids_NK: Tensor, weights_NK: Tensor) -> Tensor:
         return experts_of(
-            x_ND, ids_NK, weights_NK, self.gate_up_proj, self.down_proj, numerics=self.numerics
+            x_ND,
+            ids_NK,
+            weights_NK,
+            self.gate_up_proj,
+            self.down_proj,
+            numerics=self.numerics,
+            kernel=self.kernel,
         )

@@ -27,7 +27,6 @@ PLANNED: dict[str, str] = {
     "model.moe.router_bias_update_rate": "How fast a router's balancing bias is moved.",
     "model.moe.router_replay": "Train with the experts that the engine chose when sampling.",
     "model.moe.balancing": "How a router's load is kept even: a loss, a bias, or not at all.",
-    "model.moe.grouped_kernel": "Compute all experts of a layer in one kernel.",
     "engine.quantization": "Precision of the engine's weights, where it is another.",
     "engine.kv_cache_dtype": "Precision of cached keys and values.",
     "engine.prefix_caching": "Keep the cache of prompts that requests share.",

@@ -25,12 +25,17 @@ Reserve = Callable[[list[Sequence], int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The tokens that a burst drew for its sequences: [B, S], of which the first `made` count."""
+    """The tokens that a burst drew for its sequences: [B, S], of which the first `made` count.
+
+    `routes_BSLK` are the experts that the tokens before them went to, which the burst ran to draw
+    them, by layer with experts and slot; None in a dense model, and where none are recorded.
+    """
 
     sequences: list[Sequence]
     tokens_BS: np.ndarray
     logps_BS: np.ndarray
     made_B: np.ndarray
+    routes_BSLK: np.ndarray | None = None
 
 
 class Bursts(Protocol):
