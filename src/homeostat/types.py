@@ -10,7 +10,7 @@ of a row, so its weight is always 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -273,7 +273,8 @@ class Outputs:
     `logp` and `entropy` are of the trained tokens, under the distribution at `temperature`;
     `value` needs a model with a value head. `hidden` names layers as transformers numbers them (0
     is the embedding, the last one is after the final norm). Hidden states never leave the rank
-    that computed them: `reducer` names what is made of them there (train/reducers.py).
+    that computed them: `reducer` names what is made of them there (train/reducers.py). `load` is
+    the load of the model's experts.
     """
 
     logp: bool = False
@@ -282,10 +283,12 @@ class Outputs:
     hidden: tuple[int, ...] = ()
     reducer: str = ""
     temperature: float = 1.0
+    load: bool = False
 
     def __post_init__(self) -> None:
         assert bool(self.hidden) == bool(self.reducer), "hidden states go with their reducer"
-        assert self.logp or self.entropy or self.value or self.hidden, "nothing is asked for"
+        wanted = (self.logp, self.entropy, self.value, self.hidden, self.load)
+        assert any(wanted), "nothing is asked for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +302,26 @@ class Computed:
     entropy_M: FloatArray | None = None
     value_M: FloatArray | None = None
     hidden: Mapping[int, FloatArray] = field(default_factory=dict)
+    load_LE: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLoss:
+    """What the routers of a model with experts add to the loss of an update, and their limits.
+
+    `num_tokens` and `num_rows` are those of the whole update that count: tokens that are not the
+    last of their row, and rows that have such tokens. `load_LE` is how many of these tokens each
+    expert of each layer has, which `balancing` aux needs before the first pass. `capacity_factor`
+    bounds the tokens that an expert takes in a pass.
+    """
+
+    balancing: str
+    aux_coefficient: float
+    z_coefficient: float
+    capacity_factor: float | None
+    num_tokens: int
+    num_rows: int
+    load_LE: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,12 +329,42 @@ class LossSpec:
     """A loss by name and parameters, serialisable.
 
     `denominator` belongs to the whole update and is known before it is split into micro-batches, so
-    the gradient does not depend on the split.
+    the gradient does not depend on the split. `router` is the part of a model's routers.
     """
 
     name: str
     denominator: float
     params: Mapping[str, float | str] = field(default_factory=dict)
+    router: RouterLoss | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """The load of a model's experts in an update, over all ranks.
+
+    `load_LE` counts the tokens of each expert of each layer. `aux_loss` and `z_loss` are means over
+    layers, before their coefficients. `num_dropped` counts the (token, slot) pairs, of those in the
+    load, whose expert had no room. `bias_max` is the largest expert bias before the update.
+    """
+
+    load_LE: FloatArray64
+    aux_loss: float
+    z_loss: float
+    num_dropped: float
+    bias_max: float | None = None
+
+    @classmethod
+    def merged(cls, parts: Sequence[ExpertLoad]) -> ExpertLoad | None:
+        """Combine the shares of several ranks in one update; None of a model without experts."""
+        if not parts:
+            return None
+        return cls(
+            load_LE=np.sum([part.load_LE for part in parts], axis=0),
+            aux_loss=sum(part.aux_loss for part in parts),
+            z_loss=sum(part.z_loss for part in parts),
+            num_dropped=sum(part.num_dropped for part in parts),
+            bias_max=max((p.bias_max for p in parts if p.bias_max is not None), default=None),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +394,7 @@ class UpdateReport:
     exactly as before the step. `stats` holds the values that the loss measured. `row_logp` holds,
     for each row, the log-probs of its trained tokens under the weights before the update. `probes`
     holds the measurements of this update by metric name, if it was measured; `unmeasured` says why
-    a measurement is missing.
+    a measurement is missing. `load` is None if the model has no experts.
     """
 
     step: int
@@ -357,3 +410,4 @@ class UpdateReport:
     probes: Mapping[str, float] = field(default_factory=dict)
     unmeasured: str = ""
     role: Role = Role.POLICY
+    load: ExpertLoad | None = None

@@ -19,8 +19,7 @@ from homeostat.models.side_by_side import lay_side_by_side
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.experts import experts_of
-from homeostat.ops.kernels.grouped import cut_of, grouped_product
-from homeostat.ops.kernels.products import half_tiles
+from homeostat.ops.kernels.grouped import cut_of, grouped_product, grouped_tiles
 from homeostat.ops.linear import Numerics
 from homeostat.ops.pairs import pairs_of
 from homeostat.rollout.engine import Request, Sampling, generate
@@ -109,7 +108,7 @@ def test_every_tile_gives_the_same_bits() -> None:
         grouped_product(
             layer.x, layer.gate_up, pairs, cut_of(pairs, like=layer.x, tile=tile), num_slots=2
         )
-        for tile in half_tiles()
+        for tile in grouped_tiles()
     ]
     assert all(torch.equal(found[0], other) for other in found[1:])
 

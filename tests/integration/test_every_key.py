@@ -17,6 +17,7 @@ from tests.support.every_key import (
     cluster,
     engine_vllm,
     inputs,
+    moe,
     outputs,
     rl_algorithm,
     rl_correction,
@@ -34,7 +35,7 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, trainer, cluster, outputs)
+SFT_PARTS = (inputs, moe, trainer, cluster, outputs)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,

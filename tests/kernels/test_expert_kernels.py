@@ -19,9 +19,9 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
 from homeostat.ops import kernels
 from homeostat.ops.experts import experts_of
-from homeostat.ops.kernels.grouped import cut_of, grouped_product
+from homeostat.ops.kernels.grouped import cut_of, grouped_product, grouped_tiles
 from homeostat.ops.kernels.pairs import max_tiles, tiles_of
-from homeostat.ops.kernels.products import Tile, half_tiles
+from homeostat.ops.kernels.products import Tile
 from homeostat.ops.linear import Numerics
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.pairs import Pairs, pairs_of
@@ -143,7 +143,7 @@ def some_pairs(num_tokens: int, num_slots: int, num_experts: int) -> Pairs:
 
 
 @pytest.mark.parametrize(
-    "tile", [pytest.param(half_tiles()[0], marks=pytest.mark.slow), half_tiles()[-1]]
+    "tile", [pytest.param(grouped_tiles()[0], marks=pytest.mark.slow), grouped_tiles()[-1]]
 )
 @pytest.mark.parametrize("num_slots", [0, 2])
 def test_each_row_is_multiplied_by_its_experts_matrix(tile: Tile, num_slots: int) -> None:

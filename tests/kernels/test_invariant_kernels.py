@@ -199,7 +199,8 @@ def test_log_probs_of_a_token_do_not_depend_on_the_others(num_words: int) -> Non
         assert_near(whole, scores(list(range(12)), 2**20), 1e-5)
 
 
-@pytest.mark.parametrize("family", [pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_a_decoder_learns_the_same_with_kernels_and_without(family: str) -> None:
     decoder = Decoder(
         decoder_config({**SIZES, **FAMILIES[family]}), kernel="sdpa", numerics="invariant"

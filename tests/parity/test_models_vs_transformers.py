@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
+from tests.parity.tiny_models import FAMILIES, ROPES, edit_config, random_model, save
 from tests.support.rounding import assert_right_to_rounding
-from tiny_models import FAMILIES, ROPES, edit_config, random_model, save
 from transformers import AutoModelForCausalLM
 
 from homeostat.config.model import ModelConfig

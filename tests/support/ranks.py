@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from tests.support import forks
+
 CHILD, TORCHRUN = "homeostat.workers.child", "torch.distributed.run"
 
 
@@ -35,7 +37,8 @@ def descendants(pid: int) -> set[int]:
     while layer:
         layer = {child for child, parent in parents.items() if parent in layer}
         found |= layer
-    return found
+    # A server of forks stays for the tests to come.
+    return found - set(forks.SERVERS)
 
 
 def all_gone(pids: set[int], *, timeout_s: float = 20.0) -> bool:

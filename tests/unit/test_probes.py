@@ -148,6 +148,7 @@ def run_guarded(
     guarded = GuardedStep(
         trainer,
         config.trainer,
+        moe=config.model.moe,
         memory=MemoryGuard(trainer, config, run_dir=run_dir, emit=emit, state=state),
         origin=str,
         run_dir=run_dir,

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
+from homeostat.config.moe_combinations import find_moe_conflicts
+from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
@@ -24,6 +26,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export, _sinks)
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
+    problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)
     return problems
@@ -54,6 +57,8 @@ def _lanes_obstacle(config: RunConfig) -> str:
         return "lanes share the native decoder, and a transformers model computes"
     if config.lora is not None and config.lora.dropout > 0:
         return "dropout (lora.dropout) is drawn"
+    if config.model.moe.capacity_factor is not None:
+        return "experts have room (model.moe.capacity_factor)"
     return ""
 
 

@@ -21,7 +21,8 @@ class ModelConfig(Settings):
     )
     implementation: Literal["native", "transformers"] = key(
         "native",
-        help="native: homeostat's own packed decoder (Llama, Mistral, Qwen2, Qwen3). "
+        help="native: homeostat's own packed decoder (Llama, Mistral, Qwen2, Qwen3; with experts "
+        "Qwen3-MoE, Mixtral, dots.llm1). "
         "transformers: any causal model that transformers can build.",
     )
     attention: Literal["auto", "sdpa", "varlen", "eager"] = key(
@@ -37,7 +38,6 @@ class ModelConfig(Settings):
         "together with it, in the engine and in the trainer. Slower; native decoder only, fp32 "
         "on a CPU, bf16 or fp32 on a GPU.",
     )
-    moe: MoeConfig = key(MoeConfig(), help="Models with experts.")
     meta_init: bool = key(
         True,
         help="Build the model on the meta device and stream the weights in, so the peak memory "
@@ -61,6 +61,7 @@ class ModelConfig(Settings):
         help="Pad token for a tokenizer that has none; it is also saved with the export. "
         "Default: the end-of-sequence token, which is still trained.",
     )
+    moe: MoeConfig = key(MoeConfig(), help="How a model with experts is trained.")
 
 
 class LoraConfig(Settings):
@@ -73,8 +74,9 @@ class LoraConfig(Settings):
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
         share=True,
-        help="Linear modules that get an adapter, by the last part of their name; 'all-linear' "
-        "means every linear module except the LM head.",
+        help="Linear modules that get an adapter, by the last part or parts of their name; "
+        "'all-linear' means every linear module except the LM head. In a model with experts only "
+        "attention and, as shared_experts.gate_proj and the like, shared experts can have one.",
     )
     path: PathText | None = key(None, help="Folder of an adapter in peft's format to start from.")
     export: Literal["adapter", "merged"] = key(

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.moe import MoeConfig
 from homeostat.config.trainer import Checkpointing
 from homeostat.errors import ModelError
 from homeostat.models import hf, lora, weights
@@ -34,6 +35,7 @@ from homeostat.models.transformers_model import (
     meta_transformers,
 )
 from homeostat.ops.attention import resolve_kernel
+from homeostat.ops.moe_shape import MoeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class ModelSheet:
     vocab_size: int
     packs: bool
     facts: Mapping[str, str | int | float | bool]
+    # The shape of its experts; None if it has none, or if transformers computes it.
+    moe: MoeShape | None = None
 
 
 Model = Decoder | TransformersModel
@@ -109,6 +113,7 @@ def model_sheet(
         vocab_size=module.output_weight().shape[0],
         packs=module.packs,
         facts=facts,
+        moe=module.moe,
     )
 
 
@@ -154,6 +159,7 @@ def _native(
     origin = config_origin(source)
     shape = decoder_config(config, origin=origin)
     require_memory(shape.num_params, dtype=dtype, device=device, what=origin.sizes)
+    require_moe_settings(model.moe, shape.moe)
     flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=device)
     module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
     if device.type == "cuda":
@@ -181,6 +187,21 @@ def decoder_flags(
         "numerics": model.numerics,
         "grouped_kernel": model.moe.grouped_kernel,
     }
+
+
+def require_moe_settings(config: MoeConfig, shape: MoeShape | None) -> None:
+    """Raise ModelError for settings of experts that the model cannot follow."""
+    used = sorted(name for name in config.model_fields_set)
+    if shape is None and used:
+        raise ModelError(
+            f"model.moe.{used[0]} is set, and the model of model.path has no experts, so it would "
+            "have no effect. Remove it."
+        )
+    if shape is not None and config.balancing == "bias" and not shape.has_bias:
+        raise ModelError(
+            "model.moe.balancing=bias moves the routers' expert bias, and this model family has "
+            "none. Use aux or sequence_aux."
+        )
 
 
 def _refuse_plain_experts(model: ModelConfig, shape: DecoderConfig, device: torch.device) -> None:
@@ -212,8 +233,8 @@ def give_weights(
         return
     is_gguf = isinstance(source, GgufFile)
     stream = source.tensors() if is_gguf else hf.read_tensors(source)
-    stream = stacked_tensors(module.config.moe, stream)
     where = f"model.path: {source.path if is_gguf else source}"
+    stream = stacked_tensors(module.config.moe, stream, source=where)
     adapter = {name for name, _ in lora.adapter_state(module)}
     weights.fill(module, stream, source=where, without=adapter, part=part)
 
@@ -229,8 +250,9 @@ def _empty_decoder(
     """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
     if meta_init:
         with torch.device("meta"):
-            module = Decoder(shape, **flags)
-        return module.to(dtype).to_empty(device=device)
+            module = Decoder(shape, **flags).to(dtype)
+        # As `to_empty`, which for a tensor on the meta device imports sympy: that takes a second.
+        return module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
     # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from), torch.device(device):

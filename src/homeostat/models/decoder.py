@@ -17,6 +17,8 @@ Suffixes: `_N` packed tokens, `_D` model dim, `_H` heads, `_d` head dim, `_F` ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -27,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from homeostat.config.moe import GroupedKernel
 from homeostat.config.trainer import Checkpointing
+from homeostat.models.expert_load import LoadWatch
 from homeostat.models.families import DecoderConfig
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.moe import Experts, Router
@@ -282,12 +285,13 @@ class Decoder(nn.Module):
             assert dropout_keys_N is None, "dropout tells the copies of a prompt apart"
             assert states is None, "hidden states are those of every token"
             return self._hidden_shared(tokens_N, positions_N, layout, sharing, routing)
-        order_N = None
+        order_N, chosen = None, routing
         if self.kernel == "sdpa" and len(layout.lengths) > 1:
             layout, order_N = layout.by_length()
+            chosen = routing.at(order_N)
+            chosen.load = _load_at(routing, order_N, order_N.argsort())
             tokens_N, positions_N = tokens_N[order_N], positions_N[order_N]
             dropout_keys_N = None if dropout_keys_N is None else dropout_keys_N[order_N]
-        chosen = routing if order_N is None else routing.at(order_N)
         with self.dropout_keys.use(dropout_keys_N):
             attention = self._packed_attention(layout)
             hidden_ND = self.hidden_in(
@@ -316,6 +320,7 @@ class Decoder(nn.Module):
         attention = SharedAttention(self._packed_attention(layout), in_places)
         chosen_U = sharing.unique_U
         inner = routing.at(chosen_U)
+        inner.load = _load_at(routing, chosen_U, sharing.place_N)
         hidden_UD = self.hidden_in(
             tokens_N[chosen_U], positions_N[chosen_U], attention, routing=inner
         )
@@ -337,7 +342,7 @@ class Decoder(nn.Module):
         is_selective = self.gradient_checkpointing == "selective"
         context = _Context(attention, *tables, is_selective, routing or Routing())
         x_ND, update_ND = self.model.embed_tokens(tokens_N), None
-        for number, layer in enumerate(self.model.layers):
+        for number, layer in enumerate(self.layers):
             if states is not None:
                 states.add(number, _sum(x_ND, update_ND))
             if self.gradient_checkpointing is True and torch.is_grad_enabled():
@@ -349,7 +354,7 @@ class Decoder(nn.Module):
                     context,
                     use_reentrant=False,
                     preserve_rng_state=False,
-                    context_fn=self.dropout_keys.checkpoint_contexts,
+                    context_fn=partial(self._checkpoint_contexts, layer, context.routing),
                 )
             else:
                 x_ND, update_ND = layer(x_ND, update_ND, context)
@@ -357,6 +362,20 @@ class Decoder(nn.Module):
         if states is not None:
             states.add(len(self.model.layers), hidden_ND)
         return hidden_ND
+
+    def _checkpoint_contexts(
+        self, layer: Layer, routing: Routing
+    ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return `context_fn` of torch's checkpoint: dropout and routing see the pass repeated."""
+        forward, keys_again = self.dropout_keys.checkpoint_contexts()
+        number = layer.mlp.number if isinstance(layer.mlp, MoeBlock) else None
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with keys_again, routing.recomputation(number):
+                yield
+
+        return forward, again()
 
     def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
         if self.numerics == "invariant":
@@ -367,3 +386,8 @@ class Decoder(nn.Module):
 
 def _sum(x_ND: Tensor, update_ND: Tensor | None) -> Tensor:
     return x_ND if update_ND is None else x_ND + update_ND
+
+
+def _load_at(routing: Routing, index_M: Tensor, place_N: Tensor) -> LoadWatch | None:
+    """Watch the load of a pass whose token m was index_M[m]; token n is at place_N[n]."""
+    return None if routing.load is None else routing.load.at(index_M, place_N)

@@ -84,6 +84,13 @@ class GgufFile:
                 f"model.path: {path} cannot be read as GGUF; it is corrupt or truncated ({error})."
             ) from None
         self.architecture = self._value("general.architecture")
+        num_experts = self._value(f"{self.architecture}.expert_count")
+        if isinstance(num_experts, int) and num_experts > 0:
+            raise ModelError(
+                f"model.path: {path} holds a model with {num_experts} experts, and experts are "
+                "read from HF checkpoints only: a .gguf file keeps them in other layouts, and "
+                "mostly quantised. Name the folder of the model's HF checkpoint."
+            )
         if self.architecture not in _ARCHITECTURES:
             raise ModelError(
                 f"model.path: {path} holds architecture {self.architecture!r}; "

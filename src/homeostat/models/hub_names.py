@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from homeostat.errors import ModelError
 from homeostat.ops.moe_shape import MoeShape
 
 # How a spelling names the block and the three matrices of an expert: gate, up, down.
@@ -48,20 +49,23 @@ def hub_tensors(shape: MoeShape | None, name: str, tensor: Tensor) -> Iterator[t
 
 
 def stacked_tensors(
-    shape: MoeShape | None, tensors: Iterable[tuple[str, Tensor]]
+    shape: MoeShape | None,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    source: str = "model.path",
 ) -> Iterator[tuple[str, Tensor]]:
     """Turn a checkpoint's stream into the decoder's names; experts come once all have been read.
 
-    What is no expert's tensor passes through. An incomplete layer comes at the end, under the
-    names that it had, so that whoever fills the model names what is there and what is missing.
+    What is no expert's tensor passes through. Raises ModelError, which begins with `source`, for
+    experts that are missing or of another shape than the config says.
     """
     if shape is None:
         yield from tensors
         return
-    reader = _Stacker(shape)
+    reader = _Stacker(shape, source)
     for name, tensor in tensors:
         yield from reader.take(name, tensor)
-    yield from reader.rest()
+    reader.require_complete()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,11 @@ class _Piece:
 class _Stacker:
     """Collects the matrices of experts until a layer's are complete."""
 
-    def __init__(self, shape: MoeShape) -> None:
+    def __init__(self, shape: MoeShape, source: str) -> None:
         self.shape = shape
+        self.source = source
         block, self._parts = _SPELLINGS[shape.names]
+        self._block_name = block
         parts = "|".join(self._parts)
         self._expert = re.compile(rf"(.*\.){block}\.experts\.(\d+)\.({parts})\.weight")
         self._block = re.compile(rf"(.*\.layers\.\d+\.){block}\.")
@@ -86,18 +92,51 @@ class _Stacker:
 
     def take(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         piece = self._piece(name)
-        if piece is None or piece.expert >= self.shape.num_experts:
+        if piece is None:
             yield self._block.sub(r"\1mlp.", name), tensor
             return
+        if piece.expert >= self.shape.num_experts:
+            raise ModelError(
+                f"{self.source}: it has {name}, and the config says {self.shape.num_experts} "
+                "experts, counted from 0. The weights do not belong to this config."
+            )
+        self._check(name, tensor, piece)
         waiting = self._waiting.setdefault(piece.stack, {})
         waiting[piece] = name, tensor
         per_expert = 1 if piece.stack.endswith("down_proj") else 2
         if len(waiting) == per_expert * self.shape.num_experts:
             yield piece.stack, self._stack(self._waiting.pop(piece.stack), per_expert)
 
-    def rest(self) -> Iterator[tuple[str, Tensor]]:
-        for waiting in self._waiting.values():
-            yield from waiting.values()
+    def require_complete(self) -> None:
+        """Raise ModelError if the matrices of some layer did not all come."""
+        for stack, waiting in self._waiting.items():
+            prefix, _, matrix = stack.removesuffix("_proj").partition("mlp.experts.")
+            words = self._parts[2:] if matrix == "down" else self._parts[:2]
+            names = [
+                f"{prefix}{self._block_name}.experts.{expert}.{word}.weight"
+                for expert in range(self.shape.num_experts)
+                for word in words
+            ]
+            there = {name for name, _ in waiting.values()}
+            missing = [name for name in names if name not in there]
+            more = f" and {len(missing) - 1} more of its layer" if len(missing) > 1 else ""
+            raise ModelError(
+                f"{self.source}: it lacks {missing[0]}{more}; the config says "
+                f"{self.shape.num_experts} experts. The weights do not belong to this config, or "
+                "a file is missing."
+            )
+
+    def _check(self, name: str, tensor: Tensor, piece: _Piece) -> None:
+        size, axis = self.shape.expert_size, 1 if piece.stack.endswith("down_proj") else 0
+        others = next(iter(self._waiting.get(piece.stack, {}).values()), (name, tensor))[1]
+        if tensor.ndim != 2 or tensor.shape[axis] != size or tensor.shape != others.shape:
+            wanted = [str(other) for other in others.shape] if others.ndim == 2 else ["?", "?"]
+            wanted[axis] = str(size)
+            raise ModelError(
+                f"{self.source}: {name} has shape {tuple(tensor.shape)}, and the config and the "
+                f"other experts ask for ({', '.join(wanted)}). The weights do not belong to this "
+                "config."
+            )
 
     def _piece(self, name: str) -> _Piece | None:
         found = self._expert.fullmatch(name)
@@ -111,8 +150,4 @@ class _Stacker:
     def _stack(self, pieces: dict[_Piece, tuple[str, Tensor]], per_expert: int) -> Tensor:
         ordered = sorted(pieces, key=lambda piece: (piece.expert, piece.part))
         matrices = [pieces[piece][1] for piece in ordered]
-        if len({matrix.shape for matrix in matrices}) > 1:
-            odd = next(p for p in ordered if pieces[p][1].shape != matrices[0].shape)
-            # The wrong shape is refused by name where the model is filled.
-            return pieces[odd][1]
         return torch.stack(matrices).unflatten(0, (-1, per_expert)).flatten(1, 2)

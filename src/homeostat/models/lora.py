@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,11 @@ _UNSUPPORTED = (
 # Initialisations that leave the base unchanged. Others (pissa, olora ...) move a part of it into
 # the adapter, which is then only valid with the remaining base.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+
+# Targets that stand for matrices of experts, in the spellings of all families.
+_EXPERT_TARGETS = frozenset(
+    (ALL_LINEAR, "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "experts")
+)
 
 # Turns a parameter, of which only a shard may be on this rank, into the whole tensor.
 Whole = Callable[[Tensor], Tensor]
@@ -256,16 +261,45 @@ def _target_names(base: nn.Module, head_weight: Tensor, targets: tuple[str, ...]
         # Compare tensors, not names: the head may be tied to the embedding or have another name.
         if isinstance(module, nn.Linear) and module.weight is not head_weight
     }
+    _require_no_experts(base, linears, targets)
     if targets == (ALL_LINEAR,):
         return list(linears)
-    known = sorted({name.rpartition(".")[2] for name in linears})
     for target in targets:
-        if target not in known:
+        if not any(_is_target(name, target) for name in linears):
+            known = sorted({name.rpartition(".")[2] for name in linears})
             raise ModelError(
                 f"lora.targets: {target!r} matches no linear module of this model. "
                 f"Known are {', '.join(known)}, or all-linear."
             )
-    return [name for name in linears if name.rpartition(".")[2] in targets]
+    return [name for name in linears if any(_is_target(name, target) for target in targets)]
+
+
+def _is_target(name: str, target: str) -> bool:
+    """Return whether a module's name is the target or ends with it, as in peft."""
+    return f".{name}".endswith(f".{target}")
+
+
+def _require_no_experts(
+    base: nn.Module, linears: Collection[str], targets: tuple[str, ...]
+) -> None:
+    """Raise ModelError if targets name the matrices of experts, which cannot have an adapter."""
+    experts = [name for name, parameter in base.named_parameters() if parameter.ndim == 3]
+    refused = [target for target in targets if target in _EXPERT_TARGETS] if experts else []
+    if not refused:
+        return
+    inner = [name for name in linears if ".mlp." not in f".{name}."]
+    names = sorted({name.rpartition(".")[2] for name in inner})
+    shared = next((name for name in linears if ".shared_experts." in name), "")
+    also = f" Shared experts can be adapted as {_last_two(shared)!r}." if shared else ""
+    raise ModelError(
+        f"lora.targets: {refused[0]!r} names matrices of this model's experts, too, which are "
+        f"stacked in one parameter per layer ({experts[0]}) and cannot have an adapter here. Set "
+        f"lora.targets=[{', '.join(names)}], or remove lora to train the experts.{also}"
+    )
+
+
+def _last_two(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
 
 
 def _check_settings(settings: dict[str, Any], folder: Path, config: LoraConfig) -> None:

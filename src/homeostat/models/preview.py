@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models import hf, weights
-from homeostat.models.build import config_origin, num_params, open_source, read_configs
+from homeostat.models.build import (
+    config_origin,
+    num_params,
+    open_source,
+    read_configs,
+    require_moe_settings,
+)
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.gguf import GgufFile
@@ -60,11 +66,14 @@ def preview_model(
         assert isinstance(source, Path)
         module = TransformersModel(meta_transformers(source))
     else:
+        shape = decoder_config(config, origin=origin)
+        require_moe_settings(model.moe, shape.moe)
         with torch.device("meta"):
-            module = Decoder(decoder_config(config, origin=origin), kernel="sdpa")
+            module = Decoder(shape, kernel="sdpa")
         if model.init == "pretrained":
-            stream = stacked_tensors(module.config.moe, _shapes(source))
-            weights.fill(module, stream, source=f"model.path: {model.path}")
+            where = f"model.path: {model.path}"
+            stream = stacked_tensors(module.config.moe, _shapes(source), source=where)
+            weights.fill(module, stream, source=where)
     require_memory(num_params(module), dtype=dtype, device=device, what=origin.sizes)
     if lora is not None:
         apply_lora(module, lora, seed=0)

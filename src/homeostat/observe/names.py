@@ -137,6 +137,28 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("policy/ratio_max", "", _MAX, "Largest ratio of new to old policy."),
     MetricInfo("policy/ratio_min", "", _MIN, "Smallest ratio of new to old policy."),
     MetricInfo(
+        "moe/route_agreement",
+        "share",
+        _MEAN,
+        "Share of (token, layer) pairs whose set of experts is the same in engine and trainer, in "
+        "the step's first update: recorded routes against what the trainer's routers would have "
+        "chosen.",
+    ),
+    MetricInfo(
+        "moe/replayed_share",
+        "share",
+        _MEAN,
+        "Share of the tokens in updates whose routes were replayed. The last token of a row, which "
+        "no engine ran, routes freely.",
+    ),
+    MetricInfo(
+        "moe/router_drift",
+        "share",
+        _MEAN,
+        "Share of (token, layer) pairs whose set of experts would be another one by the step's "
+        "last update: what the routers would choose then against the recorded routes.",
+    ),
+    MetricInfo(
         "policy/update_kl",
         "nats/token",
         _MEAN,
@@ -516,6 +538,43 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("data/rows", "rows", _SUM, "Number of rows processed."),
     MetricInfo("data/trained_rows", "rows", _SUM, "Number of rows in the updates (RL)."),
     MetricInfo("data/micro_batches", "batches", _MEAN, "Number of micro-batches in one update."),
+    MetricInfo(
+        "moe/aux_loss",
+        "",
+        _MEAN,
+        "Load-balancing loss of the routers before its coefficient; 1 is an even load.",
+    ),
+    MetricInfo("moe/z_loss", "", _MEAN, "Loss on the routers' logits, before its coefficient."),
+    MetricInfo(
+        "moe/max_violation",
+        "",
+        _MAX,
+        "Tokens of the busiest expert of all layers over its layer's mean, less 1.",
+    ),
+    MetricInfo(
+        "moe/load_max_share",
+        "share",
+        _MAX,
+        "Largest share of the tokens that one expert has, in any layer.",
+    ),
+    MetricInfo(
+        "moe/load_min_share",
+        "",
+        _MIN,
+        "Tokens of the idlest expert of all layers, against an even share (1).",
+    ),
+    MetricInfo(
+        "moe/dead_experts", "share", _MEAN, "Share of all experts that had no token in a step."
+    ),
+    MetricInfo(
+        "moe/dropped_share",
+        "share",
+        _MEAN,
+        "Share of (token, slot) pairs for which the chosen expert had no room.",
+    ),
+    MetricInfo(
+        "moe/bias_max", "", _LAST, "Largest absolute expert bias of all layers before the update."
+    ),
     MetricInfo(
         "memory/max_alloc",
         "bytes",

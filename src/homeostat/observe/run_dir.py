@@ -5,6 +5,7 @@
     findings.jsonl             findings: a line when one opens, and one when it closes
     events.jsonl               what happened: resumes, checkpoints, skipped steps ...
     row_losses.jsonl           row ids and losses of each step
+    expert_load.jsonl          load of every expert, of models with experts (observe/expert_load.py)
     journal/                   scored rollouts before they are trained on (rollout/journal.py)
     completions/               sampled completions for people to read (observe/completions.py)
     checkpoints/ trace/ offending_rows/ sinks/
@@ -29,6 +30,7 @@ from typing import Any
 from homeostat.config import RunConfig
 from homeostat.errors import RunDirError, RunDirWriteError
 from homeostat.observe.durable import OUT_OF_SPACE, write_atomically
+from homeostat.observe.expert_load import is_expert_load
 from homeostat.observe.jsonl import (
     JsonlWriter,
     encode,
@@ -52,6 +54,7 @@ class RunPaths:
         self.events = path / "events.jsonl"
         self.findings = path / "findings.jsonl"
         self.row_losses = path / "row_losses.jsonl"
+        self.expert_load = path / "expert_load.jsonl"
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
         self.completions = path / "completions"
@@ -90,6 +93,8 @@ class RunDir(RunPaths):
             self._events = JsonlWriter(self.events, sync=True, is_sound=is_event)
             self._row_losses = JsonlWriter(self.row_losses, is_sound=is_row_losses)
             self._findings = JsonlWriter(self.findings, is_sound=is_finding)
+            # Dense models have no such file.
+            self._expert_load = self._open_load() if self.expert_load.is_file() else None
         except OSError as error:
             if isinstance(error, RunDirError):
                 raise
@@ -102,7 +107,7 @@ class RunDir(RunPaths):
     def _require_plain_files(self) -> None:
         """Refuse anything but regular files where we write: a pipe would block forever."""
         texts = (self.config_json, self.config_yaml, self.console_log, self.traceback, self.report)
-        records = (self.metrics, self.events, self.findings, self.row_losses)
+        records = (self.metrics, self.events, self.findings, self.row_losses, self.expert_load)
         for path in (*texts, *records, self.path / ".lock"):
             if os.path.lexists(path) and not path.is_file():
                 raise RunDirError(
@@ -113,7 +118,7 @@ class RunDir(RunPaths):
     @property
     def set_aside(self) -> dict[str, int]:
         """Return how many damaged lines were moved to <file>.damaged on opening, by file name."""
-        writers = (self._metrics, self._events, self._row_losses, self._findings)
+        writers = (*self._writers, self._events)
         return {w.path.name: w.num_set_aside for w in writers if w.num_set_aside}
 
     def protect(self, config: Mapping[str, Any]) -> None:
@@ -165,10 +170,24 @@ class RunDir(RunPaths):
         rounded = [round(float(loss), 4) for loss in losses]
         self._row_losses.append({"step": step, "row_ids": list(row_ids), "losses": rounded})
 
+    def append_expert_load(self, record: Mapping[str, Any]) -> None:
+        """Append a record of observe/expert_load.py."""
+        if self._expert_load is None:
+            self._expert_load = self._open_load()
+        self._expert_load.append(record)
+
     def truncate_after(self, step: int) -> int:
-        """Remove metrics, row losses and findings of later steps. Return their number."""
-        writers = (self._metrics, self._row_losses, self._findings)
-        return sum(writer.cut_after(step) for writer in writers)
+        """Remove metrics, row losses, findings and load of later steps. Return their number."""
+        return sum(writer.cut_after(step) for writer in self._writers)
+
+    @property
+    def _writers(self) -> list[JsonlWriter]:
+        """Return the open files whose records belong to steps; events are history."""
+        writers = (self._metrics, self._row_losses, self._findings, self._expert_load)
+        return [writer for writer in writers if writer is not None]
+
+    def _open_load(self) -> JsonlWriter:
+        return JsonlWriter(self.expert_load, is_sound=is_expert_load)
 
     def write_config(self, config: RunConfig, *, recipe: str) -> None:
         """Write the resolved config, and the recipe's text as the user gave it.
@@ -197,7 +216,7 @@ class RunDir(RunPaths):
 
     def close(self) -> None:
         """Write what is waiting and release the lock. Idempotent."""
-        for writer in (self._metrics, self._events, self._row_losses, self._findings):
+        for writer in (*self._writers, self._events):
             writer.close()
         if self._lock_fd is not None:
             os.close(self._lock_fd)

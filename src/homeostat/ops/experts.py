@@ -37,13 +37,15 @@ def experts_of(
 ) -> Tensor:
     """Return [N, D]: the weighted sum of what each token's experts make of it."""
     tensors = x_ND, ids_NK, weights_NK, gate_up_EJD, down_EDI
-    if kernel == "grouped" or (kernel == "auto" and _should_group(x_ND, numerics)):
+    if is_grouped(x_ND, kernel=kernel, numerics=numerics):
         return grouped_experts(*tensors, numerics=numerics)
     return _plain_experts(*tensors, numerics=numerics)
 
 
-def _should_group(x_ND: Tensor, numerics: Numerics) -> bool:
-    """Return whether grouped products are the better choice: on a GPU, where there are kernels."""
+def is_grouped(x_ND: Tensor, *, kernel: GroupedKernel, numerics: Numerics) -> bool:
+    """Return whether to use grouped products. auto: on a GPU, where there are kernels for them."""
+    if kernel != "auto":
+        return kernel == "grouped"
     is_fast = x_ND.dtype == torch.bfloat16 or numerics == "invariant"
     return is_fast and kernels.on_cuda(x_ND) and kernels.fused(x_ND)
 
@@ -59,11 +61,14 @@ def _plain_experts(
 ) -> Tensor:
     num_tokens, num_slots = ids_NK.shape
     order_S = ids_NK.flatten().argsort(stable=True)
-    counts = _counts(ids_NK, len(down_EDI))
+    counts = _counts(ids_NK, num_experts=len(down_EDI))
     rows_SD = x_ND[order_S // num_slots]
     outs = []
     for expert, rows_mD in enumerate(rows_SD.split(counts)):
         if counts[expert]:
+            if numerics == "invariant":
+                # Its own memory, so that its tiles are aligned whatever rows come before them.
+                rows_mD = rows_mD.clone()
             gate_mI, up_mI = linear(rows_mD, gate_up_EJD[expert], numerics=numerics).chunk(2, 1)
             gated_mI = gated_silu(gate_mI, up_mI, numerics=numerics)
             outs.append(linear(gated_mI, down_EDI[expert], numerics=numerics))
@@ -72,8 +77,9 @@ def _plain_experts(
     return combined(out_NKD, weights_NK)
 
 
-def _counts(ids_NK: Tensor, num_experts: int) -> list[int]:
-    """Return how many pairs go to each expert. Where only shapes are computed, as many to each."""
+def _counts(ids_NK: Tensor, *, num_experts: int) -> list[int]:
     if ids_NK.is_meta:
-        return [len(part) for part in ids_NK.flatten().tensor_split(num_experts)]
+        # Memory is estimated without values: an even load.
+        least, more = divmod(ids_NK.numel(), num_experts)
+        return [least + (expert < more) for expert in range(num_experts)]
     return torch.bincount(ids_NK.flatten(), minlength=num_experts).tolist()

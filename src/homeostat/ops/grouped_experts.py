@@ -111,7 +111,8 @@ def _by_expert(
 
     def product(rows_SK: Tensor, weight_EOK: Tensor) -> Tensor:
         parts = zip(_parts(rows_SK, pairs.ends_E), weight_EOK, strict=True)
-        return torch.cat([tiled_product(part, weight) for part, weight in parts])
+        # Their own memory, so that tiles are aligned whatever rows come before them.
+        return torch.cat([tiled_product(part.clone(), weight) for part, weight in parts])
 
     both_SJ = product(spread(x_ND, pairs, num_slots=num_slots), gate_up_EJD)
     return both_SJ, product(gated(both_SJ, numerics="invariant"), down_EDI)

@@ -14,6 +14,7 @@ import time
 
 from homeostat.config.run import RunConfig
 from homeostat.rollout.collect import StepRollouts
+from homeostat.run.evaluation.expert_load import step_load
 from homeostat.run.evaluation.rl_eval import evaluate_prompts
 from homeostat.run.evaluation.rl_measure import replay_metrics, rl_metrics
 from homeostat.run.healing.healer import Healer
@@ -133,6 +134,7 @@ def _learner(parts: RlParts, session: Session) -> Learner:
     guarded = GuardedStep(
         parts.trainer,
         config.trainer,
+        moe=config.model.moe,
         memory=memory,
         origin=lambda row: f"sample {row} of the step",
         run_dir=session.run_dir,
@@ -181,6 +183,7 @@ def _evaluated(parts: RlParts, session: Session) -> tuple[dict[str, float], bool
 def _keep(parts: RlParts, session: Session, rollouts: StepRollouts, learned: Learned) -> None:
     for report in learned.reports:
         session.keep_row_losses(report)
+    session.keep_expert_load(parts.state.step, step_load(learned.reports))
     keep_completions(parts.config, session, rollouts, learned, step=parts.state.step)
 
 

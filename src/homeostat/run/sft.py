@@ -13,6 +13,7 @@ import logging
 import time
 
 from homeostat.config.run import RunConfig
+from homeostat.run.evaluation.expert_load import step_load
 from homeostat.run.evaluation.sft_measure import evaluate, step_metrics
 from homeostat.run.healing.healer import Healer
 from homeostat.run.publication.saving import Saver
@@ -49,6 +50,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
     guarded = GuardedStep(
         parts.trainer,
         config.trainer,
+        moe=config.model.moe,
         memory=memory,
         origin=parts.train_rows.rows.origin,
         run_dir=session.run_dir,
@@ -91,6 +93,7 @@ def _loop(config: RunConfig, parts: Parts, session: Session, hooks: Hooks) -> No
                 metrics |= eval_metrics
             recorder.log(plan.step, metrics)
             session.keep_row_losses(report)
+            session.keep_expert_load(plan.step, step_load([report]))
             hooks.after_step(plan.step, parts)
 
             at_end = at_end or state.stopped_early

@@ -22,6 +22,7 @@ from homeostat.config.rollout import (
 from homeostat.config.run import RunConfig
 from homeostat.errors import ModelError
 from homeostat.models.build import LoadedModel, ModelSheet, load_model
+from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
@@ -51,7 +52,8 @@ def role_models(
     """The models of a run by their roles. `starting_policy` gives a frozen model with the weights
     that the policy starts from."""
     policy = load(config.model, config.lora, trained=True)
-    models = {Role.POLICY: RoleModel(policy, config=config.trainer)}
+    rate = config.model.moe.router_bias_update_rate
+    models = {Role.POLICY: RoleModel(policy, config=config.trainer, bias_rate=rate)}
     choice = reference_of(config)
     if isinstance(choice, AdapterOffReference):
         models[Role.REFERENCE] = RoleModel(policy, without_adapter=True)
@@ -128,7 +130,8 @@ def load(
 
 def _frozen_copy(policy: LoadedModel) -> LoadedModel:
     """Made before the optimizer hangs its hooks on the parameters. What no update changes, the
-    base of an adapter, is shared with the policy."""
-    shared = {id(p): p for p in policy.module.parameters() if not p.requires_grad}
+    base of an adapter, is shared with the policy; expert biases may be moved without a gradient."""
+    named = policy.module.named_parameters()
+    shared = {id(p): p for name, p in named if not (p.requires_grad or is_expert_bias(name))}
     module = copy.deepcopy(policy.module, shared)
     return replace(policy, module=module.requires_grad_(False))

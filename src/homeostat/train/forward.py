@@ -8,7 +8,8 @@ The loss is found by its name (`algorithms/losses.py`), and gets the columns tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,28 +21,33 @@ from homeostat.columns import dense
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
+from homeostat.models.expert_load import LoadWatch
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.lora import lora_modules
+from homeostat.models.routing import Routing
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.reducers import REDUCERS, TokenPlaces
+from homeostat.train.replay import replay_sums, replayed_columns, replaying
 from homeostat.train.runtime import Runtime
-from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
+from homeostat.types import Computed, FloatArray, LossSpec, Outputs, RouterLoss, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """Log-probs of the M trained tokens of a batch, and entropies of their distributions.
 
-    `index_M` is a token's place in the batch, `row_of_M` its row.
+    `index_M` is a token's place in the batch, `row_of_M` its row. `routing` is that of the pass
+    where it replayed recorded routes: its `finish_backward` follows the backward pass.
     """
 
     logp_M: Tensor
     entropy_M: Tensor | None
     index_M: Tensor
     row_of_M: Tensor
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class OnDevice:
 
     scores: TokenScores | None
     hidden: dict[int, Tensor]
+    load_LE: Tensor | None = None
 
     def to_host(self, outputs: Outputs) -> Computed:
         scores = self.scores
@@ -59,6 +66,7 @@ class OnDevice:
             if scores is None or scores.entropy_M is None
             else _host(scores.entropy_M),
             hidden={layer: _host(reduced) for layer, reduced in self.hidden.items()},
+            load_LE=None if self.load_LE is None else _host(self.load_LE),
         )
 
 
@@ -79,8 +87,11 @@ class Forward:
     def outputs(self, model: Model, batch: TrainBatch, outputs: Outputs) -> OnDevice:
         """Compute what is asked for, and no more. There is no dropout."""
         states = HiddenStates(outputs.hidden) if outputs.hidden else None
+        watch = self._watch(model, batch, None) if outputs.load else None
         tokens_N = self._send(batch.tokens_N)
-        hidden_ND = self._hidden(model, batch, tokens_N, states=states)
+        routing, routes = self._routing(model, batch, watch)
+        hidden_ND = self._hidden(model, batch, tokens_N, routing, alike=routes, states=states)
+        load_LE = None if watch is None else watch.load()
         scores = None
         if outputs.logp or outputs.entropy:
             entropy = EntropyNeed.VALUE if outputs.entropy else EntropyNeed.NONE
@@ -88,10 +99,10 @@ class Forward:
                 model, batch, tokens_N, hidden_ND, temperature=outputs.temperature, entropy=entropy
             )
         if states is None:
-            return OnDevice(scores, {})
+            return OnDevice(scores, {}, load_LE)
         reduce, places = REDUCERS[outputs.reducer], self._places(batch)
         reduced = {layer: reduce(state, places) for layer, state in states.found().items()}
-        return OnDevice(scores, reduced)
+        return OnDevice(scores, reduced, load_LE)
 
     def scores(
         self,
@@ -101,25 +112,36 @@ class Forward:
         temperature: float,
         entropy: EntropyNeed = EntropyNeed.NONE,
         dropout_step: int | None = None,
+        watch: LoadWatch | None = None,
     ) -> TokenScores:
         """Compute log-probs of the trained tokens, with a gradient. `dropout_step` keys dropout."""
         tokens_N = self._send(batch.tokens_N)
-        hidden_ND = self._hidden(model, batch, tokens_N, dropout_step=dropout_step)
-        return self._scores(
+        routing, routes = self._routing(model, batch, watch)
+        hidden_ND = self._hidden(
+            model, batch, tokens_N, routing, alike=routes, dropout_step=dropout_step
+        )
+        scores = self._scores(
             model, batch, tokens_N, hidden_ND, temperature=temperature, entropy=entropy
         )
+        return replace(scores, routing=routing)
 
     def loss(
         self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
-    ) -> tuple[TokenScores, LossTerms]:
-        """Compute what the batch adds to the loss of update `step`, which keys dropout."""
+    ) -> tuple[TokenScores, LossTerms, Tensor | None]:
+        """Compute what the batch adds to the loss of update `step`, which keys dropout.
+
+        The third value is the load of the model's experts. The routers' losses are not in the
+        terms: their gradients join in the backward pass (ops/balance.py).
+        """
         loss = loss_of(spec)
+        watch = self._watch(model, batch, spec.router)
         scores = self.scores(
             model,
             batch,
             temperature=float(spec.params.get("temperature", 1.0)),
             entropy=loss.entropy(spec),
             dropout_step=step,
+            watch=watch,
         )
         read = {name: dense(v) for name, v in batch.columns.items() if name in loss.columns}
         inputs = LossInputs(
@@ -130,25 +152,60 @@ class Forward:
             row_of_M=scores.row_of_M,
             num_rows=batch.num_rows,
         )
-        return scores, loss.terms(inputs, spec)
+        terms, routing = loss.terms(inputs, spec), scores.routing
+        if routing is not None and routing.replayed_NLK is not None:
+            terms = replace(terms, sums={**terms.sums, **replay_sums(routing, batch)})
+        return scores, terms, None if watch is None else watch.found()
+
+    def _routing(
+        self, model: Model, batch: TrainBatch, watch: LoadWatch | None
+    ) -> tuple[Routing | None, tuple[np.ndarray, ...]]:
+        """Return what replays the batch's recorded routes and watches the load, and those routes.
+
+        None if there is nothing to replay and nothing to watch.
+        """
+        routes = replayed_columns(batch)
+        routing = replaying(routes, batch, model.moe, send=self._send) if routes else None
+        if watch is not None:
+            routing = routing or Routing()
+            routing.load = watch
+        return routing, tuple(routes.values())
 
     def _hidden(
         self,
         model: Model,
         batch: TrainBatch,
         tokens_N: Tensor,
+        routing: Routing | None,
         *,
+        alike: Sequence[np.ndarray],
         dropout_step: int | None = None,
         states: HiddenStates | None = None,
     ) -> Tensor:
+        """Return the hidden states. `alike`: rows share a prompt only where these are equal."""
         positions_N = self._send(batch.positions_N)
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
         keys_N = self._dropout_keys(batch, positions_N, dropout_step)
-        # Sharing computes a prompt once for all its rows: then there is no state of every token.
-        if isinstance(model, Decoder) and keys_N is None and states is None:
-            sharing = self._sharing(batch)
-            return model.hidden(tokens_N, positions_N, layout, sharing=sharing)
-        return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
+        if not isinstance(model, Decoder):
+            assert routing is None, "refused by config.combinations"
+            return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
+        # Sharing computes a prompt once for all its rows: then there is no state of every token,
+        # and an expert's room is not taken by copies.
+        watch = None if routing is None else routing.load
+        shares = keys_N is None and states is None and (watch is None or not watch.has_limit)
+        sharing = self._sharing(batch, alike) if shares else None
+        hidden_ND = model.hidden(
+            tokens_N,
+            positions_N,
+            layout,
+            dropout_keys_N=keys_N,
+            sharing=sharing,
+            states=states,
+            routing=routing,
+        )
+        if routing is not None and model.moe is not None:
+            routing.finish_pass(len(model.moe.layers))
+        return hidden_ND
 
     def _scores(
         self,
@@ -174,16 +231,23 @@ class Forward:
             logp_M, entropy_M = token_logprobs_and_entropy(*inputs, **how, entropy_grad=with_grad)
         return TokenScores(logp_M, entropy_M, index_M, row_of_M)
 
+    def _watch(self, model: Model, batch: TrainBatch, loss: RouterLoss | None) -> LoadWatch | None:
+        if model.moe is None:
+            return None
+        return LoadWatch.of(model.moe, batch.lengths_B, loss=loss, device=self.runtime.device)
+
     def _places(self, batch: TrainBatch) -> TokenPlaces:
         arrays = (*predicted_positions(batch), batch.lengths_B)
         return TokenPlaces(*map(self._send, arrays))
 
-    def _sharing(self, batch: TrainBatch) -> SharedPrompts | None:
+    def _sharing(self, batch: TrainBatch, alike: Sequence[np.ndarray]) -> SharedPrompts | None:
         if not self.config.share_prompts or batch.num_rows < 2:
             return None
         device = self.runtime.device
         lengths_B = prompt_lengths(batch)
-        return SharedPrompts.find(batch.tokens_N, batch.lengths_B, lengths_B, device=device)
+        return SharedPrompts.find(
+            batch.tokens_N, batch.lengths_B, lengths_B, device=device, alike=alike
+        )
 
     def _dropout_keys(
         self, batch: TrainBatch, positions_N: Tensor, step: int | None

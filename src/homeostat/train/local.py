@@ -54,7 +54,9 @@ class LocalTrainer(RankTrainer):
     ) -> list[Accumulated]:
         if self.lanes is None or not _splits(state):
             return super()._accumulated(state, batch, spec, step=step)
-        parts = split(batch, self.lanes.count)
+        # Experts have room for the tokens of a whole micro-batch.
+        has_limit = spec.router is not None and spec.router.capacity_factor is not None
+        parts = [batch] if has_limit else split(batch, self.lanes.count)
         if len(parts) == 1:
             return super()._accumulated(state, batch, spec, step=step)
         return _in_lanes(self.lanes, state, parts, spec, step=step)
@@ -76,10 +78,13 @@ def _in_lanes(
     optimizer = state.training.optimizer
 
     def work(part: TrainBatch) -> tuple[Accumulated, tuple[Tensor | None, ...]]:
-        scores, terms = state.forward.loss(state.model, part, spec, step=step)
+        scores, terms, load = state.forward.loss(state.model, part, spec, step=step)
         params = tuple(optimizer.params.values())
         grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
-        return Accumulated.of(part, scores, terms, is_first=part is parts[0]), grads
+        if scores.routing is not None:
+            scores.routing.finish_backward()
+        done = Accumulated.of(part, scores, terms, load=load, is_first=part is parts[0])
+        return done, grads
 
     found = []
     for done, grads in lanes.map(work, parts):

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from homeostat.algorithms.losses import require_columns
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.models.build import Model, ModelSheet
+from homeostat.models.build import ModelSheet
+from homeostat.train.expert_bias import expert_biases, largest_bias, move_biases
 from homeostat.train.exporting import export_role, whole_weights
 from homeostat.train.forward import Forward
 from homeostat.train.frozen import checksums, require_same_frozen
@@ -112,9 +113,11 @@ class RankTrainer:
         self, state: RoleState, batch: TrainBatch, spec: LossSpec, *, step: int
     ) -> list[Accumulated]:
         """Add the batch's gradient; returns what is to be remembered of it."""
-        scores, terms = state.forward.loss(state.model, batch, spec, step=step)
+        scores, terms, load = state.forward.loss(state.model, batch, spec, step=step)
         terms.loss.backward()
-        return [Accumulated.of(batch, scores, terms)]
+        if scores.routing is not None:
+            scores.routing.finish_backward()
+        return [Accumulated.of(batch, scores, terms, load=load)]
 
     def _take_part(self, state: RoleState) -> None:
         """Gather and reduce with the others: a gradient of zero."""
@@ -160,6 +163,9 @@ class RankTrainer:
                         grad_norm=report.grad_norm,
                         max_grad_norm=training.config.max_grad_norm,
                     )
+                    if training.biases and report.load is not None:
+                        how = {"rate": training.bias_rate, "shards": self.shards}
+                        move_biases(training.biases, report.load.load_LE, **how)
         self.discard(role)
         seen = training.probe.finish(learning_rate=learning_rate) if report.applied else None
         if seen is not None:
@@ -176,7 +182,10 @@ class RankTrainer:
         is_begun = bool(training.pending) or not self.shards.is_alone
         assert is_begun, "apply needs at least one accumulate before it"
         self.hand_over(role)
-        return self.shards.combined(to_host(training.pending, training.optimizer.grad_norm()))
+        biases = expert_biases(self._state(role).named_parameters())
+        largest = largest_bias(list(biases.values()), self.shards)
+        norm = training.optimizer.grad_norm()
+        return self.shards.combined(to_host(training.pending, norm, bias_max=largest))
 
     def hand_over(self, role: Role) -> None:
         """Give the optimizer the gradients that were accumulated so far."""
@@ -238,6 +247,7 @@ class RankTrainer:
             weights, optimizer = state.stems
             if state.training is not None:
                 groups[weights] = self._rows_of(state.training.params.items())
+                groups[weights] |= self._bias_rows(state.training)
                 groups[optimizer] = self._optimizer_rows(state.training)
             elif state.changes:
                 groups[weights] = self._rows_of(state.named_parameters())
@@ -258,6 +268,13 @@ class RankTrainer:
 
     def _rows_of(self, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Rows]:
         return {name: self.shards.rows(self.shards.computed(p), p.shape) for name, p in named}
+
+    def _bias_rows(self, training: Training) -> dict[str, Rows]:
+        """Rows of the expert biases that are moved: fp32, whatever is computed in."""
+        return {
+            name: self.shards.rows(self.shards.part(p), p.shape)
+            for name, p in training.biases.items()
+        }
 
     def _optimizer_rows(self, training: Training) -> dict[str, Rows]:
         tensors = {**training.optimizer.state(), **self.shards.masters(training.optimizer)}
@@ -304,18 +321,20 @@ def _role_state(
         model=module,
         sheet=model.loaded.sheet,
         forward=Forward.of(module, config, runtime=runtime, seed=seed),
-        training=None if model.config is None else _start_training(module, model.config, shards),
+        training=None if model.config is None else _start_training(model, model.config, shards),
         changes=model.changes,
         without_adapter=model.without_adapter,
     )
 
 
-def _start_training(model: Model, config: TrainerConfig, shards: Shards) -> Training:
-    named = model.causal_lm.named_parameters
+def _start_training(model: RoleModel, config: TrainerConfig, shards: Shards) -> Training:
+    named = model.loaded.module.causal_lm.named_parameters
     params = {name: param for name, param in named() if param.requires_grad}
+    biases = expert_biases(named()) if model.bias_rate > 0 else {}
     optimizer = MasterAdamW(((n, shards.owned(p)) for n, p in params.items()), config.optimizer)
-    frozen = partial(_not_trained, named, params.keys(), shards)
-    return Training(config, params, optimizer, UpdateProbe(optimizer, named, frozen))
+    frozen = partial(_not_trained, named, params.keys() | biases.keys(), shards)
+    probe = UpdateProbe(optimizer, named, frozen)
+    return Training(config, params, optimizer, probe, biases, model.bias_rate)
 
 
 def _not_trained(

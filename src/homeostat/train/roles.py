@@ -32,26 +32,31 @@ class RoleModel:
     `config` says how it is trained (optimizer, clipping, schedule); None where it is frozen.
     `changes`: its weights change on the way although it is not trained (a reference that is
     refreshed), so that a checkpoint must hold them. `without_adapter`: the module is another
-    role's, and plays this one with its adapter switched off.
+    role's, and plays this one with its adapter switched off. `bias_rate`: by how much expert biases
+    are moved after each update (train/expert_bias.py).
     """
 
     loaded: LoadedModel
     config: TrainerConfig | None = None
     changes: bool = False
     without_adapter: bool = False
+    bias_rate: float = 0.0
 
 
 @dataclass(slots=True)
 class Training:
     """The trained side of a role: its optimizer, its schedule (`config`) and the pending update.
 
-    `params` are its trained parameters; the optimizer owns this rank's part of each.
+    `params` are its trained parameters; the optimizer owns this rank's part of each. `biases` are
+    expert biases that are moved by `bias_rate` after each update.
     """
 
     config: TrainerConfig
     params: dict[str, nn.Parameter]
     optimizer: MasterAdamW
     probe: UpdateProbe
+    biases: dict[str, nn.Parameter] = field(default_factory=dict)
+    bias_rate: float = 0.0
     pending: list[Accumulated] = field(default_factory=list)
 
 
@@ -86,7 +91,8 @@ class RoleState:
             return ()
         if self.training is None:
             return self.named_parameters()
-        return ((name, p) for name, p in self.named_parameters() if not p.requires_grad)
+        saved = self.training.params.keys() | self.training.biases.keys()
+        return ((name, p) for name, p in self.named_parameters() if name not in saved)
 
     @property
     def stems(self) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from homeostat.columns import as_json
+from homeostat.config.moe import MoeConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import repack
 from homeostat.errors import NonFiniteHaltError
@@ -18,6 +19,7 @@ from homeostat.observe.run_dir import RunDir
 from homeostat.train.events import EmitEvent
 from homeostat.train.nonfinite import STORED_WEIGHTS
 from homeostat.train.oom import MemoryGuard
+from homeostat.train.router_loss import with_router_loss
 from homeostat.train.run_state import RunState
 from homeostat.train.trainer import Origin, Trainer
 from homeostat.types import StepPlan, TokenRow, UpdateReport
@@ -34,6 +36,7 @@ class GuardedStep:
         trainer: Trainer,
         config: TrainerConfig,
         *,
+        moe: MoeConfig,
         memory: MemoryGuard,
         origin: Callable[[int], str],
         run_dir: RunDir,
@@ -43,6 +46,7 @@ class GuardedStep:
     ) -> None:
         self.trainer = trainer
         self.config = config
+        self.moe = moe
         self.memory = memory
         self.origin = origin
         self.run_dir = run_dir
@@ -73,12 +77,19 @@ class GuardedStep:
         )
 
     def _update(self, plan: StepPlan, learning_rate: float) -> UpdateReport:
+        plan = self._with_router_loss(plan)
         self.trainer.accumulate(plan.role, plan.micro_batches, plan.loss, step=plan.step)
         return self.trainer.apply(plan.role, step=plan.step, learning_rate=learning_rate)
 
+    def _with_router_loss(self, plan: StepPlan) -> StepPlan:
+        moe = self.trainer.sheet.moe
+        if moe is None:
+            return plan
+        return with_router_loss(plan, self.moe, trainer=self.trainer, num_experts=moe.num_experts)
+
     def _explain_nonfinite(self, plan: StepPlan, report: UpdateReport) -> None:
         rows = [row for batch in plan.micro_batches for row in batch.rows()]
-        bad, origin = self.trainer.trace_nonfinite(plan)
+        bad, origin = self.trainer.trace_nonfinite(self._with_router_loss(plan))
         place = self._write_rows(plan.step, bad or rows)
         self.state.num_skipped += 1
         self.state.skipped_in_a_row += 1

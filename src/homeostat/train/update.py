@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from homeostat.algorithms.terms import LossTerms
+from homeostat.models.expert_load import NUM_SUMS
 from homeostat.train.forward import TokenScores
-from homeostat.types import FloatArray, IntArray, Role, TrainBatch, UpdateReport
+from homeostat.types import ExpertLoad, FloatArray, IntArray, Role, TrainBatch, UpdateReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,18 @@ class Accumulated:
     num_trained_B: IntArray
     # Of the parts of one micro-batch the first alone is counted.
     is_first: bool
+    # [L, E + NUM_SUMS] of the model's experts (models/expert_load.py); None where it has none.
+    load: Tensor | None = None
 
     @classmethod
     def of(
-        cls, batch: TrainBatch, scores: TokenScores, terms: LossTerms, *, is_first: bool = True
+        cls,
+        batch: TrainBatch,
+        scores: TokenScores,
+        terms: LossTerms,
+        *,
+        load: Tensor | None = None,
+        is_first: bool = True,
     ) -> Accumulated:
         starts_B = np.cumsum(batch.lengths_B) - batch.lengths_B
         return cls(
@@ -42,6 +51,7 @@ class Accumulated:
             row_ids_B=batch.row_ids_B,
             num_trained_B=np.add.reduceat(batch.weights_N != 0, starts_B, dtype=np.int64),
             is_first=is_first,
+            load=load,
         )
 
 
@@ -57,18 +67,24 @@ class UpdateShare:
     row_logp: tuple[FloatArray, ...]
     sums: Mapping[str, float]
     maxima: Mapping[str, float]
+    load: ExpertLoad | None = None
 
 
-def to_host(done: Sequence[Accumulated], grad_norm: Tensor) -> UpdateShare:
-    """By the one device-to-host copy of the whole update."""
+def to_host(
+    done: Sequence[Accumulated], grad_norm: Tensor, *, bias_max: Tensor | None = None
+) -> UpdateShare:
+    """By the one device-to-host copy of the whole update. `bias_max`: of the expert biases."""
     sums, maxima = reduce_stats([part.terms for part in done]) if done else ({}, {})
     loss = total_loss(done) if done else torch.zeros_like(grad_norm)
     scalars = torch.stack([loss, grad_norm, *sums.values(), *maxima.values()])
     row_losses = [part.terms.row_losses_B for part in done]
-    parts = [scalars, *row_losses, *(part.logp_M for part in done)]
+    load = _total_load(done, bias_max)
+    flat_load = scalars[:0] if load is None else load.flatten()
+    parts = [scalars, flat_load, *row_losses, *(part.logp_M for part in done)]
     host = torch.cat([part.float() for part in parts]).cpu().numpy()
     num_rows = sum(len(losses_B) for losses_B in row_losses)
-    scalars_host, row_losses_B, logp_host = np.split(host, [len(scalars), len(scalars) + num_rows])
+    ends = np.cumsum([len(scalars), len(flat_load), num_rows])
+    scalars_host, load_host, row_losses_B, logp_host = np.split(host, ends)
     loss_host, norm_host, *stats = scalars_host.tolist()
     no_rows_B = np.zeros(0, dtype=np.int64)
     num_trained_B = np.concatenate([no_rows_B, *(part.num_trained_B for part in done)])
@@ -81,6 +97,29 @@ def to_host(done: Sequence[Accumulated], grad_norm: Tensor) -> UpdateShare:
         row_logp=tuple(np.split(logp_host, np.cumsum(num_trained_B)))[:-1],
         sums=dict(zip(sums, stats, strict=False)),
         maxima=dict(zip(maxima, stats[len(sums) :], strict=True)),
+        load=None if load is None else _expert_load(load_host.reshape(load.shape)),
+    )
+
+
+def _total_load(done: Sequence[Accumulated], bias_max: Tensor | None) -> Tensor | None:
+    """The load of an update, with the largest expert bias, or NaN, as one more column."""
+    loads = [part.load for part in done if part.load is not None]
+    if not loads:
+        return None
+    total = torch.stack(loads).sum(dim=0)
+    largest = total.new_full((), math.nan) if bias_max is None else bias_max.to(total)
+    return torch.cat([total, largest.expand(len(total), 1)], dim=1)
+
+
+def _expert_load(host: FloatArray) -> ExpertLoad:
+    *load_E, aux_L, z_L, dropped_L, bias_L = host.T.astype(np.float64)
+    assert len(host.T) == len(load_E) + NUM_SUMS + 1, host.shape
+    return ExpertLoad(
+        load_LE=np.stack(load_E, axis=1),
+        aux_loss=float(aux_L.mean()),
+        z_loss=float(z_L.mean()),
+        num_dropped=float(dropped_L.sum()),
+        bias_max=None if math.isnan(bias_L[0]) else float(bias_L[0]),
     )
 
 
@@ -129,6 +168,7 @@ def merge(shares: Sequence[UpdateShare], *, grad_norm: float) -> UpdateShare:
         row_logp=tuple(logp for share in busy for logp in share.row_logp),
         sums={name: sum(share.sums[name] for share in busy) for name in busy[0].sums},
         maxima={name: _largest([share.maxima[name] for share in busy]) for name in busy[0].maxima},
+        load=ExpertLoad.merged([share.load for share in busy if share.load is not None]),
     )
 
 
@@ -145,6 +185,7 @@ def make_report(share: UpdateShare, *, role: Role, step: int, learning_rate: flo
         row_losses_B=share.row_losses_B,
         stats={**share.sums, **share.maxima},
         row_logp=share.row_logp,
+        load=share.load,
     )
 
 

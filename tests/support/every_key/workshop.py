@@ -25,7 +25,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from tests.support import tiny
+from tests.support import tiny, tiny_moe_runs
 
 from homeostat import api
 from homeostat.config import RunConfig
@@ -189,6 +189,7 @@ def write_inputs(folder: Path) -> None:
     (folder / "fewer.jsonl").write_text("\n".join(rows[5:35]), encoding="utf-8")
     (folder / "flawed.jsonl").write_text("\n".join([*rows, "{}"]), encoding="utf-8")
     tiny.write_model(folder / "wide", hidden_size=48)
+    tiny.write_model(folder / "experts", **tiny_moe_runs.EXPERTS["dots1"])
     without_merges(tiny.write_model(folder / "bytewise") / "tokenizer.json")
     template = json.loads((folder / "wide" / "tokenizer_config.json").read_text())["chat_template"]
     (folder / "polite.jinja").write_text("please {{ '\\n' }}" + template, encoding="utf-8")

@@ -6,6 +6,7 @@ A chart without values is left out, so a CPU run shows no GPU charts.
 from __future__ import annotations
 
 from homeostat.observe.report import chart_parts as parts
+from homeostat.observe.report.expert_charts import expert_section
 from homeostat.observe.report.facts import RunFacts
 from homeostat.observe.report.marked import with_marks
 from homeostat.observe.report.plots import Line, Marker, Plot, Section
@@ -20,6 +21,7 @@ def make_sections(facts: RunFacts) -> list[Section]:
         sections = make_rl_sections(facts, markers)
     else:
         sections = [Section("", _sft_plots(facts, markers))]
+    sections.append(expert_section(facts, markers))
     return with_marks(sections, facts.illnesses, facts.other_remedies)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from homeostat.config.shareable import shared_config
 from homeostat.errors import RunDirError
 from homeostat.observe.completions import completion_steps, read_completions
+from homeostat.observe.expert_load import is_expert_load
 from homeostat.observe.jsonl import (
     IsSound,
     is_event,
@@ -79,6 +80,7 @@ class RunFacts:
     columns: dict[str, Series]
     events: list[dict[str, Any]]
     worst_rows: list[WorstRow]
+    expert_load: list[dict[str, Any]]
     samples: list[StepSamples]
     illnesses: list[Illness]
     # Remedies of findings that are no longer on record.
@@ -138,7 +140,7 @@ class RunFacts:
 def read_facts(path: Path) -> RunFacts:
     """Read all files of a run directory."""
     paths = RunPaths(path)
-    files = (paths.metrics, paths.events, paths.findings, paths.row_losses)
+    files = (paths.metrics, paths.events, paths.findings, paths.row_losses, paths.expert_load)
     bad: dict[str, list[int]] = {file.name: [] for file in files}
 
     def records(file: Path, is_sound: IsSound) -> Iterator[dict[str, Any]]:
@@ -157,6 +159,7 @@ def read_facts(path: Path) -> RunFacts:
         columns=read_columns(metrics),
         events=events,
         worst_rows=find_worst_rows(records(paths.row_losses, is_row_losses)),
+        expert_load=list(records(paths.expert_load, is_expert_load)),
         samples=read_samples(paths.completions),
         illnesses=illnesses,
         other_remedies=share_out(read_remedies(events), illnesses),

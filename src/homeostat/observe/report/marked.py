@@ -44,6 +44,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "precision": ("sampling/sampling_logp_difference/mean",),
     "generation": ("completions/mean_length", "completions/clipped_ratio"),
     "memory": ("memory/max_alloc", "memory/host_rss"),
+    "moe": ("moe/max_violation", "sampling/sampling_logp_difference/mean"),
     "performance": ("time/step", "throughput/tokens_per_s"),
     "distributed": ("time/step", "throughput/tokens_per_s"),
 }

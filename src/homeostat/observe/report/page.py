@@ -71,7 +71,7 @@ def render_page(facts: RunFacts) -> str:
 def _section(section: Section) -> str:
     """Return texts and plots of a section; nothing if it has no text and no plot with values."""
     plots = [plot for plot in section.plots if has_values(plot)]
-    if not (plots or section.text or section.alarm):
+    if not (plots or section.text or section.alarm or section.figures):
         return ""
     halves = [number for number, plot in enumerate(plots) if plot.size == "half"]
     if len(halves) % 2:
@@ -81,7 +81,7 @@ def _section(section: Section) -> str:
     told = f'<p class="told">{escape(section.text)}</p>' if section.text else ""
     told += f'<div class="notice">{escape(section.alarm)}</div>' if section.alarm else ""
     drawn = f'<div class="plots">{"".join(map(render_plot, plots))}</div>' if plots else ""
-    return head + told + drawn
+    return head + told + section.figures + drawn
 
 
 def _header(facts: RunFacts) -> str:

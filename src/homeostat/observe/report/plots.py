@@ -107,7 +107,8 @@ class Plot:
 class Section:
     """Plots under one heading, or under none if the title is empty.
 
-    `text` summarises them; `alarm` is a text that must not be overlooked.
+    `text` summarises them; `alarm` is a text that must not be overlooked. `figures` is HTML of
+    drawings that come before the plots.
     """
 
     title: str
@@ -115,6 +116,7 @@ class Section:
     note: str = ""
     text: str = ""
     alarm: str = ""
+    figures: str = ""
 
 
 def render_plot(plot: Plot) -> str:

@@ -8,7 +8,7 @@ The shape of a tile is chosen by the numbers of rows and outputs: with few rows 
 is the bottleneck, with many rows multiplying. This does not change the bits: Hopper's tensor cores
 take 16 inputs of an entry at a time, in order, whatever tile the entry is in and however many
 inputs are loaded at once, and the transposed product (weight @ x.T) has the same bits. Each device
-is tested for this once (`tiles_agree`); if the test fails, only one tile shape is used.
+is tested for this once (`_tiles_agree`); if the test fails, only one tile shape is used.
 
 Suffixes: `_M` rows, `_K` inputs, `_O` outputs.
 """
@@ -62,7 +62,7 @@ _SINGLE = Tile(rows=64, outputs=64, inputs=32, warps=8, stages=2)
 
 
 def half_tiles() -> tuple[Tile, ...]:
-    """Return the tile shapes for bf16 and fp16, the largest first."""
+    """Return the tile shapes for bf16 and fp16."""
     return (*_HALF, _FEWEST)
 
 
@@ -83,7 +83,7 @@ def tile_of(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
 
 
 @cache
-def tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
+def _tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether an entry has the same bits in all tile shapes.
 
     They differ if the shape of a tile determines the order of sums, as in Triton's interpreter.
@@ -99,7 +99,7 @@ def tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _chosen_tile(x_MK: Tensor, num_outputs: int) -> Tile:
-    if x_MK.dtype == torch.float32 or tiles_agree(x_MK.device, x_MK.dtype):
+    if x_MK.dtype == torch.float32 or _tiles_agree(x_MK.device, x_MK.dtype):
         return tile_of(len(x_MK), num_outputs, x_MK.dtype)
     return _HALF[0]
 

@@ -27,8 +27,8 @@ Reserve = Callable[[list[Sequence], int], bool]
 class Taken:
     """The tokens that a burst drew for its sequences: [B, S], of which the first `made` count.
 
-    `routes_BSLK` are the experts that the tokens before them went to, which the burst ran to draw
-    them, by layer with experts and slot; None in a dense model, and where none are recorded.
+    `routes_BSLK`: per step the experts of the token that it ran, which is the one before the token
+    that it drew, in the smallest integer type; None where no sequence asks for them.
     """
 
     sequences: list[Sequence]

@@ -11,8 +11,10 @@ from homeostat.algorithms.baselines import has_signal
 from homeostat.columns import dense
 from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
+from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.probes import worst
+from homeostat.run.learning.routes import route_metrics
 from homeostat.run.learning.updates import step_rows
 from homeostat.run.wiring.rl_setup import RlParts
 from homeostat.types import RolloutGroup, Sample, UpdateReport
@@ -30,6 +32,8 @@ def rl_metrics(
         **_completion_metrics(samples),
         **update_metrics(learned.reports),
         **policy_metrics(learned.measured),
+        **route_metrics(learned.reports),
+        **load_metrics(learned.reports, parts.config.model.moe, sheet=parts.trainer.sheet),
         **worst(learned.probes),
         **learned.mismatch,
         **_signal_metrics(rollouts, learned),

@@ -12,6 +12,7 @@ from homeostat.data.inputs import RowSet
 from homeostat.data.loader import eval_batches
 from homeostat.data.store import RowStore
 from homeostat.observe.devices import host_rss
+from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.probes import plan_probes
 from homeostat.run.sizing.token_budget import current_sizes
 from homeostat.train.forward import predicted_positions
@@ -51,6 +52,7 @@ def step_metrics(
     if parts.config.trainer.packing:
         budget = current_sizes(parts.config.trainer, parts.state).tokens_per_micro_batch
         metrics["data/packing_fill"] = plan.num_tokens / (report.num_micro_batches * budget)
+    metrics |= load_metrics([report], parts.config.model.moe, sheet=parts.trainer.sheet)
     return metrics | plan_probes(plan, report) | parts.gpus.sample()
 
 

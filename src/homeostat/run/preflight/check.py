@@ -33,6 +33,7 @@ from homeostat.errors import HomeostatError, MissingDependencyError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
+from homeostat.run.preflight.experts import expert_item
 from homeostat.run.preflight.health import (
     compile_facts,
     disk_facts,
@@ -171,6 +172,8 @@ class Preflight:
             facts["bytes_per_rank"] = math.ceil(facts["bytes"] / num_shards)
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
+        if self.preview.decoder is not None and self.preview.decoder.moe is not None:
+            yield expert_item(self.config, self.preview.decoder, self.preview.decoder.moe)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:
             yield Item(

@@ -20,6 +20,7 @@ from homeostat.config.shareable import shared_at, shared_override
 from homeostat.errors import HomeostatError, RunDirError
 from homeostat.observe.console import make_view
 from homeostat.observe.environment import summarise_environment
+from homeostat.observe.expert_load import LoadHistory
 from homeostat.observe.jsonl import is_event, is_finding, iter_jsonl, read_metrics
 from homeostat.observe.logs import logging_to
 from homeostat.observe.recorder import Recorder
@@ -32,7 +33,7 @@ from homeostat.run.healing.watch import Watch, sound_state
 from homeostat.run.session.resume import ResumePoint, find_resume_point
 from homeostat.run.session.signals import StopRequest
 from homeostat.train.checkpoint import CheckpointStore
-from homeostat.types import UpdateReport
+from homeostat.types import FloatArray64, UpdateReport
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Session:
         self.healing = Healing()
         self._recorder: Recorder | None = None
         self._watch: Watch | None = None
+        self._load_history = LoadHistory(0)
         # The state of healing, kept across a rollback within this call.
         self._carried: Healing | None = None
 
@@ -115,6 +117,7 @@ class Session:
         self._recorder = Recorder(
             self.run_dir, sinks, log_interval=self.config.observe.log_interval, view=view
         )
+        self._load_history = LoadHistory(self.start_step)
         self._begin_watch(total_steps)
         self._recorder.event("training", self.start_step, total_steps=total_steps)
         return self._recorder
@@ -158,6 +161,12 @@ class Session:
                 report.step, row_ids=report.row_ids_B.tolist(), losses=report.row_losses_B.tolist()
             )
 
+    def keep_expert_load(self, step: int, load_LE: FloatArray64 | None) -> None:
+        """Add the load of a step's experts to the history; None if the model has none."""
+        record = None if load_LE is None else self._load_history.add(step, load_LE)
+        if record is not None:
+            self.run_dir.append_expert_load(record)
+
     def finish(self) -> None:
         """Report what can only be known once the run is complete."""
         # A call that trained no step, because the run was complete already, reports nothing twice.
@@ -167,6 +176,8 @@ class Session:
     def close(self) -> None:
         if self._recorder is not None:
             self._recorder.close()
+        if (record := self._load_history.rest()) is not None:
+            self.run_dir.append_expert_load(record)
 
 
 @contextmanager

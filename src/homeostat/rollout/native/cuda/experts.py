@@ -40,9 +40,9 @@ from homeostat.rollout.native.cuda.state import Rows
 # Experts whose logits a narrow program computes. Of one warp, so that the choice after them, one
 # expert after the other, needs no barriers.
 _LOGITS, _ROUTE_WARPS = 2, 1
-_OUTPUTS, _GATED_WARPS = 4, 4
+_OUTPUTS, _GATED_WARPS = 1, 2
 # Sums of a program over its slots and outputs, and inputs that it multiplies at a time.
-_SUMS, _ADDED_WARPS = 32, 8
+_SUMS, _ADDED_WARPS = 16, 4
 _INPUTS = 1024
 # Logits of a tile of rows that choose together.
 _TILE = 1024

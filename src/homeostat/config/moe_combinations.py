@@ -1,0 +1,74 @@
+"""Find settings of a model's experts that cannot work together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homeostat.config.run import RunConfig
+from homeostat.errors import Problem
+
+
+def find_moe_conflicts(config: RunConfig) -> Iterator[Problem]:
+    """Yield every conflict of the experts' settings, with its reason and remedy."""
+    moe = config.model.moe
+    if config.model.implementation == "transformers":
+        for name in sorted(moe.model_fields_set):
+            yield Problem(
+                f"model.moe.{name}",
+                "the experts of transformers models route by themselves.",
+                "Remove it, or set model.implementation=native.",
+            )
+    yield from _balancing(config)
+    if moe.capacity_factor is not None:
+        yield from _capacity(config)
+
+
+def _balancing(config: RunConfig) -> Iterator[Problem]:
+    moe = config.model.moe
+    by_loss = moe.balancing in ("aux", "sequence_aux")
+    if by_loss and moe.aux_loss_coefficient == 0:
+        yield Problem(
+            "model.moe.balancing",
+            f"{moe.balancing} is a loss, and model.moe.aux_loss_coefficient gives it no weight.",
+            "Set model.moe.aux_loss_coefficient (for example 0.001), or balancing to none.",
+        )
+    if not by_loss and moe.aux_loss_coefficient > 0:
+        yield Problem(
+            "model.moe.aux_loss_coefficient",
+            f"model.moe.balancing={moe.balancing} has no such loss, so it would have no effect.",
+            "Set model.moe.balancing to aux or sequence_aux, or remove it.",
+        )
+    if moe.balancing == "bias" and moe.router_bias_update_rate == 0:
+        yield Problem(
+            "model.moe.balancing",
+            "bias moves the expert bias, and model.moe.router_bias_update_rate is 0.",
+            "Set model.moe.router_bias_update_rate (for example 0.001), or balancing to none.",
+        )
+    if moe.balancing == "bias" and config.lora is not None:
+        yield Problem(
+            "model.moe.balancing",
+            "bias moves weights of the base model, which an adapter leaves as they are.",
+            "Use aux or sequence_aux, or remove lora.",
+        )
+    if moe.balancing != "bias" and moe.router_bias_update_rate > 0:
+        yield Problem(
+            "model.moe.router_bias_update_rate",
+            f"model.moe.balancing={moe.balancing} leaves the bias as it is.",
+            "Set model.moe.balancing=bias, or remove it.",
+        )
+
+
+def _capacity(config: RunConfig) -> Iterator[Problem]:
+    why = "which tokens an expert has no room for depends on what else is in the micro-batch"
+    if config.is_rl:
+        yield Problem(
+            "model.moe.capacity_factor",
+            f"{why}, so the trainer's log-probs would not be those that sampled.",
+            "Remove it: it works in supervised fine-tuning only.",
+        )
+    if config.model.numerics == "invariant":
+        yield Problem(
+            "model.moe.capacity_factor",
+            f"{why}, and invariant numerics promise that a token's log-prob does not.",
+            "Remove it, or set model.numerics=fast.",
+        )
