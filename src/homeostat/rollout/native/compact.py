@@ -35,7 +35,7 @@ from homeostat.models.decoder import (
 from homeostat.models.moe import Experts, Router
 from homeostat.models.routing import Routing
 from homeostat.ops.attention import AttentionContext
-from homeostat.ops.experts import combined
+from homeostat.ops.expert_rows import combined
 from homeostat.ops.linear import Linear
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.norms import unit_rms
