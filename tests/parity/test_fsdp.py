@@ -16,12 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.parity import tiny_models
-<<<<<<< HEAD
 from tests.support import fsdp_ranks, tiny, tiny_moe, tiny_rl
-=======
-from tests.support import fsdp_ranks, tiny, tiny_rl
 from tests.support.forks import SHARDS, Forked
->>>>>>> wt_close15
 from tests.support.fsdp_ranks import CHECKS, SAVED_AFTER, STEPS, Place
 
 pytestmark = pytest.mark.ranks
