@@ -53,9 +53,10 @@ def test_a_run_goes_on_over_any_number_of_ranks(folder: Path, local: list[float]
     """2 -> 1 -> local, every two steps. More ways: bench/resume_ranks.py, parity/test_fsdp.py."""
     before = own_processes()
     layouts = [ranks.over(2), ranks.over(1), ()]
-    for leg, layout in enumerate(layouts, 1):
-        config = config_of(folder, *layout, name="wandering", max_steps=2 * leg)
-        assert runs.train(config).step == 2 * leg
+    with ranks.forked():
+        for leg, layout in enumerate(layouts, 1):
+            config = config_of(folder, *layout, name="wandering", max_steps=2 * leg)
+            assert runs.train(config).step == 2 * leg
     assert runs.losses(config) == pytest.approx(local[:6], rel=1e-5)
     assert {event["path"] for event in runs.events(config, "config_changed")} == {
         "trainer.max_steps"

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -105,9 +105,10 @@ class Forked:
                 self.returncode = int(os.read(self._end, 32))
         return self.returncode
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound above: at Python's end `os` may be gone.
         for pipe in (self._output, self._end):
-            os.close(pipe)
+            close(pipe)
 
 
 # Workers that were forked, in order.

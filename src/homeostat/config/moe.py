@@ -7,6 +7,7 @@ from typing import Literal
 from homeostat.config.base import ByteSize, Settings, key
 
 ReplayMode = Literal["off", "ids", "weights"]
+GroupedKernel = Literal["auto", "grouped", "plain"]
 
 
 class MoeConfig(Settings):
@@ -64,6 +65,13 @@ class MoeConfig(Settings):
         resume="warn",
         help="An expert takes at most this many times an even share of a micro-batch's tokens; "
         "those that come later in the micro-batch go without it. Default: no limit. SFT only.",
+    )
+    grouped_kernel: GroupedKernel = key(
+        "auto",
+        help="How the experts of a layer are multiplied. grouped: all in one kernel. plain: one "
+        "after the other, the reference. auto: grouped on a GPU in bf16 or in invariant numerics, "
+        "plain elsewhere.",
+        resume="warn",
     )
 
     @property

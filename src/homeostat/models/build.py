@@ -177,6 +177,7 @@ def decoder_flags(
     device: torch.device,
 ) -> dict[str, Any]:
     """Return how a decoder of this shape is to compute."""
+    _refuse_plain_experts(model, shape, device)
     kernel = resolve_kernel(
         model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
     )
@@ -184,6 +185,7 @@ def decoder_flags(
         "kernel": kernel,
         "gradient_checkpointing": gradient_checkpointing,
         "numerics": model.numerics,
+        "grouped_kernel": model.moe.grouped_kernel,
     }
 
 
@@ -199,6 +201,17 @@ def require_moe_settings(config: MoeConfig, shape: MoeShape | None) -> None:
         raise ModelError(
             "model.moe.balancing=bias moves the routers' expert bias, and this model family has "
             "none. Use aux or sequence_aux."
+        )
+
+
+def _refuse_plain_experts(model: ModelConfig, shape: DecoderConfig, device: torch.device) -> None:
+    """The engine decodes in CUDA graphs, where the plain path cannot ask for the experts' loads."""
+    is_plain = shape.moe is not None and model.moe.grouped_kernel == "plain"
+    if is_plain and model.numerics == "invariant" and device.type == "cuda":
+        raise ModelError(
+            "model.moe.grouped_kernel is plain, and model.numerics is invariant: on a GPU engine "
+            "and trainer have equal bits by the grouped kernels alone. Set "
+            "model.moe.grouped_kernel=auto."
         )
 
 
