@@ -96,7 +96,8 @@ def test_a_rank_that_is_killed_is_named_and_nothing_saved_is_lost(
     assert "rank 1" in failed["message"]
     assert "workers.log" in failed["message"]
     assert saved_steps(config) == [2]
-    runs.train(config)
+    with ranks.forked():
+        runs.train(config)
     assert runs.losses(config) == pytest.approx(local[:5], rel=1e-5)
 
 
@@ -141,8 +142,9 @@ def test_rl_over_ranks_learns_as_in_one_process(folder: Path) -> None:
     place.mkdir()
     one = tiny_rl.config(place, "name=one", *common)
     two = tiny_rl.config(place, "name=two", *common, *ranks.over(2))
-    for config in (one, two):
-        runs.train(config)
+    with ranks.forked():
+        for config in (one, two):
+            runs.train(config)
     rewards = [[r["reward"] for r in read_metrics(c.run_dir / "metrics.jsonl")] for c in (one, two)]
     assert rewards[0] == rewards[1]
     assert runs.losses(two) == pytest.approx(runs.losses(one), rel=1e-4, abs=1e-6)
