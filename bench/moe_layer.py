@@ -4,7 +4,8 @@ A layer like Qwen3-30B-A3B's (128 experts, 8 of them for a token, 2048 -> 768) w
 
     train    router, permutation, experts and combination, forward and with the backward pass, at
              16,384 tokens, as a share of the matmul rate that the device measures in the same run;
-             torch's grouped products alone beside it. Counted are the products of the experts.
+             torch's grouped products alone and invariant numerics beside it. Counted are the
+             products of the experts.
     decode   one step over 1, 32 and 256 rows as a CUDA graph, over several layers, so that weights
              come from memory. The floor counts the bytes of the distinct experts that the rows
              chose, and of the router, over the copy bandwidth that the device measures.
@@ -35,6 +36,7 @@ from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.routing import Routing
 from homeostat.ops import kernels
 from homeostat.ops.grouped_experts import grouped_mm
+from homeostat.ops.linear import Numerics
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.pairs import pairs_of
 
@@ -61,10 +63,10 @@ class Bench:
         assert self.config.moe is not None
         return self.config.moe
 
-    def block(self, *, seed: int, dtype: torch.dtype | None = None) -> MoeBlock:
+    def block(self, *, seed: int, numerics: Numerics = "fast") -> MoeBlock:
         with torch.device("meta"):
-            block = MoeBlock(self.config, self.shape, number=0, numerics="fast")
-        block = block.to(dtype or self.dtype).to_empty(device=self.device)
+            block = MoeBlock(self.config, self.shape, number=0, numerics=numerics)
+        block = block.to(self.dtype).to_empty(device=self.device)
         generator = torch.Generator(self.device).manual_seed(seed)
         for parameter in block.parameters():
             torch.nn.init.normal_(parameter, std=0.02, generator=generator)
@@ -118,8 +120,8 @@ def gradients(block: MoeBlock, x_ND: Tensor, upstream_ND: Tensor) -> list[Tensor
 # ---- training ----------------------------------------------------------------------------------
 
 
-def measure_training(bench: Bench, num_tokens: int) -> dict[str, Any]:
-    block = bench.block(seed=0)
+def measure_training(bench: Bench, num_tokens: int, *, numerics: Numerics) -> dict[str, Any]:
+    block = bench.block(seed=0, numerics=numerics)
     x_ND, upstream_ND = bench.rows(num_tokens, seed=1), bench.rows(num_tokens, seed=2)
 
     def forward() -> None:
@@ -131,7 +133,6 @@ def measure_training(bench: Bench, num_tokens: int) -> dict[str, Any]:
 
     forward_s = floor.median_seconds(forward, bench.device, laps=LAPS)
     both_s = floor.median_seconds(both, bench.device, laps=LAPS)
-    alone = measure_products(bench, block, x_ND)
     flops, peak = bench.flops(num_tokens), bench.rates.matmul_flops
     return {
         "tokens": num_tokens,
@@ -141,13 +142,13 @@ def measure_training(bench: Bench, num_tokens: int) -> dict[str, Any]:
         "both_tflops": round(3 * flops / both_s / 1e12, 1),
         "forward_share_of_peak": round(flops / forward_s / peak, 4),
         "both_share_of_peak": round(3 * flops / both_s / peak, 4),
-        "grouped_mm_alone": alone,
     }
 
 
 @torch.no_grad()
-def measure_products(bench: Bench, block: MoeBlock, x_ND: Tensor) -> dict[str, float]:
+def measure_products(bench: Bench, num_tokens: int) -> dict[str, float]:
     """The experts' products alone, of rows that lie by expert: two forward, four backward."""
+    block, x_ND = bench.block(seed=0), bench.rows(num_tokens, seed=1)
     ids_NK, _ = block.gate(x_ND, 0, Routing())
     ends_E = pairs_of(ids_NK, bench.shape.num_experts, like=x_ND).ends_E
     rows_SD = bench.rows(ids_NK.numel(), seed=3)
@@ -342,8 +343,12 @@ def main() -> None:
     if arguments.commit:
         result["commit"] = arguments.commit
     num_tokens = 64 if arguments.tiny else TOKENS
-    result["training"] = measure_training(bench, num_tokens)
-    print(f"  training: {result['training']}", flush=True)
+    for numerics in ("fast", "invariant"):
+        found = measure_training(bench, num_tokens, numerics=numerics)
+        result[f"training_{numerics}"] = found
+        print(f"  training, {numerics}: {found}", flush=True)
+    result["grouped_mm_alone"] = measure_products(bench, num_tokens)
+    print(f"  grouped_mm alone: {result['grouped_mm_alone']}", flush=True)
     result["differences"] = measure_differences(bench, num_tokens // 4)
     print(f"  differences: {result['differences']}", flush=True)
     if device.type == "cuda":

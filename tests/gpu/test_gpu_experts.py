@@ -11,6 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from homeostat.columns import dense
 from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import decoder_config
@@ -23,7 +24,6 @@ from homeostat.ops.kernels.grouped import cut_of, grouped_product, grouped_tiles
 from homeostat.ops.linear import Numerics
 from homeostat.ops.pairs import pairs_of
 from homeostat.rollout.engine import Request, Sampling, generate
-from homeostat.rollout.native.bursts import Taken
 from homeostat.rollout.native.engine import NativeEngine
 
 pytestmark = [
@@ -167,22 +167,11 @@ def test_graphs_record_the_experts_that_a_pass_over_all_tokens_chooses(
         decode=None,
         chunk_bytes=1 << 26,
     )
-    assert engine.bursts is not None
     rng = np.random.default_rng(0)
     asked = [
-        Request(str(index), rng.integers(0, 3000, 5), Sampling(18), seed=0) for index in range(24)
+        Request(str(index), rng.integers(0, 3000, 5), Sampling(18), seed=0, routed_experts=True)
+        for index in range(24)
     ]
-    noted: dict[str, list[np.ndarray]] = {request.id: [] for request in asked}
-    take = engine.bursts.take
-
-    def spied(*given: Any, **options: Any) -> Taken:
-        taken = take(*given, **options)
-        assert taken.routes_BSLK is not None
-        for row, sequence in enumerate(taken.sequences):
-            noted[sequence.request.id].append(taken.routes_BSLK[row])
-        return taken
-
-    engine.bursts.take = spied
     completions = generate(engine, asked, timeout_s=100)
     num_wrong = num_all = 0
     for request, completion in zip(asked, completions, strict=True):
@@ -194,10 +183,10 @@ def test_graphs_record_the_experts_that_a_pass_over_all_tokens_chooses(
             PackedLayout.of([len(tokens_N)], DEVICE),
             routing=routing,
         )
-        wanted_TLK = routing.recorded().cpu().numpy()
-        # The prompt samples the first token; a burst begins by running that one.
-        found_TLK = np.concatenate(noted[request.id])[: len(completion.tokens_T) - 1]
-        num_wrong += int((found_TLK != wanted_TLK[len(request.tokens_T) : -1]).sum())
-        num_all += found_TLK.size
+        columns = [completion.prompt_columns, *(s.columns for s in completion.segments)]
+        found_TLK = np.concatenate([dense(one["routed_experts"]) for one in columns])
+        # The last token is never run.
+        wrong_TLK = (found_TLK != routing.recorded().cpu().numpy())[:-1]
+        num_wrong, num_all = num_wrong + int(wrong_TLK.sum()), num_all + wrong_TLK.size
     # To rounding, the order of two experts may change.
     assert num_wrong == 0 if numerics == "invariant" else num_wrong < 0.002 * num_all
