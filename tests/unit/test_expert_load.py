@@ -18,6 +18,7 @@ from homeostat.config.algorithm import SftConfig
 from homeostat.config.load import build_config
 from homeostat.config.moe import MoeConfig
 from homeostat.errors import ConfigError, ModelError
+from homeostat.expert_load import ExpertLoad, RouterLoss
 from homeostat.models.decoder import Decoder
 from homeostat.models.expert_load import LoadWatch
 from homeostat.ops import balance
@@ -30,9 +31,7 @@ from homeostat.train.local import LocalTrainer
 from homeostat.train.router_loss import recorded_load, with_router_loss
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import (
-    ExpertLoad,
     Role,
-    RouterLoss,
     StepPlan,
     TokenRow,
     TrainBatch,

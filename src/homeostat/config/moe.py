@@ -8,7 +8,7 @@ from homeostat.config.base import Settings, key
 
 
 class MoeConfig(Settings):
-    """How a model with experts is trained: the load of its experts, and limits."""
+    """The experts of a model: how their load is kept even, and how many tokens they take."""
 
     balancing: Literal["none", "aux", "sequence_aux", "bias"] = key(
         "none",

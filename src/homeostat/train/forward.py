@@ -18,6 +18,7 @@ from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of
 from homeostat.algorithms.terms import LossTerms
 from homeostat.columns import dense
 from homeostat.config.trainer import TrainerConfig
+from homeostat.expert_load import RouterLoss
 from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
 from homeostat.models.expert_load import LoadWatch
@@ -30,7 +31,7 @@ from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.reducers import REDUCERS, TokenPlaces
 from homeostat.train.runtime import Runtime
-from homeostat.types import Computed, FloatArray, LossSpec, Outputs, RouterLoss, TrainBatch
+from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ import numpy as np
 
 from homeostat.columns import dense
 from homeostat.config.moe import MoeConfig
+from homeostat.expert_load import RouterLoss
 from homeostat.train.scoring import Forwards
-from homeostat.types import Outputs, RouterLoss, StepPlan, TrainBatch
+from homeostat.types import Outputs, StepPlan, TrainBatch
 
 # The column of recorded routes: [T, L, K].
 ROUTES = "routed_experts"
