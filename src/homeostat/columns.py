@@ -2,7 +2,8 @@
 
 Torch-free. A column holds one value for each of T tokens, in one of two layouts:
 
-    dense    an array [T, ...]: a number per token, or a block of fixed shape (layers x experts)
+    dense    an array [T, ...]: a number per token, or a block of fixed shape (layers x experts);
+             or `Stored`: the same, kept elsewhere and read when it is needed
     ragged   a list of any length per token, stored as all values end to end and T + 1 offsets
 
 `COLUMNS` declares every column once: its dtype, the dimensions behind the tokens', which tokens
@@ -14,9 +15,10 @@ Suffixes as in `types`: `_T` tokens of one row, `_N` packed tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,7 +62,69 @@ class Ragged:
         return self.values[self.offsets_T[token] : self.offsets_T[token + 1]]
 
 
-ColumnArray = NDArray[Any] | Ragged
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A run of tokens of a stored column: rows [start, stop) of what `read` returns."""
+
+    read: Callable[[], NDArray[Any]]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A dense column of which only the shape is in memory. `dense` reads it.
+
+    Columns that are put together or cut keep the places of their parts, so nothing is read for
+    that. Pickled, it is the array itself: another process could not read it.
+    """
+
+    dtype: np.dtype[Any]
+    dims: tuple[int, ...]
+    parts: tuple[StoredPart, ...]
+
+    @classmethod
+    def of(cls, values: NDArray[Any], read: Callable[[], NDArray[Any]]) -> Stored:
+        """The stored form of an array that `read` returns again."""
+        return cls(values.dtype, values.shape[1:], (StoredPart(read, 0, len(values)),))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self.dims)
+
+    @property
+    def ndim(self) -> int:
+        return 1 + len(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return sum(part.stop - part.start for part in self.parts)
+
+    def read(self) -> NDArray[Any]:
+        empty = np.zeros((0, *self.dims), dtype=self.dtype)
+        return np.concatenate(
+            [empty, *(part.read()[part.start : part.stop] for part in self.parts)]
+        )
+
+    def cut(self, start: int, stop: int) -> Stored:
+        """The column of tokens [start, stop)."""
+        found, at = [], 0
+        for part in self.parts:
+            length = part.stop - part.start
+            first, last = max(start - at, 0), min(stop - at, length)
+            if first < last:
+                found.append(StoredPart(part.read, part.start + first, part.start + last))
+            at += length
+        return replace(self, parts=tuple(found))
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return np.asarray, (self.read(),)
+
+
+ColumnArray = NDArray[Any] | Ragged | Stored
 Columns = Mapping[str, ColumnArray]
 
 
@@ -70,7 +134,8 @@ class Column:
 
     `dims` names the dimensions behind the tokens'; their sizes belong to the model. A prompt's
     tokens have values, too, where `on_prompts` says so. Tokens without a value hold `fill`,
-    or an empty list where the column is ragged.
+    or an empty list where the column is ragged. Values that do not fit `dtype` come in
+    `wider_dtype`, if there is one.
     """
 
     about: str
@@ -80,26 +145,36 @@ class Column:
     is_ragged: bool = False
     on_prompts: bool = False
     fill: float = 0.0
+    wider_dtype: Any = None
 
-    def filled(self, num_tokens: int, *, shape: tuple[int, ...] = ()) -> ColumnArray:
+    def filled(
+        self, num_tokens: int, *, shape: tuple[int, ...] = (), dtype: Any = None
+    ) -> ColumnArray:
         """The column of tokens that have no value. `shape`: sizes of the dimensions `dims`."""
+        dtype = dtype or self.dtype
         if self.is_ragged:
             offsets_T = np.zeros(num_tokens + 1, dtype=np.int64)
-            return Ragged(np.zeros((0, *shape), dtype=self.dtype), offsets_T)
-        return np.full((num_tokens, *shape), self.fill, dtype=self.dtype)
+            return Ragged(np.zeros((0, *shape), dtype=dtype), offsets_T)
+        return np.full((num_tokens, *shape), self.fill, dtype=dtype)
 
     def why_odd(self, values: ColumnArray, *, num_tokens: int) -> str:
         """Return what of the values is not as declared; '' if nothing."""
         if isinstance(values, Ragged) != self.is_ragged:
             return f"it is {'ragged' if self.is_ragged else 'dense'} by its declaration"
-        if values.dtype != np.dtype(self.dtype):
-            return f"it is of {values.dtype}, declared as {np.dtype(self.dtype)}"
+        if values.dtype not in self._dtypes:
+            declared = " or ".join(str(dtype) for dtype in self._dtypes)
+            return f"it is of {values.dtype}, declared as {declared}"
         array = values.values if isinstance(values, Ragged) else values
         if array.ndim != 1 + len(self.dims):
             return f"it has {array.ndim} dimensions, declared are tokens{''.join(self._dims)}"
         if len(values) != num_tokens:
             return f"it has {len(values)} tokens of {num_tokens}"
         return ""
+
+    @property
+    def _dtypes(self) -> tuple[np.dtype[Any], ...]:
+        wider = () if self.wider_dtype is None else (np.dtype(self.wider_dtype),)
+        return (np.dtype(self.dtype), *wider)
 
     @property
     def _dims(self) -> tuple[str, ...]:
@@ -121,7 +196,28 @@ COLUMNS: dict[str, Column] = {
     ),
     "ref_logp": _floats("log-prob under the reference", Reader.LOSS),
     "advantage": _floats("advantage of the token", Reader.LOSS),
+    "routed_experts": Column(
+        "experts that the engine sent the token to, in slot order; none of a row's last token, "
+        "which no engine runs",
+        np.uint8,
+        frozenset((Reader.MODEL,)),
+        dims=("layer", "slot"),
+        on_prompts=True,
+        # More than 256 experts.
+        wider_dtype=np.int16,
+    ),
+    "routed_weights": Column(
+        "weight of each of `routed_experts` in the engine's sum of their outputs",
+        np.float32,
+        frozenset((Reader.MODEL,)),
+        dims=("layer", "slot"),
+        on_prompts=True,
+    ),
 }
+
+
+# What replay of routes reads (train/replay.py): which experts, and with which weights.
+ROUTES = ("routed_experts", "routed_weights")
 
 
 def check_columns(columns: Columns, *, num_tokens: int, whose: str) -> None:
@@ -134,18 +230,21 @@ def check_columns(columns: Columns, *, num_tokens: int, whose: str) -> None:
 
 
 def dense(values: ColumnArray) -> NDArray[Any]:
-    """The array of a column that is declared as dense."""
+    """The array of a column that is declared as dense; one that is stored is read."""
     assert not isinstance(values, Ragged), "the column is ragged"
-    return values
+    return values.read() if isinstance(values, Stored) else values
 
 
 def concatenate(parts: Sequence[ColumnArray]) -> ColumnArray:
     """Lay columns of consecutive tokens end to end."""
-    dense = [part for part in parts if not isinstance(part, Ragged)]
+    flat = [part for part in parts if not isinstance(part, Ragged)]
     ragged = [part for part in parts if isinstance(part, Ragged)]
-    assert not dense or not ragged, "a column is ragged in all its parts or in none"
-    if dense:
-        return np.concatenate(dense)
+    assert not flat or not ragged, "a column is ragged in all its parts or in none"
+    if any(isinstance(part, Stored) for part in flat):
+        stored = [part if isinstance(part, Stored) else _as_stored(part) for part in flat]
+        return replace(stored[0], parts=tuple(one for part in stored for one in part.parts))
+    if flat:
+        return np.concatenate([dense(part) for part in flat])
     sizes_T = np.concatenate([part.sizes_T for part in ragged])
     return Ragged(np.concatenate([part.values for part in ragged]), _offsets(sizes_T))
 
@@ -153,6 +252,8 @@ def concatenate(parts: Sequence[ColumnArray]) -> ColumnArray:
 def split(values: ColumnArray, lengths: NDArray[np.int64]) -> list[ColumnArray]:
     """Cut a column into those of consecutive runs of so many tokens each: undoes `concatenate`."""
     cuts = np.cumsum(lengths)[:-1]
+    if isinstance(values, Stored):
+        return [values.cut(start, stop) for start, stop in pairwise([0, *cuts, len(values)])]
     if not isinstance(values, Ragged):
         return list(np.split(values, cuts))
     parts = np.split(values.values, values.offsets_T[cuts])
@@ -177,16 +278,20 @@ def aligned(parts: Sequence[Columns], *, lengths: Sequence[int]) -> list[dict[st
 
 def to_arrays(prefix: str, runs: Sequence[Columns]) -> dict[str, NDArray[Any]]:
     """The columns of several runs of tokens as flat arrays, for a file. A column that no run has
-    takes nothing."""
+    takes nothing, and runs with the same values (the prompt of a group) are kept once."""
     found: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(name for run in runs for name in run):
-        whole = concatenate([run[name] for run in runs if name in run])
+        own = [run[name] for run in runs if name in run]
         found[f"{prefix}/{name}/has"] = np.array([name in run for run in runs], dtype=np.int64)
+        first = _first_alike(own)
+        if first != list(range(len(own))):
+            found[f"{prefix}/{name}/alike"] = np.array(first, dtype=np.int64)
+        whole = concatenate([own[place] for place in dict.fromkeys(first)])
         if isinstance(whole, Ragged):
             found |= {f"{prefix}/{name}/values": whole.values}
             found |= {f"{prefix}/{name}/sizes": whole.sizes_T}
         else:
-            found[f"{prefix}/{name}/values"] = whole
+            found[f"{prefix}/{name}/values"] = dense(whole)
     return found
 
 
@@ -197,25 +302,41 @@ def from_arrays(
     runs: list[dict[str, ColumnArray]] = [{} for _ in lengths]
     keys = [key for key in arrays if key.startswith(f"{prefix}/") and key.endswith("/has")]
     for name in (key.removeprefix(f"{prefix}/").removesuffix("/has") for key in keys):
-        has = arrays[f"{prefix}/{name}/has"].astype(bool)
+        has = np.flatnonzero(arrays[f"{prefix}/{name}/has"])
         values, sizes = arrays[f"{prefix}/{name}/values"], arrays.get(f"{prefix}/{name}/sizes")
         whole = values if sizes is None else Ragged(values, _offsets(sizes))
-        for run, part in zip(np.flatnonzero(has), split(whole, lengths[has]), strict=True):
-            runs[run][name] = part
+        first = arrays.get(f"{prefix}/{name}/alike", np.arange(len(has)))
+        kept = np.unique(first)
+        parts = split(whole, lengths[has[kept]])
+        for run, place in zip(has, np.searchsorted(kept, first), strict=True):
+            runs[run][name] = parts[place]
     return runs
+
+
+def _first_alike(runs: Sequence[ColumnArray]) -> list[int]:
+    """For each dense run of tokens, the first with the same values; a ragged one is its own."""
+    first: dict[Any, int] = {}
+    return [
+        first.setdefault(place if isinstance(run, Ragged) else dense(run).tobytes(), place)
+        for place, run in enumerate(runs)
+    ]
 
 
 def as_json(values: ColumnArray) -> ColumnArray | list[NDArray[Any]]:
     """The column as a list with one entry per token, for a file that people read."""
     if not isinstance(values, Ragged):
-        return values
+        return dense(values)
     return [values[token] for token in range(len(values))]
 
 
 def _empty(name: str, num_tokens: int, parts: Sequence[Columns]) -> ColumnArray:
     known = next(part[name] for part in parts if name in part)
     array = known.values if isinstance(known, Ragged) else known
-    return COLUMNS[name].filled(num_tokens, shape=array.shape[1:])
+    return COLUMNS[name].filled(num_tokens, shape=array.shape[1:], dtype=array.dtype)
+
+
+def _as_stored(values: NDArray[Any]) -> Stored:
+    return Stored.of(values, lambda: values)
 
 
 def _offsets(sizes_T: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -162,5 +162,9 @@ class NonFiniteHaltError(TrainingHaltedError):
     """Loss, gradient or weights are not finite, and the run cannot continue."""
 
 
+class ReplayError(TrainingHaltedError):
+    """Recorded routes are missing, do not fit, or were not replayed exactly once."""
+
+
 class OutOfMemoryHaltError(TrainingHaltedError, MemoryError):
     """Memory ran out although micro-batches cannot get smaller; the message says what helps."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.parity import tiny_models
-from tests.support import fsdp_ranks, tiny, tiny_rl
+from tests.support import fsdp_ranks, tiny, tiny_moe, tiny_rl
 from tests.support.fsdp_ranks import CHECKS, SAVED_AFTER, STEPS, Place
 
 pytestmark = pytest.mark.ranks
@@ -34,11 +34,15 @@ ON_TWO = {
     "checkpoints_of_other_models_are_refused",
     "clipping_is_by_the_norm_of_all_ranks",
     "discard_undoes_what_was_begun",
+    "experts",
+    "experts_are_saved_and_exported",
+    "experts_in_bf16",
     "export_is_what_a_local_trainer_writes",
     "buckets_hold_all_weights",
     "policy_loss_and_its_measurements",
     "random_start",
     "references",
+    "replayed_routes",
     "weights_stay_gathered_on_request",
 }
 
@@ -70,6 +74,8 @@ def write_inputs(folder: Path) -> None:
     families = {**tiny_models.FAMILIES, "narrow": narrow}
     for name in (*fsdp_ranks.MODELS, "llama_bias"):
         tiny_models.save(tiny_models.random_model(families[name]), folder / name)
+    tiny_moe.save_model(folder / "qwen3_moe", **tiny_moe.QWEN)
+    tiny_moe.save_model(folder / "dots1", **tiny_moe.DOTS)
     tiny.recipe(folder)
     tiny_rl.recipe(folder)
     place = Place(0, 1, folder)

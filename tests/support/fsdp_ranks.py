@@ -22,6 +22,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.support import tiny, tiny_rl
+from tests.support.tiny_moe import with_routes
 
 from homeostat.algorithms.policy import policy_spec
 from homeostat.algorithms.sft import loss_spec
@@ -255,6 +256,86 @@ def check_bf16(place: Place) -> None:
     ]
     assert {local_part(param).dtype for param in frozen} == {torch.bfloat16}
     assert_parity(place, lora, rel=1e-5)
+
+
+def check_experts(place: Place) -> None:
+    """Each rank holds some of a layer's experts; some rounds leave a rank without a batch."""
+    assert_parity(place, place.config("qwen3_moe"), steps=1)
+    config = place.config("dots1", trainer={"gradient_checkpointing": True})
+    assert_parity(place, config)
+    sharded = place.trainer(config)
+    experts = dict(sharded.roles[POLICY].model.named_parameters())
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    assert local_part(experts[name]).shape[0] == experts[name].shape[0] // place.size
+    # Without a batch of its own, a rank has a gradient for every expert all the same.
+    rows = random_rows(2)
+    batches = [TrainBatch.of(rows), None] if place.rank == 0 else [None, None]
+    sharded.accumulate(POLICY, batches, sft_spec(rows), step=1)
+    whole = local(config)
+    whole.accumulate(POLICY, [TrainBatch.of(rows)], sft_spec(rows), step=1)
+    assert_same_gradients(sharded, whole)
+
+
+def check_experts_in_bf16(place: Place) -> None:
+    """The expert bias stays fp32 beside bf16 weights, on ranks as in one process."""
+    config = place.config("dots1", trainer={"precision": "bf16"})
+    assert_parity(place, config, rel=1e-5, steps=1)
+    sharded, whole = place.trainer(config), local(config)
+    biases = [dict(t.weights(POLICY)) for t in (sharded, whole)]
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert biases[0][name].dtype == torch.float32
+    assert torch.equal(biases[0][name], biases[1][name])
+    assert not torch.equal(biases[0][name], biases[0][name].bfloat16().float())
+    lora = place.config("dots1", lora={"rank": 2}, trainer={"precision": "bf16"})
+    assert_parity(place, lora, rel=1e-5, steps=1)
+
+
+def check_replayed_routes(place: Place) -> None:
+    for model in ("qwen3_moe", "dots1"):
+        config = place.config(model, trainer={"gradient_checkpointing": model == "dots1"})
+        sharded, whole = place.trainer(config), local(config)
+        policy = whole.roles[POLICY].model
+        rows = with_routes(policy, random_rows(), "routed_experts", "routed_weights", shift=1)
+        batches, spec = batches_of(rows), sft_spec(rows)
+        sharded.accumulate(POLICY, place.deal(batches), spec, step=1)
+        whole.accumulate(POLICY, batches, spec, step=1)
+        assert_same_gradients(sharded, whole)
+        found, expected = (t.apply(POLICY, step=1, learning_rate=1e-2) for t in (sharded, whole))
+        assert_same_report(found, expected)
+        tokens = sum(map(len, rows))
+        assert found.stats["replay_replayed"] == tokens - len(rows)
+        bare = [replace(row, columns={}) for row in rows]
+        free = score(whole, POLICY, batches_of(bare))
+        replayed = score(whole, POLICY, batches)
+        assert max(np.abs(a - b).max() for a, b in zip(free, replayed, strict=True)) > 0.01
+
+
+def check_experts_are_saved_and_exported(place: Place) -> None:
+    config = place.config("dots1", trainer={"precision": "bf16"})
+    sharded, whole = place.trainer(config), local(config)
+    for trainer in (sharded, whole):
+        update(place, trainer, step=1)
+    ours, theirs = (place.folder / f"{who}_experts_of_{place.size}" for who in ("ranks", "local"))
+    save(place, sharded, ours)
+    if place.rank == 0:
+        theirs.mkdir()
+        whole.save(theirs)
+    sharded.ranks.gather(None)
+    for folder in (ours, theirs):
+        again, alone = place.trainer(config), local(config)
+        again.load(folder)
+        alone.load(folder)
+        assert_same_weights(again, alone, rtol=0.0, atol=0.0)
+        assert_same_report(update(place, again, step=2), update(place, alone, step=2), rel=1e-5)
+    exported = place.folder / f"exported_experts_of_{place.size}"
+    sharded.export(POLICY, exported, config)
+    sharded.ranks.gather(None)
+    start = load_file(place.folder / "dots1" / "model.safetensors")
+    found = load_file(exported / "model.safetensors")
+    assert found.keys() == start.keys()
+    assert "model.layers.1.mlp.experts.7.gate_proj.weight" in found
+    bias = "model.layers.2.mlp.gate.e_score_correction_bias"
+    assert torch.equal(found[bias], start[bias])
 
 
 def check_lora(place: Place) -> None:

@@ -12,7 +12,7 @@ from homeostat.algorithms.baselines import whitened
 from homeostat.errors import EngineError
 from homeostat.observe.completions import read_completions, write_completions
 from homeostat.rollout.checks import require_servable
-from homeostat.rollout.engine import Request, Sampling
+from homeostat.rollout.engine import Capabilities, Request, Sampling
 from homeostat.rollout.flight import Flight
 from homeostat.run.evaluation.rl_measure import _completion_metrics
 from homeostat.run.learning.updates import build_update, step_advantages, step_rows
@@ -130,6 +130,10 @@ def test_a_tools_words_neither_end_a_request_nor_use_up_its_tokens() -> None:
 
 def test_a_request_must_fit_with_what_a_tool_wrote() -> None:
     request = flight(tool(1, 1)).request
-    require_servable(request, vocabulary=10, max_tokens=9, can_decode=True)
+
+    def capabilities(max_tokens: int) -> Capabilities:
+        return Capabilities("any", True, True, frozenset(), max_tokens)
+
+    require_servable(request, capabilities(9), vocabulary=10, can_decode=True)
     with pytest.raises(EngineError, match="5 prompt tokens and up to 4 new ones"):
-        require_servable(request, vocabulary=10, max_tokens=8, can_decode=True)
+        require_servable(request, capabilities(8), vocabulary=10, can_decode=True)

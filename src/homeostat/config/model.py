@@ -61,7 +61,7 @@ class ModelConfig(Settings):
         help="Pad token for a tokenizer that has none; it is also saved with the export. "
         "Default: the end-of-sequence token, which is still trained.",
     )
-    moe: MoeConfig = key(MoeConfig(), help="The experts of a model that has some.")
+    moe: MoeConfig = key(MoeConfig(), help="How a model with experts is trained.")
 
 
 class LoraConfig(Settings):

@@ -17,6 +17,8 @@ Suffixes: `_N` packed tokens, `_D` model dim, `_H` heads, `_d` head dim, `_F` ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -331,7 +333,7 @@ class Decoder(nn.Module):
         is_selective = self.gradient_checkpointing == "selective"
         context = _Context(attention, *tables, is_selective, routing or Routing())
         x_ND, update_ND = self.model.embed_tokens(tokens_N), None
-        for number, layer in enumerate(self.model.layers):
+        for number, layer in enumerate(self.layers):
             if states is not None:
                 states.add(number, _sum(x_ND, update_ND))
             if self.gradient_checkpointing is True and torch.is_grad_enabled():
@@ -343,7 +345,7 @@ class Decoder(nn.Module):
                     context,
                     use_reentrant=False,
                     preserve_rng_state=False,
-                    context_fn=self.dropout_keys.checkpoint_contexts,
+                    context_fn=partial(self._checkpoint_contexts, layer, context.routing),
                 )
             else:
                 x_ND, update_ND = layer(x_ND, update_ND, context)
@@ -351,6 +353,20 @@ class Decoder(nn.Module):
         if states is not None:
             states.add(len(self.model.layers), hidden_ND)
         return hidden_ND
+
+    def _checkpoint_contexts(
+        self, layer: Layer, routing: Routing
+    ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return `context_fn` of torch's checkpoint: dropout and routing see the pass repeated."""
+        forward, keys_again = self.dropout_keys.checkpoint_contexts()
+        number = layer.mlp.number if isinstance(layer.mlp, MoeBlock) else None
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with keys_again, routing.recomputation(number):
+                yield
+
+        return forward, again()
 
     def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
         if self.numerics == "invariant":

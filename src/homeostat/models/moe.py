@@ -42,22 +42,25 @@ class Router(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        if self.e_score_correction_bias is not None:
+        bias_E = self.e_score_correction_bias
+        if bias_E is not None and bias_E.dtype != torch.float32:
             # It stays fp32 when the model is cast: steps of its rule are lost in bf16.
-            bias_E = self.e_score_correction_bias
             bias_E.data = bias_E.data.float()
         return self
 
     def logits(self, x_ND: Tensor) -> Tensor:
-        return linear(x_ND.float(), self.weight.float(), numerics=self.numerics)
+        # Ranks may hold and gather the weight in fp32: its value is what x's dtype can hold.
+        weight_ED = self.weight.to(x_ND.dtype).float()
+        return linear(x_ND.float(), weight_ED, numerics=self.numerics)
 
     def forward(self, x_ND: Tensor, layer: int, routing: Routing) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights, both [N, K]."""
         logits_NE = self.logits(x_ND)
-        scores_NE = scores_of(logits_NE, self.shape)
+        scores_NE = scores_of(logits_NE, self.shape, numerics=self.numerics)
         bias_E = self.e_score_correction_bias
         ids_NK = routing.experts(layer, lambda: best_experts(scores_NE, bias_E, self.shape))
         weights_NK = expert_weights(scores_NE, ids_NK, self.shape)
+        weights_NK = routing.weights(layer, weights_NK)
         if routing.load is not None:
             router = {"logits_NE": logits_NE, "scores_NE": scores_NE}
             chosen = {"ids_NK": ids_NK, "weights_NK": weights_NK}

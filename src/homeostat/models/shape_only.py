@@ -1,10 +1,12 @@
 """A model that computes only shapes, to find out how much memory a run would need.
 
-It is the decoder itself on the meta device, except for attention: kernels differ in what they keep
-between forward and backward, and few of them support meta tensors. What they keep is written down
-here.
+It is the decoder itself on the meta device, except for attention and experts. Attention kernels
+differ in what they keep between forward and backward, and few of them support meta tensors: what
+they keep is written down here. Which experts tokens choose is not known without data: here all
+experts get equally many, which holds as many bytes as any other choice.
 
-Suffixes: `_N` packed tokens, `_H` heads, `_d` head dim.
+Suffixes: `_N` packed tokens, `_H` heads, `_d` head dim, `_E` experts, `_K` slots, `_m` tokens of an
+expert, `_D` model dim, `_I` width of an expert, `_J` twice that.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.trainer import Checkpointing
 from homeostat.models.build import config_origin, open_source, read_configs
-from homeostat.models.decoder import Decoder
-from homeostat.models.families import decoder_config
+from homeostat.models.decoder import Decoder, MoeBlock
+from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.lora import apply_lora
+from homeostat.models.moe import Experts
+from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedLayout, needs_all_heads
+from homeostat.ops.experts import combined
 
 
 class ShapeDecoder(Decoder):
@@ -29,6 +34,12 @@ class ShapeDecoder(Decoder):
 
     It is that of sdpa, or of varlen, as with rows.
     """
+
+    def __init__(self, config: DecoderConfig, **flags: Any) -> None:
+        super().__init__(config, **flags)
+        for layer in self.layers:
+            if isinstance(layer.mlp, MoeBlock):
+                layer.mlp.experts = ShapeExperts(layer.mlp.experts)
 
     def _packed_attention(self, layout: PackedLayout) -> AttentionContext:
         return ShapeAttention(self.kernel)
@@ -73,6 +84,28 @@ class _Flash(torch.autograd.Function):
             if q_NHd.shape[1] != k_NHd.shape[1]:
                 _ += [torch.empty_like(q_NHd) for _ in range(2)]
         return *found, None
+
+
+class ShapeExperts(Experts):
+    """Experts that all get equally many tokens, computed in one product each."""
+
+    def __init__(self, experts: Experts) -> None:
+        nn.Module.__init__(self)
+        self.numerics = experts.numerics
+        self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
+
+    def forward(self, x_ND: Tensor, ids_NK: Tensor, weights_NK: Tensor) -> Tensor:
+        num_experts, num_pairs = len(self.down_proj), ids_NK.numel()
+        per_expert = -(-num_pairs // num_experts)
+        index_S = ids_NK.new_zeros(num_experts * per_expert)
+        rows_EmD = x_ND[index_S].view(num_experts, per_expert, -1)
+        both_EmJ = torch.bmm(rows_EmD, self.gate_up_proj.transpose(1, 2))
+        gate_EmI, up_EmI = both_EmJ.chunk(2, dim=-1)
+        gated_EmI = gated_silu(gate_EmI.flatten(0, 1), up_EmI.flatten(0, 1), numerics="fast")
+        out_EmD = torch.bmm(gated_EmI.view(num_experts, per_expert, -1), self.down_proj.mT)
+        # Back to the order of (token, slot) pairs.
+        out_SD = out_EmD.flatten(0, 1)[index_S.new_zeros(num_pairs)]
+        return combined(out_SD.view(*ids_NK.shape, -1), weights_NK)
 
 
 def shape_decoder(

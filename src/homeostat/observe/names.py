@@ -137,6 +137,28 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("policy/ratio_max", "", _MAX, "Largest ratio of new to old policy."),
     MetricInfo("policy/ratio_min", "", _MIN, "Smallest ratio of new to old policy."),
     MetricInfo(
+        "moe/route_agreement",
+        "share",
+        _MEAN,
+        "Share of (token, layer) pairs whose set of experts is the same in engine and trainer, in "
+        "the step's first update: recorded routes against what the trainer's routers would have "
+        "chosen.",
+    ),
+    MetricInfo(
+        "moe/replayed_share",
+        "share",
+        _MEAN,
+        "Share of the tokens in updates whose routes were replayed. The last token of a row, which "
+        "no engine ran, routes freely.",
+    ),
+    MetricInfo(
+        "moe/router_drift",
+        "share",
+        _MEAN,
+        "Share of (token, layer) pairs whose set of experts would be another one by the step's "
+        "last update: what the routers would choose then against the recorded routes.",
+    ),
+    MetricInfo(
         "policy/update_kl",
         "nats/token",
         _MEAN,

@@ -36,6 +36,9 @@ def experts_of(
     outs = []
     for expert, rows_mD in enumerate(rows_SD.split(counts)):
         if counts[expert]:
+            if numerics == "invariant":
+                # Its own memory, so that its tiles are aligned whatever rows come before them.
+                rows_mD = rows_mD.clone()
             gate_mI, up_mI = linear(rows_mD, gate_up_EJD[expert], numerics=numerics).chunk(2, 1)
             gated_mI = gated_silu(gate_mI, up_mI, numerics=numerics)
             outs.append(linear(gated_mI, down_EDI[expert], numerics=numerics))

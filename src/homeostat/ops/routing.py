@@ -10,16 +10,23 @@ Suffixes: `_N` tokens, `_E` experts, `_K` slots (best first), `_G` groups of exp
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from homeostat.ops.linear import Numerics
 from homeostat.ops.moe_shape import MoeShape
 
 
-def scores_of(logits_NE: Tensor, shape: MoeShape) -> Tensor:
+def scores_of(logits_NE: Tensor, shape: MoeShape, *, numerics: Numerics = "fast") -> Tensor:
     """Return fp32 [N, E]: how much each token wants each expert."""
     assert logits_NE.dtype == torch.float32, "routers compute in fp32"
-    return logits_NE.softmax(dim=-1) if shape.scoring == "softmax" else logits_NE.sigmoid()
+    if shape.scoring == "softmax":
+        # Row by row, on every device: no row's bits depend on others.
+        return logits_NE.softmax(dim=-1)
+    return logits_NE.sigmoid() if numerics == "fast" else _InvariantSigmoid.apply(logits_NE)
 
 
 @torch.no_grad()
@@ -35,10 +42,36 @@ def expert_weights(scores_NE: Tensor, ids_NK: Tensor, shape: MoeShape) -> Tensor
     """Return fp32 [N, K]: the weight of each chosen expert's output. Differentiable."""
     weights_NK = scores_NE.gather(1, ids_NK)
     if shape.normalised:
-        total_N1 = weights_NK.sum(dim=1, keepdim=True)
+        total_N1 = _sum_of_slots(weights_NK)
         # The families differ here: a sum of sigmoids can be 0, one of softmax values cannot.
         weights_NK = weights_NK / (total_N1 + 1e-20 if shape.scoring == "sigmoid" else total_N1)
     return weights_NK if shape.scaling == 1.0 else weights_NK * shape.scaling
+
+
+def _sum_of_slots(weights_NK: Tensor) -> Tensor:
+    """Return [N, 1], added up in slot order: torch.sum would leave its order to the library."""
+    total_N1 = weights_NK[:, :1]
+    for slot in range(1, weights_NK.shape[1]):
+        total_N1 = total_N1 + weights_NK[:, slot : slot + 1]
+    return total_N1
+
+
+class _InvariantSigmoid(torch.autograd.Function):
+    """A sigmoid whose bits do not depend on an entry's position: see ops/activations.py.
+
+    The gradient is torch's own: the formula gives inf * 0 for large negative inputs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.new_ones(()) / x.neg().exp_().add_(1.0)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        return torch.ops.aten.sigmoid_backward(grads[0], *ctx.saved_tensors)
 
 
 def _ranked(wanted_NE: Tensor) -> Tensor:

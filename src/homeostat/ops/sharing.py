@@ -15,6 +15,7 @@ Suffixes: `_N` packed tokens, `_U` distinct ones, `_C` copies of those, `_B` row
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,10 +51,12 @@ class SharedPrompts:
         prompt_lengths_B: np.ndarray,
         *,
         device: torch.device,
+        alike: Sequence[np.ndarray] = (),
     ) -> SharedPrompts | None:
         """Find shared prompts; None if too little is shared.
 
-        A prompt is shared as a whole or not.
+        A prompt is shared as a whole or not. `alike` holds values of all tokens ([N, ...]) that
+        decide what is computed, as replayed routes do: they must be equal, too.
         """
         starts_B = np.cumsum(lengths_B) - lengths_B
         first_with: dict[bytes, int] = {}
@@ -62,7 +65,8 @@ class SharedPrompts:
         for start, length in zip(starts_B.tolist(), prompt_lengths_B.tolist(), strict=True):
             span = slice(start, start + length)
             # Rows share a prompt only if all of its tokens are equal, so compare the raw bytes.
-            first = first_with.setdefault(tokens_N[span].tobytes(), start)
+            raw = b"".join(values_N[span].tobytes() for values_N in (tokens_N, *alike))
+            first = first_with.setdefault(raw, start)
             if first != start:
                 is_copy_N[span] = True
                 source_N[span] = np.arange(first, first + length)

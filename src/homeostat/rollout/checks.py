@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 
 from homeostat.errors import EngineError
-from homeostat.rollout.engine import Request, Sampling
+from homeostat.rollout.engine import Capabilities, Request, Sampling
 from homeostat.rollout.flight import num_by_others
+from homeostat.rollout.routes import why_not_resumable
 from homeostat.types import IntArray
 
 
 def require_servable(
-    request: Request, *, vocabulary: int, max_tokens: int, can_decode: bool
+    request: Request, capabilities: Capabilities, *, vocabulary: int, can_decode: bool
 ) -> None:
     """Raises EngineError for what no engine with these limits could sample."""
+    max_tokens = capabilities.max_tokens
+    assert max_tokens is not None, capabilities
     problem = (
         _length_problem(request, max_tokens)
         or _token_problem(request.tokens_T, vocabulary)
         or next(filter(None, (_token_problem(s.tokens_T, vocabulary) for s in request.begun)), None)
         or _sampling_problem(request.sampling, can_decode)
         or _session_problem(request)
+        or _routing_problem(request, capabilities)
     )
     if problem:
         raise EngineError(f"request {request.id!r} cannot be served: {problem}.")
@@ -29,6 +33,16 @@ def _session_problem(request: Request) -> str | None:
     if request.keep_cache and request.session_key is None:
         return "keep_cache is for the next request of its session, and it has no session_key"
     return None
+
+
+def _routing_problem(request: Request, capabilities: Capabilities) -> str | None:
+    if not request.routed_experts:
+        return None
+    if not capabilities.routed_experts:
+        return f"it asks for routed experts, and {capabilities.why_no_routes}"
+    if request.routed_weights and not capabilities.routed_weights:
+        return f"it asks for the weights of experts, and {capabilities.name} records no weights"
+    return why_not_resumable(request)
 
 
 def _length_problem(request: Request, max_tokens: int) -> str | None:

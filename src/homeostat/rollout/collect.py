@@ -25,6 +25,7 @@ import numpy as np
 
 from homeostat.algorithms.baselines import has_signal
 from homeostat.config.algorithm import DynamicSamplingConfig
+from homeostat.config.moe import MoeConfig, ReplayMode
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import RolloutConfig
 from homeostat.data.prompts import PromptSampler, PromptSet
@@ -36,6 +37,7 @@ from homeostat.rollout.engine import Sampling
 from homeostat.rollout.groups import GroupRecord
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.keys import GroupKey
+from homeostat.rollout.route_buffer import RouteBuffer
 from homeostat.rollout.sampled_with import sampled_with
 from homeostat.rollout.sampler import Draw, Progress, Sampler
 from homeostat.rollout.scorer import PendingGroup, Scorer
@@ -106,6 +108,7 @@ class Collector:
         moments: RunningMoments,
         journal: Journal,
         origin: str,
+        moe: MoeConfig,
     ) -> None:
         """Create the collector of a run; a run that is complete has no sampler.
 
@@ -121,6 +124,7 @@ class Collector:
         self.scorer = scorer
         self.moments = moments
         self.journal = journal
+        self.moe = moe
         self.reconfigure(rollout, origin=origin)
 
     def reconfigure(self, rollout: RolloutConfig, *, origin: str) -> None:
@@ -134,11 +138,13 @@ class Collector:
         """Return the groups of a step; those that were sampled now are in the journal."""
         wanted, dynamic = self.rollout.prompts_per_step, self.dynamic
         found = StepRollouts()
+        buffer = RouteBuffer(self.moe.replay_buffer_bytes, self.journal, self.prompts.__getitem__)
         while len(found.groups) < wanted:
             keys = self._draw(step, found.num_rounds, wanted - len(found.groups))
             records = self._replayed(keys, found)
             if records is None:
                 records = self._sampled(keys, found, tell)
+            records = [buffer.take(record) for record in records]
             found.take_logged(record.facts["logged"] for record in records)
             groups = with_totals([one.group for one in records], self.rewards, self.moments)
             found.take_round(groups, needs_signal=dynamic is not None)
@@ -197,6 +203,7 @@ class Collector:
             deadline_s=self.rollout.deadline_s,
             step=next(iter(keys)).step,
             progress=lambda done, total: tell("sampling", done, total),
+            router_replay=self.moe.router_replay,
         )
         found.generate_s += time.perf_counter() - started
         records: list[GroupRecord] = []
@@ -221,6 +228,7 @@ def sample_and_score(
     step: int,
     deadline_s: float | None = None,
     progress: Progress = lambda done, total: None,
+    router_replay: ReplayMode = "off",
 ) -> list[PendingGroup]:
     """Sample groups, and start the rewards of each as soon as it is whole.
 
@@ -232,6 +240,7 @@ def sample_and_score(
         num_samples=num_samples,
         deadline_s=deadline_s,
         progress=progress,
+        router_replay=router_replay,
     )
     pending = {
         place: scorer.begin(draws[place].prompt, completions, step=step)

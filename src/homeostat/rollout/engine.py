@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from homeostat.columns import Columns
 from homeostat.errors import EngineError
 from homeostat.types import POLICY_ID, Completion, FloatArray, IntArray, Segment, TokenRow
 
@@ -52,6 +53,11 @@ class Request:
     counts from submission. With `keep_cache` the request's cache may outlive it, so that the next
     request of the session need not compute the tokens again that both begin with; new weights,
     sleep and other requests that need the room evict it.
+
+    With `routed_experts` the experts of every token that the engine ran come back in the column of
+    that name. If `begun` has tokens of an engine, their experts must be known: those in its
+    segments and, in `prompt_columns`, those that the aborted completion brought of its prompt.
+    With `routed_weights` the weights of those experts come back as well.
     """
 
     id: str
@@ -63,6 +69,9 @@ class Request:
     begun: tuple[Segment, ...] = ()
     policy_id: str = POLICY_ID
     keep_cache: bool = False
+    routed_experts: bool = False
+    prompt_columns: Columns = field(default_factory=dict)
+    routed_weights: bool = False
 
 
 class Quiesce(StrEnum):
@@ -86,7 +95,9 @@ class Capabilities:
     uninterrupted. `score_temperatures`: what `score` can be asked for. `cut_logp`: `engine_logp_T`
     is known where top-k or top-p cut the distribution; where not, it is NaN there. `own_process`:
     it computes in another process, so that several can be waited for at the same time.
-    `num_receivers`: how many of its processes receive weights.
+    `num_receivers`: how many of its processes receive weights. `routed_experts`: it can return
+    the experts that tokens went to; `why_no_routes` says why it cannot. `routed_weights`: it can
+    return their weights as well.
     """
 
     name: str
@@ -99,6 +110,9 @@ class Capabilities:
     cut_logp: bool = True
     own_process: bool = False
     num_receivers: int = 1
+    routed_experts: bool = False
+    why_no_routes: str = "the model has no experts"
+    routed_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from homeostat.columns import Columns
 from homeostat.rollout.engine import Request
+from homeostat.rollout.routes import Routes
 from homeostat.rollout.stops import StopStrings
 from homeostat.types import Author, Completion, Segment, StopReason
 
@@ -48,6 +50,8 @@ class Flight:
         self._logps = array("f")
         self._sampled_logps = array("f")
         self._versions: list[tuple[int, int]] = []
+        # The experts of the tokens that were run, where the request asks for them.
+        self.routes = Routes(request) if request.routed_experts else None
         self._stops = None
         if sampling.stop_strings:
             assert decode is not None, "stop strings need a way to turn tokens into text"
@@ -101,7 +105,12 @@ class Flight:
         return None
 
     def completion(self, reason: StopReason) -> Completion:
-        return Completion(self.request.id, self.request.begun + self._segments(), reason)
+        request, segments = self.request, self.request.begun + self._segments()
+        columns: Columns = request.prompt_columns
+        if self.routes is not None:
+            segments, found = self.routes.completed(segments, num_prompt=self.num_prompt)
+            columns = {**columns, **found}
+        return Completion(request.id, segments, reason, columns)
 
     def _mark(self, version: int) -> None:
         """The next tokens are of this version."""

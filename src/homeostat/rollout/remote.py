@@ -98,12 +98,10 @@ class RemoteEngine:
 
     def submit(self, request: Request) -> None:
         self.life.require_settled("submit")
-        max_tokens = self.capabilities.max_tokens
-        assert max_tokens is not None, self.capabilities
         require_servable(
             request,
+            self.capabilities,
             vocabulary=self.vocabulary,
-            max_tokens=max_tokens,
             can_decode=self.can_decode,
         )
         self.life.require_new(request)
@@ -322,12 +320,15 @@ class RemoteEngine:
         ]
 
     def _handed_out(self, completions: list[Completion]) -> list[Completion]:
-        """Those that nobody has yet. What had begun before is the request's own, not a copy."""
+        """Those that nobody has yet. What had begun before is the request's own, not a copy,
+        unless the engine completed its columns."""
         new = [one for one in completions if one.request_id in self.life.in_flight]
-        begun = [self.life.in_flight.pop(one.request_id).begun for one in new]
+        requests = [self.life.in_flight.pop(one.request_id) for one in new]
         return [
-            replace(one, segments=own + one.segments[len(own) :])
-            for one, own in zip(new, begun, strict=True)
+            one
+            if request.routed_experts
+            else replace(one, segments=request.begun + one.segments[len(request.begun) :])
+            for one, request in zip(new, requests, strict=True)
         ]
 
 

@@ -127,7 +127,10 @@ class Router:
             mine = [id for id in wanted if self.life.in_flight[id].engine is engine]
             if engine is None:
                 requests = [self.life.in_flight[id].request for id in mine]
-                found = [Completion(r.id, r.begun, StopReason.ABORTED) for r in requests]
+                found = [
+                    Completion(r.id, r.begun, StopReason.ABORTED, r.prompt_columns)
+                    for r in requests
+                ]
             else:
                 found = self._attempt(engine, partial(engine.abort, mine))
             if found is not None:
@@ -321,6 +324,7 @@ def common_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
         assert kinds == (first.name, first.shares_weights), "a router is of engines of one kind"
     limits = [one.max_tokens for one in all_of if one.max_tokens is not None]
     scores_any = all(one.score_temperatures == "any" for one in all_of)
+    without_routes = next((one for one in all_of if not one.routed_experts), first)
     return Capabilities(
         name=first.name,
         shares_weights=first.shares_weights,
@@ -332,6 +336,8 @@ def common_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
         cut_logp=all(one.cut_logp for one in all_of),
         own_process=all(one.own_process for one in all_of),
         num_receivers=sum(one.num_receivers for one in all_of),
+        routed_experts=without_routes.routed_experts,
+        why_no_routes=without_routes.why_no_routes,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from homeostat.config.moe import ReplayMode
 from homeostat.rollout.engine import Engine, Request, Sampling, stream
 from homeostat.types import Completion, Prompt
 
@@ -51,10 +52,12 @@ class Sampler:
         num_samples: int,
         deadline_s: float | None = None,
         progress: Progress = lambda done, total: None,
+        router_replay: ReplayMode = "off",
     ) -> Iterator[tuple[int, list[Completion]]]:
         """Yield the place of a group among `draws` and its completions, as groups are finished.
 
-        Raises EngineError if the engine stalls or cannot continue.
+        `router_replay` says what the engine is to record of the tokens' routes. Raises EngineError
+        if the engine stalls or cannot continue.
         """
         requests = {
             f"{draw.name}/{sample}": (place, sample)
@@ -71,6 +74,8 @@ class Sampler:
                 seed=self.seed,
                 session_key=draws[place].name,
                 deadline_s=deadline_s,
+                routed_experts=router_replay != "off",
+                routed_weights=router_replay == "weights",
             )
             for id, (place, _) in requests.items()
         ]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from homeostat.config.algorithm import DynamicSamplingConfig
+from homeostat.config.moe import MoeConfig
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import RolloutConfig
 from homeostat.data.prompts import PromptSampler, PromptSet
@@ -20,6 +21,7 @@ from homeostat.rewards.combine import RunningMoments
 from homeostat.rollout.collect import StepRollouts, Tell, training_sampling
 from homeostat.rollout.groups import GroupRecord
 from homeostat.rollout.journal import Journal
+from homeostat.rollout.route_buffer import RouteBuffer
 from homeostat.rollout.sampled_with import require_same_sampling, sampled_with
 from homeostat.rollout.totals import with_totals
 from homeostat.types import RolloutGroup
@@ -39,6 +41,7 @@ class SavedRollouts:
         tokenizer: ChatTokenizer,
         moments: RunningMoments,
         saved: Journal,
+        moe: MoeConfig,
     ) -> None:
         self.rollout = rollout
         self.rewards = rewards
@@ -47,19 +50,22 @@ class SavedRollouts:
         self.prompt_sampler = prompt_sampler
         self.moments = moments
         self.saved = saved
+        self.moe = moe
         self.sampled_with = sampled_with(training_sampling(rollout, tokenizer), tokenizer)
 
     def collect(self, step: int, *, tell: Tell) -> StepRollouts:
         """Return the groups of a step. Raises DataError if there are none that this run can use."""
         wanted, dynamic = self.rollout.prompts_per_step, self.dynamic
         found = StepRollouts()
+        buffer = RouteBuffer(self.moe.replay_buffer_bytes, self.saved, self.prompts.__getitem__)
         for records in self._rounds(step):
             tell("reading", found.num_rounds, found.num_rounds + 1)
             self._require_same(records)
             self.prompt_sampler.take(len(records))
             found.num_replayed += 1
             found.take_logged(record.facts.get("logged", {}) for record in records)
-            groups = with_totals([one.group for one in records], self.rewards, self.moments)
+            kept = [buffer.take(record).group for record in records]
+            groups = with_totals(kept, self.rewards, self.moments)
             found.take_round(groups, needs_signal=dynamic is not None)
             enough = len(found.groups) >= wanted
             if enough or (dynamic is not None and found.num_rounds == dynamic.max_rounds):

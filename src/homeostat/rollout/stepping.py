@@ -211,8 +211,8 @@ class SteppingEngine(ABC, Generic[F]):
     def _require_servable(self, request: Request) -> None:
         require_servable(
             request,
+            self.capabilities,
             vocabulary=self.vocabulary,
-            max_tokens=self.max_tokens,
             can_decode=self.decode is not None,
         )
 

@@ -8,7 +8,8 @@ The loss is found by its name (`algorithms/losses.py`), and gets the columns tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.reducers import REDUCERS, TokenPlaces
+from homeostat.train.replay import replay_sums, replayed_columns, replaying
 from homeostat.train.runtime import Runtime
 from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 
@@ -38,13 +40,15 @@ from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 class TokenScores:
     """Log-probs of the M trained tokens of a batch, and entropies of their distributions.
 
-    `index_M` is a token's place in the batch, `row_of_M` its row.
+    `index_M` is a token's place in the batch, `row_of_M` its row. `routing` is that of the pass
+    where it replayed recorded routes: its `finish_backward` follows the backward pass.
     """
 
     logp_M: Tensor
     entropy_M: Tensor | None
     index_M: Tensor
     row_of_M: Tensor
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,9 @@ class Forward:
         states = HiddenStates(outputs.hidden) if outputs.hidden else None
         watch = self._watch(model, batch, None) if outputs.load else None
         tokens_N = self._send(batch.tokens_N)
-        hidden_ND = self._hidden(model, batch, tokens_N, states=states, watch=watch)
+        routing, routes = self._routing(model, batch)
+        how = {"alike": routes, "states": states, "watch": watch}
+        hidden_ND = self._hidden(model, batch, tokens_N, routing, **how)
         load_LE = None if watch is None else watch.load()
         scores = None
         if outputs.logp or outputs.entropy:
@@ -112,11 +118,13 @@ class Forward:
     ) -> TokenScores:
         """Compute log-probs of the trained tokens, with a gradient. `dropout_step` keys dropout."""
         tokens_N = self._send(batch.tokens_N)
-        how = {"dropout_step": dropout_step, "watch": watch}
-        hidden_ND = self._hidden(model, batch, tokens_N, **how)
-        return self._scores(
+        routing, routes = self._routing(model, batch)
+        how = {"alike": routes, "dropout_step": dropout_step, "watch": watch}
+        hidden_ND = self._hidden(model, batch, tokens_N, routing, **how)
+        scores = self._scores(
             model, batch, tokens_N, hidden_ND, temperature=temperature, entropy=entropy
         )
+        return replace(scores, routing=routing)
 
     def loss(
         self, model: Model, batch: TrainBatch, spec: LossSpec, *, step: int
@@ -145,30 +153,59 @@ class Forward:
             row_of_M=scores.row_of_M,
             num_rows=batch.num_rows,
         )
-        return scores, loss.terms(inputs, spec), None if watch is None else watch.found()
+        terms = loss.terms(inputs, spec)
+        if scores.routing is not None:
+            terms = replace(terms, sums={**terms.sums, **replay_sums(scores.routing, batch)})
+        return scores, terms, None if watch is None else watch.found()
+
+    def _routing(
+        self, model: Model, batch: TrainBatch
+    ) -> tuple[Routing | None, tuple[np.ndarray, ...]]:
+        """Return what replays the batch's recorded routes, and those; None if it has none."""
+        routes = replayed_columns(batch)
+        if not routes:
+            return None, ()
+        return replaying(routes, batch, model.moe, send=self._send), tuple(routes.values())
 
     def _hidden(
         self,
         model: Model,
         batch: TrainBatch,
         tokens_N: Tensor,
+        routing: Routing | None,
         *,
+        alike: Sequence[np.ndarray],
         dropout_step: int | None = None,
         states: HiddenStates | None = None,
         watch: LoadWatch | None = None,
     ) -> Tensor:
+        """Return the hidden states. `alike`: rows share a prompt only where these are equal."""
         positions_N = self._send(batch.positions_N)
         layout = PackedLayout.of(batch.lengths_B.tolist(), device=self.runtime.device)
         keys_N = self._dropout_keys(batch, positions_N, dropout_step)
-        how = {} if watch is None else {"routing": Routing(load=watch)}
+        if not isinstance(model, Decoder):
+            assert routing is None, "refused by config.combinations"
+            return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
+        if watch is not None:
+            routing = routing or Routing()
+            routing.load = watch
         # Sharing computes a prompt once for all its rows: then there is no state of every token,
         # and an expert's room is not taken by copies.
-        all_alike = keys_N is None and states is None and (watch is None or not watch.has_limit)
-        if isinstance(model, Decoder) and all_alike:
-            sharing = self._sharing(batch)
-            return model.hidden(tokens_N, positions_N, layout, sharing=sharing, **how)
-        how |= {"dropout_keys_N": keys_N, "states": states}
-        return model.hidden(tokens_N, positions_N, layout, **how)
+        has_limit = watch is not None and watch.has_limit
+        shares = keys_N is None and states is None and not has_limit
+        sharing = self._sharing(batch, alike) if shares else None
+        hidden_ND = model.hidden(
+            tokens_N,
+            positions_N,
+            layout,
+            dropout_keys_N=keys_N,
+            sharing=sharing,
+            states=states,
+            routing=routing,
+        )
+        if routing is not None and model.moe is not None:
+            routing.finish_pass(len(model.moe.layers))
+        return hidden_ND
 
     def _scores(
         self,
@@ -203,12 +240,14 @@ class Forward:
         arrays = (*predicted_positions(batch), batch.lengths_B)
         return TokenPlaces(*map(self._send, arrays))
 
-    def _sharing(self, batch: TrainBatch) -> SharedPrompts | None:
+    def _sharing(self, batch: TrainBatch, alike: Sequence[np.ndarray]) -> SharedPrompts | None:
         if not self.config.share_prompts or batch.num_rows < 2:
             return None
         device = self.runtime.device
         lengths_B = prompt_lengths(batch)
-        return SharedPrompts.find(batch.tokens_N, batch.lengths_B, lengths_B, device=device)
+        return SharedPrompts.find(
+            batch.tokens_N, batch.lengths_B, lengths_B, device=device, alike=alike
+        )
 
     def _dropout_keys(
         self, batch: TrainBatch, positions_N: Tensor, step: int | None

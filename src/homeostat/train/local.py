@@ -81,6 +81,8 @@ def _in_lanes(
         scores, terms, load = state.forward.loss(state.model, part, spec, step=step)
         params = tuple(optimizer.params.values())
         grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
+        if scores.routing is not None:
+            scores.routing.finish_backward()
         done = Accumulated.of(part, scores, terms, load=load, is_first=part is parts[0])
         return done, grads
 

@@ -115,6 +115,8 @@ class RankTrainer:
         """Add the batch's gradient; returns what is to be remembered of it."""
         scores, terms, load = state.forward.loss(state.model, batch, spec, step=step)
         terms.loss.backward()
+        if scores.routing is not None:
+            scores.routing.finish_backward()
         return [Accumulated.of(batch, scores, terms, load=load)]
 
     def _take_part(self, state: RoleState) -> None:

@@ -4,8 +4,9 @@
 
 The ranks hold the model; here are only the calls, their deadlines, and the proof that all ranks
 did the same. Every rank gets every call that has a collective in it, with one call for a whole
-list of micro-batches. A rank that fails leaves the others waiting for it, so the group is ended
-then: what was saved stays, and the same command resumes from there.
+list of micro-batches (several, where recorded routes that are sent with them are large). A rank
+that fails leaves the others waiting for it, so the group is ended then: what was saved stays, and
+the same command resumes from there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from homeostat.errors import HomeostatError, OutOfMemoryHaltError, WorkerOutOfMe
 from homeostat.models.build import ModelSheet
 from homeostat.sync.bucket import Bucket, Packer
 from homeostat.train.memory import ladder_text
+from homeostat.train.replay import portions
 from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import MemoryReport, Origin
 from homeostat.train.update import Measured
@@ -94,36 +96,49 @@ class ShardedTrainer:
     def forward(
         self, role: Role, batches: Sequence[TrainBatch], outputs: Outputs
     ) -> list[Computed]:
-        dealt = deal(batches, self.config.mesh)
-        found = self._fit(
-            batches,
-            [
-                self.group.call(rank, "forward", role, mine, outputs)
-                for rank, mine in enumerate(dealt)
-            ],
-        )
-        return in_order(found, self.config.mesh, count=len(batches))
+        computed: list[Computed] = []
+        for some in self._portions(batches):
+            dealt = deal(some, self.config.mesh)
+            found = self._fit(
+                some,
+                [
+                    self.group.call(rank, "forward", role, mine, outputs)
+                    for rank, mine in enumerate(dealt)
+                ],
+            )
+            computed += in_order(found, self.config.mesh, count=len(some))
+        return computed
 
     def accumulate(
         self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec, *, step: int
     ) -> None:
         require_columns(spec, batches)
-        dealt = deal(batches, self.config.mesh)
-        self._fit(
-            batches,
-            [
-                self.group.call(rank, "accumulate", role, mine, spec, step=step)
-                for rank, mine in enumerate(dealt)
-            ],
-        )
+        for some in self._portions(batches):
+            dealt = deal(some, self.config.mesh)
+            self._fit(
+                some,
+                [
+                    self.group.call(rank, "accumulate", role, mine, spec, step=step)
+                    for rank, mine in enumerate(dealt)
+                ],
+            )
 
     def measure(self, role: Role, batches: Sequence[TrainBatch], spec: LossSpec) -> Measured:
         require_columns(spec, batches)
-        dealt = deal(batches, self.config.mesh)
-        calls = [
-            self.group.call(rank, "measure", role, mine, spec) for rank, mine in enumerate(dealt)
-        ]
-        return Measured.merged(one_per_group(self._fit(batches, calls), self.config.mesh))
+        measured: list[Measured] = []
+        for some in self._portions(batches):
+            dealt = deal(some, self.config.mesh)
+            calls = [
+                self.group.call(rank, "measure", role, mine, spec)
+                for rank, mine in enumerate(dealt)
+            ]
+            measured += one_per_group(self._fit(some, calls), self.config.mesh)
+        return Measured.merged(measured)
+
+    def _portions(self, batches: Sequence[TrainBatch]) -> list[Sequence[TrainBatch]]:
+        """Return the batches of each call: all, unless their routes are too large to be sent."""
+        max_bytes = self.config.model.moe.replay_buffer_bytes
+        return portions(batches, per_round=self.num_data_groups, max_bytes=max_bytes)
 
     def discard(self, role: Role) -> None:
         self._all("discard", role)

@@ -72,10 +72,12 @@ def num_helpers(site: EngineSite, own: Engine) -> int:
 
 
 def capabilities(prospect: Prospect) -> Capabilities:
+    shape = prospect.preview.decoder
     return native_capabilities(
         shares_weights=prospect.engine.shares_weights,
         numerics=prospect.model.numerics,
         max_tokens=prospect.max_tokens,
+        has_experts=shape is not None and shape.moe is not None,
     )
 
 

@@ -25,12 +25,17 @@ Reserve = Callable[[list[Sequence], int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The tokens that a burst drew for its sequences: [B, S], of which the first `made` count."""
+    """The tokens that a burst drew for its sequences: [B, S], of which the first `made` count.
+
+    `routes_BSLK`: per step the experts of the token that it ran, which is the one before the token
+    that it drew, in the smallest integer type; None where no sequence asks for them.
+    """
 
     sequences: list[Sequence]
     tokens_BS: np.ndarray
     logps_BS: np.ndarray
     made_B: np.ndarray
+    routes_BSLK: np.ndarray | None = None
 
 
 class Bursts(Protocol):

@@ -22,14 +22,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from homeostat.models.decoder import MLP, Attention, Decoder, Embedding, Layer, RMSNorm, Trunk
+from homeostat.models.decoder import (
+    MLP,
+    Attention,
+    Decoder,
+    Embedding,
+    Layer,
+    MoeBlock,
+    RMSNorm,
+    Trunk,
+)
+from homeostat.models.moe import Experts, Router
+from homeostat.models.routing import Routing
 from homeostat.ops.attention import AttentionContext
+from homeostat.ops.experts import combined
 from homeostat.ops.linear import Linear
+from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.norms import unit_rms
 from homeostat.ops.rope import rope_tables, rotate
+from homeostat.ops.routing import best_experts, expert_weights, scores_of
 
 _PLAIN = frozenset(
-    (Decoder, Trunk, Layer, Attention, MLP, RMSNorm, Linear, Embedding, nn.ModuleList)
+    (
+        *(Decoder, Trunk, Layer, Attention, MLP, RMSNorm, Linear, Embedding, nn.ModuleList),
+        *(MoeBlock, Router, Experts),
+    )
 )
 
 
@@ -79,18 +96,91 @@ class _Map:
 
 
 @dataclass(frozen=True, slots=True)
+class _Mlp:
+    """The copies of a feed-forward block."""
+
+    gate_up: _Map
+    down: _Map
+
+    @classmethod
+    def of(cls, mlp: MLP, norm: RMSNorm) -> _Mlp:
+        return cls(_Map.of(mlp.gate_proj, mlp.up_proj, norm=norm), _Map.of(mlp.down_proj))
+
+    def add_to(self, x_BD: Tensor, unit_BD: Tensor, routing: Routing) -> None:
+        """Add its output to x. `unit_BD`: x, normed but for the norm's weight."""
+        del routing
+        gate_BO, up_BO = self.gate_up.of_rows(unit_BD).chunk(2, dim=1)
+        self.down.add_to(x_BD, functional.silu(gate_BO).mul_(up_BO))
+
+
+@dataclass(frozen=True, slots=True)
+class _Moe:
+    """The copies of a block of experts, stored input by input: see `_Map`."""
+
+    shape: MoeShape
+    number: int
+    router_KE: Tensor
+    bias_E: Tensor | None
+    gate_up_EKO: Tensor
+    down_EKO: Tensor
+    shared: _Mlp | None
+
+    @classmethod
+    def of(cls, block: MoeBlock, norm: RMSNorm) -> _Moe:
+        weight_K1 = norm.weight.detach()[:, None]
+        bias_E = block.gate.e_score_correction_bias
+        return cls(
+            block.gate.shape,
+            block.number,
+            block.gate.weight.detach().t().contiguous() * weight_K1,
+            None if bias_E is None else bias_E.detach(),
+            block.experts.gate_up_proj.detach().transpose(1, 2).contiguous().mul_(weight_K1),
+            block.experts.down_proj.detach().transpose(1, 2).contiguous(),
+            None if block.shared_experts is None else _Mlp.of(block.shared_experts, norm),
+        )
+
+    def add_to(self, x_BD: Tensor, unit_BD: Tensor, routing: Routing) -> None:
+        """Add its output to x. `unit_BD`: x, normed but for the norm's weight."""
+        scores_BE = scores_of(torch.mm(unit_BD, self.router_KE), self.shape)
+        ids_BK = routing.experts(
+            self.number, lambda: best_experts(scores_BE, self.bias_E, self.shape)
+        )
+        weights_BK = expert_weights(scores_BE, ids_BK, self.shape)
+        x_BD += combined(self._outputs(unit_BD, ids_BK), weights_BK)
+        if self.shared is not None:
+            self.shared.add_to(x_BD, unit_BD, routing)
+
+    def _outputs(self, unit_BD: Tensor, ids_BK: Tensor) -> Tensor:
+        """[B, K, D]: what each token's experts make of it, one product per expert that is hit."""
+        num_slots, ids = ids_BK.shape[1], ids_BK.flatten().tolist()
+        out_SD = unit_BD.new_empty(len(ids), unit_BD.shape[1])
+        places: dict[int, list[int]] = {}
+        for place, expert in enumerate(ids):
+            places.setdefault(expert, []).append(place)
+        for expert, at in places.items():
+            rows = [place // num_slots for place in at]
+            gate_up_mO = torch.mm(unit_BD[rows], self.gate_up_EKO[expert])
+            gate_mO, up_mO = gate_up_mO.chunk(2, dim=1)
+            out_SD[at] = torch.mm(functional.silu(gate_mO).mul_(up_mO), self.down_EKO[expert])
+        return out_SD.unflatten(0, (-1, num_slots))
+
+
+def _mlp_of(block: MLP | MoeBlock, norm: RMSNorm) -> _Mlp | _Moe:
+    return _Moe.of(block, norm) if isinstance(block, MoeBlock) else _Mlp.of(block, norm)
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
     """The copies of one layer. `norm_Hd`: of queries and keys, where the family has it."""
 
     qkv: _Map
     o: _Map
-    gate_up: _Map
-    down: _Map
+    mlp: _Mlp | _Moe
     norm_Hd: Tensor | None
 
     @classmethod
     def of(cls, layer: Layer, *, num_heads: int, num_kv_heads: int) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         norm_Hd = None
         if attention.q_norm is not None and attention.k_norm is not None:
             weights = (attention.q_norm.weight.detach(), attention.k_norm.weight.detach())
@@ -100,8 +190,7 @@ class _Layer:
         return cls(
             _Map.of(*qkv, norm=layer.input_layernorm),
             _Map.of(attention.o_proj),
-            _Map.of(mlp.gate_proj, mlp.up_proj, norm=layer.post_attention_layernorm),
-            _Map.of(mlp.down_proj),
+            _mlp_of(layer.mlp, layer.post_attention_layernorm),
             norm_Hd,
         )
 
@@ -124,17 +213,22 @@ class CompactDecoder:
         return model is self.model and self._now() == self._versions
 
     def hidden_in(
-        self, tokens_B: Tensor, positions_B: Tensor, attention: AttentionContext
+        self,
+        tokens_B: Tensor,
+        positions_B: Tensor,
+        attention: AttentionContext,
+        *,
+        routing: Routing | None = None,
     ) -> Tensor:
         """[B, D] after the final norm, in the context of tokens computed before."""
+        routing = routing or Routing()
         eps, trunk = self.model.config.rms_norm_eps, self.model.model
         tables = rope_tables(positions_B, self.model.inv_freq_F, self.model.config.rope)
         x_BD = trunk.embed_tokens.weight.index_select(0, tokens_B)
         for number, layer in enumerate(self._layers):
             qkv_BO = layer.qkv.of_rows(unit_rms(x_BD, eps=eps))
             layer.o.add_to(x_BD, self._attend(number, qkv_BO, layer.norm_Hd, tables, attention))
-            gate_BO, up_BO = layer.gate_up.of_rows(unit_rms(x_BD, eps=eps)).chunk(2, dim=1)
-            layer.down.add_to(x_BD, functional.silu(gate_BO).mul_(up_BO))
+            layer.mlp.add_to(x_BD, unit_rms(x_BD, eps=eps), routing)
         return trunk.norm(x_BD)
 
     def _attend(

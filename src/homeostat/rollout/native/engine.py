@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def native_capabilities(
-    *, shares_weights: bool, numerics: Numerics, max_tokens: int
+    *, shares_weights: bool, numerics: Numerics, max_tokens: int, has_experts: bool
 ) -> Capabilities:
     """Return what the engine can do; known before it is made."""
     return Capabilities(
@@ -52,6 +52,7 @@ def native_capabilities(
         batch_invariant=numerics == "invariant",
         quiesce=frozenset(Quiesce),
         max_tokens=max_tokens,
+        routed_experts=has_experts,
     )
 
 
@@ -79,7 +80,10 @@ class NativeEngine(SteppingEngine[Sequence]):
     ) -> None:
         super().__init__(
             native_capabilities(
-                shares_weights=True, numerics=model.numerics, max_tokens=max_tokens
+                shares_weights=True,
+                numerics=model.numerics,
+                max_tokens=max_tokens,
+                has_experts=model.moe is not None,
             ),
             vocabulary=model.config.vocab_size,
             decode=decode,
@@ -220,12 +224,16 @@ class NativeEngine(SteppingEngine[Sequence]):
         if not np.isfinite(taken.logps_BS[live]).all():
             self._refuse_weights()
         columns = (taken.tokens_BS.tolist(), taken.logps_BS.tolist(), taken.made_B.tolist())
-        for sequence, tokens, logps, made in zip(taken.sequences, *columns, strict=True):
+        rows = zip(taken.sequences, *columns, strict=True)
+        for row, (sequence, tokens, logps, made) in enumerate(rows):
             if not self._is_flying(sequence):
                 continue
             num_before = len(sequence.tokens)
             reason = sequence.extend(tokens[:made], logps[:made], version=self.life.version)
             num_new = len(sequence.tokens) - num_before
+            if sequence.routes is not None:
+                assert taken.routes_BSLK is not None, "the burst recorded no experts"
+                sequence.routes.put(sequence.cached, taken.routes_BSLK[row, :num_new])
             sequence.cached += num_new
             self._num_new += num_new
             if reason is not None:

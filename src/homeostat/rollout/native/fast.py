@@ -102,7 +102,7 @@ def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> 
 
 def obstacle(path: str, shape: DecoderConfig, *, numerics: Numerics, device: torch.device) -> str:
     """Say why this decode path cannot be taken; empty where it can."""
-    if path != "plain" and shape.moe is not None:
+    if path in ("fused", "graphs") and shape.moe is not None:
         return "the model has experts"
     if path in ("compact", "compiled") and numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"

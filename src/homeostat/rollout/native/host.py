@@ -22,6 +22,7 @@ from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import SyncError
 from homeostat.models.build import load_model
 from homeostat.models.decoder import Decoder
+from homeostat.models.hub_names import hub_tensors
 from homeostat.rollout.native.engine import NativeEngine
 from homeostat.types import POLICY_ID
 from homeostat.workers.context import WorkerContext
@@ -77,7 +78,12 @@ class OwnWeightsEngine(NativeEngine):
     def __init__(self, model: Decoder, config: NativeEngineConfig, **place: Any) -> None:
         super().__init__(model, config, **place)
         self.capabilities = replace(self.capabilities, shares_weights=False)
-        self._parameters = dict(model.causal_lm.named_parameters())
+        # Under the names that tensors travel with: each matrix of an expert is a view.
+        self._parameters = {
+            hub_name: view
+            for name, parameter in model.causal_lm.named_parameters()
+            for hub_name, view in hub_tensors(model.moe, name, parameter)
+        }
         self._receiver: Receiver | None = None
 
     def connect(self, transport: Transport) -> None:

@@ -22,17 +22,29 @@ SessionKey = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class KeptPrefix:
-    """Tokens whose keys and values are in `blocks`."""
+    """Tokens whose keys and values are in `blocks`. `routes_TLK`: the experts that they went to,
+    where the request asked for them."""
 
     session: SessionKey
     tokens_T: IntArray
     blocks: list[int]
+    routes_TLK: np.ndarray | None = None
 
     def num_shared(self, tokens_T: IntArray) -> int:
         """Number of tokens that it begins with in common with others."""
         length = min(len(self.tokens_T), len(tokens_T))
         differ_T = self.tokens_T[:length] != tokens_T[:length]
         return int(differ_T.argmax()) if differ_T.any() else length
+
+    def num_usable(self, sequence: Sequence, tokens_T: IntArray) -> int:
+        """Number of tokens that a sequence can take over: all but its last one, whose hidden state
+        predicts the next, and with their experts if it asks for them."""
+        shared = min(self.num_shared(tokens_T), len(tokens_T) - 1)
+        if sequence.routes is None:
+            return shared
+        if self.routes_TLK is None:
+            return 0
+        return min(shared, sequence.routes.num_equal(self.routes_TLK))
 
 
 class KeptPrefixes:
@@ -67,19 +79,23 @@ class KeptPrefixes:
 
     def extended_by(self, prefix: KeptPrefix) -> list[KeptPrefix]:
         """Those of the session that the new one begins with: it serves whoever they would."""
-        known = self._sessions.get(prefix.session, [])
-        return [one for one in known if one.num_shared(prefix.tokens_T) == len(one.tokens_T)]
+        return [
+            one
+            for one in self._sessions.get(prefix.session, [])
+            if one.num_shared(prefix.tokens_T) == len(one.tokens_T)
+            and (one.routes_TLK is None or prefix.routes_TLK is not None)
+        ]
 
     def find(self, sequence: Sequence) -> tuple[KeptPrefix, int] | None:
         """Return the prefix that has the most in common with the sequence, and how many tokens it
-        can take over: all but the last one, whose hidden state predicts the next."""
+        can take over."""
         known = self._sessions.get(session_of(sequence) or ("", ""), [])
         tokens_T = np.array(sequence.tokens) if known else np.zeros(0, dtype=np.int64)
         best, most = None, 0
         for prefix in known:
-            shared = min(prefix.num_shared(tokens_T), len(tokens_T) - 1)
-            if shared > most:
-                best, most = prefix, shared
+            usable = prefix.num_usable(sequence, tokens_T)
+            if usable > most:
+                best, most = prefix, usable
         if best is None:
             return None
         # It is the most recently used one now.

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from homeostat.models.decoder import Decoder
+from homeostat.models.routing import Routing
 from homeostat.ops.attention import AttentionContext
 from homeostat.rollout.native.attention import (
     DecodeAttention,
@@ -21,6 +22,7 @@ from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.compact import CompactDecoder, compact_of
 from homeostat.rollout.native.cpu.prompts import CpuPrompts
 from homeostat.rollout.native.memory import to_device
+from homeostat.rollout.native.routing import keep_routes, recorded, routing_of
 from homeostat.rollout.native.scheduler import Chunk, Copy
 from homeostat.rollout.native.sequence import Sequence
 
@@ -71,9 +73,11 @@ class Runner:
         cache = self.cache_now()
         last_B = np.array([(sequence.tokens[-1], sequence.cached) for sequence in sequences])
         tokens_B, positions_B = to_device(last_B.T.copy(), cache.device)
-        hidden_BD = self._decoder().hidden_in(
-            tokens_B, positions_B, self._decode_attention(sequences, positions_B, cache)
-        )
+        chunks = [Chunk(sequence, sequence.cached, sequence.cached + 1) for sequence in sequences]
+        routing = routing_of(self.model.moe, chunks, device=cache.device)
+        attention = self._decode_attention(chunks, positions_B, cache)
+        hidden_BD = self._decoder().hidden_in(tokens_B, positions_B, attention, routing=routing)
+        self._keep_routes(chunks, routing)
         self.num_forwards += 1
         for sequence in sequences:
             sequence.cached += 1
@@ -84,11 +88,20 @@ class Runner:
         positions_N = np.concatenate([np.arange(c.start, c.end) for c in chunks])
         if self.prompts is not None and self.prompts.are_better(chunks):
             return self.prompts.hidden_in(tokens_N, positions_N, chunks, cache)
-        return self.model.hidden_in(
+        routing = routing_of(self.model.moe, chunks, device=cache.device)
+        hidden_ND = self.model.hidden_in(
             to_device(tokens_N, cache.device),
             to_device(positions_N, cache.device),
             self._prefill_attention(chunks, cache),
+            routing=routing,
         )
+        self._keep_routes(chunks, routing)
+        return hidden_ND
+
+    def _keep_routes(self, chunks: list[Chunk], routing: Routing) -> None:
+        if routing.records:
+            assert self.model.moe is not None, "only models with experts record them"
+            keep_routes(chunks, recorded(routing, self.model.moe))
 
     def _prefill_attention(self, chunks: list[Chunk], cache: KVCache) -> AttentionContext:
         if self.model.numerics == "invariant":
@@ -96,13 +109,11 @@ class Runner:
         return PrefillAttention(cache, chunks, kernel=self.model.kernel)
 
     def _decode_attention(
-        self, sequences: list[Sequence], positions_B: Tensor, cache: KVCache
+        self, chunks: list[Chunk], positions_B: Tensor, cache: KVCache
     ) -> AttentionContext:
         if self.model.numerics == "invariant":
-            chunks = [
-                Chunk(sequence, sequence.cached, sequence.cached + 1) for sequence in sequences
-            ]
             return InvariantAttention(cache, chunks)
+        sequences = [chunk.sequence for chunk in chunks]
         dtype = self.model.output_weight().dtype
         return DecodeAttention(cache, sequences, positions_B, dtype=dtype, in_rows=self.in_rows)
 

@@ -93,6 +93,7 @@ class Scheduler:
         self.pool, self.block_tokens = pool, block_tokens
 
     def add(self, sequence: Sequence) -> None:
+        sequence.share_key = sequence.sharing_key()
         insort(self.waiting, sequence, key=attrgetter("number"))
 
     def plan(self) -> Plan:
@@ -131,7 +132,10 @@ class Scheduler:
             elif sequence.share_key:
                 self._prompts[sequence.share_key] = SharedPrompt([sequence])
             if found is not None and found[0] in self.kept:
-                self._take_over(sequence, found[0].blocks, found[1], plan)
+                prefix, num_tokens = found
+                self._take_over(sequence, prefix.blocks, num_tokens, plan)
+                if sequence.routes is not None and prefix.routes_TLK is not None:
+                    sequence.routes.put(0, prefix.routes_TLK[:num_tokens])
             sequence.cached_by = self._num_commits
             missing = num_blocks - len(sequence.blocks)
             sequence.blocks += [self.pool.alloc() for _ in range(missing)]
@@ -203,6 +207,8 @@ class Scheduler:
         wanted = len(sequence.tokens) - (0 if starts else 1)
         cached = min(sequence.num_prompt, wanted, source.cached)
         self._take_over(sequence, source.blocks, cached, plan)
+        if sequence.routes is not None and source.routes is not None:
+            sequence.routes.put(0, source.routes.first(cached))
         if starts:
             plan.forked.append(sequence)
         prompt.holders.append(sequence)
@@ -279,7 +285,13 @@ class Scheduler:
             return
         blocks = sequence.blocks[: self.blocks_for(sequence.cached)]
         tokens_T = np.array(sequence.tokens[: sequence.cached])
-        prefix = KeptPrefix(session, tokens_T, [self.pool.fork(block) for block in blocks])
+        routes = sequence.routes
+        prefix = KeptPrefix(
+            session,
+            tokens_T,
+            [self.pool.fork(block) for block in blocks],
+            None if routes is None else routes.first(sequence.cached).copy(),
+        )
         for shorter in self.kept.extended_by(prefix):
             self._evict(shorter)
         self.kept.add(prefix)

@@ -14,7 +14,8 @@ from homeostat.rollout.engine import Request
 from homeostat.rollout.flight import Flight
 from homeostat.rollout.noise import noise_key
 
-ShareKey = tuple[str, bytes]
+# Session, tokens, and the experts of those that are known; None where they are not asked for.
+ShareKey = tuple[str, bytes, bytes | None]
 
 
 class Sequence(Flight):
@@ -29,15 +30,26 @@ class Sequence(Flight):
         decode: Callable[[Items[int]], str] | None,
     ) -> None:
         super().__init__(request, number=number, now=now, decode=decode)
-        # Sequences with one key may share the computation of their prompt.
+        # Sequences with one key may share the computation of their prompt. The scheduler sets it
+        # whenever the sequence begins to wait.
         self.share_key: ShareKey | None = None
-        if request.session_key is not None:
-            self.share_key = (request.session_key, request.tokens_T.tobytes())
         self.noise_key = noise_key(request.seed, request.id)
         self.blocks: list[int] = []
         self.cached = 0
         # Number of the commit whose weights the cache was begun with.
         self.cached_by = 0
+
+    def sharing_key(self) -> ShareKey | None:
+        """Return the key of those with whom it could share its prompt if it began now.
+
+        Where experts are asked for, the prompt's must be recorded, and those that are known
+        already must be the same.
+        """
+        request = self.request
+        if request.session_key is None:
+            return None
+        known = None if self.routes is None else self.routes.fingerprint(self.num_prompt)
+        return (request.session_key, request.tokens_T.tobytes(), known)
 
     @property
     def uncached(self) -> int:

@@ -14,6 +14,7 @@ from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.probes import worst
+from homeostat.run.learning.routes import route_metrics
 from homeostat.run.learning.updates import step_rows
 from homeostat.run.wiring.rl_setup import RlParts
 from homeostat.types import RolloutGroup, Sample, UpdateReport
@@ -32,6 +33,7 @@ def rl_metrics(
         **update_metrics(learned.reports),
         **policy_metrics(learned.measured),
         **load_metrics(learned.reports, parts.config.model.moe, sheet=parts.trainer.sheet),
+        **route_metrics(learned.reports),
         **worst(learned.probes),
         **learned.mismatch,
         **_signal_metrics(rollouts, learned),

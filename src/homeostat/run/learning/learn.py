@@ -26,6 +26,7 @@ from homeostat.errors import TrainingHaltedError
 from homeostat.run.learning.coverage import num_trained, scaled_up, some_of, together
 from homeostat.run.learning.mismatch import WorstToken, compare, known_logp, with_text
 from homeostat.run.learning.probes import NUM_SCORED, first_ratio_off, plan_probes, round_trip_bad
+from homeostat.run.learning.routes import require_routes, rows_for
 from homeostat.run.learning.updates import (
     StepRows,
     Update,
@@ -128,6 +129,7 @@ class Learner:
         if not groups:
             return learned
         started = time.perf_counter()
+        require_routes(groups, self.config.model.moe, self.trainer.sheet.moe)
         rows = step_rows(groups, self.config)
         spans = split_groups(len(groups), self.config.trainer.updates_per_step)
         penalty_ST = self._score(rows, spans, step, learned)
@@ -312,6 +314,7 @@ class Learner:
     def _logprobs(self, role: Role, rows: list[TokenRow], *, step: int) -> list[FloatArray]:
         """Per row, the log-probs of its trained tokens at the sampling temperature."""
         temperature = self.config.rollout.temperature
+        rows = rows_for(role, rows, self.config.model.moe)
         # Some rows may have been given more columns than others by now.
         shared = set.intersection(*(set(row.columns) for row in rows))
         numbered = [

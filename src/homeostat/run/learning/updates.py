@@ -14,7 +14,7 @@ token of the sample each token of the row is. Suffixes: `_R` rows, `_S` samples 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -27,10 +27,11 @@ from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
 from homeostat.algorithms.normalise import row_weights
 from homeostat.algorithms.overlong import penalty as overlong_penalty
 from homeostat.algorithms.policy import policy_spec
-from homeostat.columns import ColumnArray, aligned, dense, joined
+from homeostat.columns import ROUTES, ColumnArray, aligned, dense, joined
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import micro_batches
+from homeostat.train.replay import REPLAYED
 from homeostat.types import (
     BoolArray,
     Completion,
@@ -89,7 +90,8 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     samples = [sample for group in groups for sample in group.samples]
     group_S = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
     prompts = [groups[int(group)].prompt for group in group_S]
-    rows = _rows(prompts, samples)
+    unread = set(ROUTES) - set(REPLAYED[config.model.moe.router_replay])
+    rows = _rows(prompts, samples, unread=unread)
     rewards = [math.nan if s.reward is None else s.reward for s in samples]
     penalty_S = np.array([_shaping(sample, config) for sample in samples])
     masks_overlong = policy_gradient(config.algorithm).overlong.type == "mask"
@@ -113,9 +115,12 @@ def step_rows(groups: Sequence[RolloutGroup], config: RunConfig) -> StepRows:
     )
 
 
-def _rows(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[TokenRow]:
-    """One row per sample: its prompt, then its completion."""
-    found = [_columns(p, s.completion) for p, s in zip(prompts, samples, strict=True)]
+def _rows(
+    prompts: Sequence[Prompt], samples: Sequence[Sample], *, unread: Collection[str]
+) -> list[TokenRow]:
+    """One row per sample: its prompt, then its completion. Columns in `unread` are left out."""
+    pairs = zip(prompts, samples, strict=True)
+    found = [_columns(p, s.completion, unread=unread) for p, s in pairs]
     lengths = [len(p.tokens_T) + len(s.completion) for p, s in zip(prompts, samples, strict=True)]
     return [
         TokenRow(
@@ -132,13 +137,19 @@ def _rows(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[TokenRow
     ]
 
 
-def _columns(prompt: Prompt, completion: Completion) -> dict[str, ColumnArray]:
+def _columns(
+    prompt: Prompt, completion: Completion, *, unread: Collection[str]
+) -> dict[str, ColumnArray]:
     """Columns that the engine recorded of the tokens of a prompt and its completion."""
     lengths = (len(prompt.tokens_T), len(completion))
     # What a tool or user wrote has no log-prob.
     engine_logp_T = np.where(completion.by_policy_T, completion.engine_logp_T, np.float32(0))
     of_completion = {"engine_logp": engine_logp_T, **completion.columns}
-    return joined([completion.prompt_columns, of_completion], lengths=lengths)
+    parts = [
+        {name: values for name, values in columns.items() if name not in unread}
+        for columns in (completion.prompt_columns, of_completion)
+    ]
+    return joined(parts, lengths=lengths)
 
 
 def _numbered(chosen_T: BoolArray) -> IntArray:

@@ -17,12 +17,14 @@ from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
+from homeostat.ops.moe_shape import MoeShape
 from homeostat.rewards.trial import try_rewards
 from homeostat.rollout.backend import Prospect
 from homeostat.rollout.engine import Capabilities
 from homeostat.rollout.registry import ENGINES
 from homeostat.run.evaluation.solved import deciding_rewards
 from homeostat.run.preflight.item import Item
+from homeostat.run.wiring.replay import require_replay, route_bytes_per_token
 from homeostat.run.wiring.rl_setup import saved_journal
 from homeostat.train.build import named_reference, reference_model
 from homeostat.train.runtime import resolve_device, resolve_dtype
@@ -129,7 +131,40 @@ def engine_items(
     text = f"{engine.type} on {device.type}: up to {running} completions at one time"
     facts = {"type": engine.type, "running": running, **foreseen.facts}
     yield Item("engine", "ok", text + foreseen.text, facts)
-    yield _weights_item(config, backend.capabilities(prospect))
+    capabilities = backend.capabilities(prospect)
+    yield _weights_item(config, capabilities)
+    moe = None if preview.decoder is None else preview.decoder.moe
+    require_replay(config, moe, capabilities)
+    if moe is not None:
+        yield _routes_item(config, moe, capabilities)
+
+
+def _routes_item(config: RunConfig, moe: MoeShape, engine: Capabilities) -> Item:
+    """Say whether routes are replayed, and what recording them takes."""
+    settings = config.model.moe
+    mode = settings.router_replay
+    size = route_bytes_per_token(moe, weights=mode == "weights")
+    facts = {"router_replay": mode, "bytes_per_token": size}
+    if mode == "off":
+        text = (
+            "each pass chooses its experts for itself (model.moe.router_replay=off). Where engine "
+            "and trainer round differently, tokens go to other experts in training than when they "
+            "were sampled"
+        )
+        if config.model.numerics == "invariant":
+            # Engine and trainer have the same bits, and so the same routes.
+            return Item("routes", "ok", text + "; with model.numerics=invariant they do not", facts)
+        if engine.routed_experts:
+            text += f": set it to ids, which takes {size} bytes a token in the journal"
+        return Item("routes", "warning", text, facts)
+    what = "experts" if mode == "ids" else "experts and their weights"
+    text = (
+        f"the engine's {what} are replayed in training ({mode}); {size} bytes a token in the "
+        f"journal, at most {fmt.byte_size(settings.replay_buffer_bytes)} of them in memory"
+    )
+    if settings.replay_reference:
+        text += "; the reference replays them, too"
+    return Item("routes", "ok", text, {**facts, "buffer_bytes": settings.replay_buffer_bytes})
 
 
 def _weights_item(config: RunConfig, engine: Capabilities) -> Item:

@@ -37,6 +37,7 @@ from homeostat.run.session.reward_problems import ProblemLog
 from homeostat.run.session.session import Session
 from homeostat.run.wiring.engines import open_engine
 from homeostat.run.wiring.inputs import open_prompts, require_vocabulary
+from homeostat.run.wiring.replay import require_replay
 from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_trainer
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
@@ -108,6 +109,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
+        require_replay(config, trainer.sheet.moe, engine.capabilities if engine else None)
         if engine is not None:
             # Without an engine nothing new is to be scored: the journal holds the values.
             stack.enter_context(rewards)
@@ -220,6 +222,7 @@ def _collector(
             tokenizer=tokenizer,
             moments=moments,
             saved=saved,
+            moe=config.model.moe,
         )
     return Collector(
         config.rollout,
@@ -233,6 +236,7 @@ def _collector(
         moments=moments,
         journal=journal,
         origin=origin,
+        moe=config.model.moe,
     )
 
 

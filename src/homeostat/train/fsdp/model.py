@@ -6,7 +6,9 @@
 No rank ever holds more of the model than its share, the layer that is computed, and one tensor
 that is being read. Where training is in bf16, what is trained is held in fp32: these are the
 masters that the optimizer owns, and a layer's bf16 copy is made of them when it is gathered. What
-is frozen is held in the compute dtype.
+is frozen is held in the compute dtype, except for the expert bias of routers, which is fp32
+everywhere: such a router is gathered by itself, as it is held. Experts are stacked in dimension 0,
+so that each rank holds some of them.
 
 Embedding, output matrix and final norm are gathered from the beginning of the forward pass to the
 end of the backward pass: the output matrix is used right after the hidden states.
@@ -15,6 +17,7 @@ end of the backward pass: the output matrix is used right after the hidden state
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,7 +44,7 @@ from homeostat.models.build import (
     read_configs,
     require_moe_settings,
 )
-from homeostat.models.decoder import Decoder
+from homeostat.models.decoder import Decoder, MoeBlock
 from homeostat.models.families import decoder_config
 from homeostat.models.lora import apply_lora, draw_adapters, load_adapter
 from homeostat.models.memory import require_memory
@@ -108,7 +111,11 @@ def split(module: Decoder, backend: FsdpBackend, *, ranks: Ranks, dtype: torch.d
         cast_forward_inputs=False,
     )
     how = {"mesh": ranks.device_mesh, "mp_policy": precision}
-    for layer in module.model.layers:
+    as_held = {**how, "mp_policy": replace(precision, param_dtype=None)}
+    for layer in module.layers:
+        if isinstance(layer.mlp, MoeBlock) and layer.mlp.gate.e_score_correction_bias is not None:
+            gathered = layer.mlp.gate
+            fully_shard(gathered, reshard_after_forward=backend.reshard_after_forward, **as_held)
         fully_shard(layer, reshard_after_forward=backend.reshard_after_forward, **how)
     fully_shard(module, reshard_after_forward=False, **how)
     for part in sharded_modules(module):
@@ -123,15 +130,21 @@ def own_part(ranks: Ranks, dtype: torch.dtype) -> Part:
 
     def part(parameter: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
         start, stop = ranks.split(whole.shape[0])
-        return local_part(parameter), whole[start:stop].to(dtype)
+        return local_part(parameter), whole[start:stop].to(computed_dtype(parameter, dtype))
 
     return part
+
+
+def computed_dtype(parameter: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that a parameter is computed with: `dtype` where it is trained, because it
+    is a master then, and the one that it is held in where it is frozen."""
+    return dtype if parameter.requires_grad else parameter.dtype
 
 
 def whole_tensor(parameter: Tensor, *, dtype: torch.dtype) -> Tensor:
     """All rows of a parameter, as it is computed with. All ranks take part."""
     assert isinstance(parameter, DTensor), type(parameter)
-    computed = parameter.detach().to(dtype)
+    computed = parameter.detach().to(computed_dtype(parameter, dtype))
     assert isinstance(computed, DTensor), type(computed)
     return computed.full_tensor()
 

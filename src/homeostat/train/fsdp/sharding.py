@@ -28,7 +28,7 @@ from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
 from homeostat.ops.memory import is_out_of_memory
 from homeostat.train.fsdp.mesh import Ranks, local_part
-from homeostat.train.fsdp.model import give_back, whole_tensor
+from homeostat.train.fsdp.model import computed_dtype, give_back, whole_tensor
 from homeostat.train.optim import MasterAdamW
 from homeostat.train.shards import Rows, write_shard
 from homeostat.train.update import UpdateShare, merge
@@ -62,7 +62,7 @@ class FsdpShards:
         return local_part(parameter)
 
     def computed(self, parameter: Tensor) -> Tensor:
-        return local_part(parameter).to(self.dtype)
+        return local_part(parameter).to(computed_dtype(parameter, self.dtype))
 
     def whole(self, parameter: Tensor) -> Tensor:
         return whole_tensor(parameter, dtype=self.dtype)

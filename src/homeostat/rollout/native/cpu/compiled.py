@@ -12,6 +12,7 @@ import numpy as np
 
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
+from homeostat.ops.moe_shape import MoeShape
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cpu.weights import PackedWeights
 from homeostat.rollout.native.sequence import Sequence
@@ -26,7 +27,7 @@ class BurstStruct(ctypes.Structure):
             (name, c_void_p)
             for name in (
                 "tokens", "positions", "sequences", "tables", "greedy", "stops", "stores", "scale",
-                "noise", "drawn", "logps", "made", "hidden",
+                "noise", "drawn", "logps", "made", "hidden", "routes",
             )
         ),
     ]  # fmt: skip
@@ -40,6 +41,11 @@ class CompiledModel:
         self.library = library
         self.threads = threads
         self._weights: PackedWeights | None = None
+
+    @property
+    def moe(self) -> MoeShape | None:
+        """Return the shape of the model's experts; None in a dense model."""
+        return self.model.moe
 
     def rest(self) -> None:
         """Free the copies of weights; they are made again when they are needed."""

@@ -14,6 +14,12 @@ from torch import Tensor
 
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cpu.compiled import CompiledModel, block_tables
+from homeostat.rollout.native.routing import (
+    has_known_routes,
+    keep_routes,
+    routes_dtype,
+    wants_routes,
+)
 from homeostat.rollout.native.scheduler import Chunk
 
 # Rows at a time: they stay in a core's cache while the weights of a layer pass by.
@@ -29,15 +35,17 @@ class CpuPrompts:
         self.compiled = compiled
 
     def are_better(self, chunks: list[Chunk]) -> bool:
-        """Than the decoder's own forward."""
+        """Than the decoder's own forward, which alone can replay experts."""
         is_wide = self.compiled.library.panel_width() >= MIN_PANEL
-        return is_wide and max(chunk.end for chunk in chunks) <= MAX_TOKENS
+        is_short = max(chunk.end for chunk in chunks) <= MAX_TOKENS
+        return is_wide and is_short and not has_known_routes(chunks)
 
     def hidden_in(
         self, tokens_N: np.ndarray, positions_N: np.ndarray, chunks: list[Chunk], cache: KVCache
     ) -> Tensor:
-        """[N, D]: `Decoder.hidden_in` of the chunks' tokens, which are cached then."""
-        model = self.compiled.model
+        """[N, D]: `Decoder.hidden_in` of the chunks' tokens, which are cached then, and whose
+        experts are recorded."""
+        model, moe = self.compiled.model, self.compiled.moe
         sizes = [chunk.end - chunk.start for chunk in chunks]
         columns = {
             "tokens": tokens_N.astype(np.int32),
@@ -45,9 +53,14 @@ class CpuPrompts:
             "sequences": np.repeat(np.arange(len(chunks), dtype=np.int32), sizes),
             "hidden": np.empty((len(tokens_N), model.config.hidden_size), dtype=np.float32),
         }
+        if moe is not None and wants_routes([chunk.sequence for chunk in chunks]):
+            shape = (len(tokens_N), len(moe.layers), moe.top_k)
+            columns["routes"] = np.zeros(shape, dtype=np.int32)
         tables_BK = block_tables([chunk.sequence for chunk in chunks])
         for start in range(0, len(tokens_N), MAX_ROWS):
             rows = {name: column[start : start + MAX_ROWS] for name, column in columns.items()}
             num_rows = len(rows["tokens"])
             self.compiled.run(cache, rows | {"tables": tables_BK}, num_rows=num_rows, num_steps=1)
+        if moe is not None and "routes" in columns:
+            keep_routes(chunks, columns["routes"].astype(routes_dtype(moe)))
         return model.model.norm(torch.from_numpy(columns["hidden"]))

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from homeostat.models.decoder import Decoder, Layer, RMSNorm
+from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock, RMSNorm
 from homeostat.ops.linear import Linear
+from homeostat.ops.moe_shape import MoeShape
 
 # Floats that each tensor's place is a multiple of: a cache line.
 _ALIGNED = 16
@@ -34,7 +35,7 @@ class LayerStruct(ctypes.Structure):
         (name, c_void_p)
         for name in (
             "qkv", "qkv_bias", "o", "o_bias", "gate_up", "gate_up_bias", "down", "down_bias",
-            "q_norm", "k_norm",
+            "q_norm", "k_norm", "router", "router_bias", "experts_gate_up", "experts_down",
         )
     ]  # fmt: skip
 
@@ -45,10 +46,13 @@ class ModelStruct(ctypes.Structure):
             (name, c_int64)
             for name in (
                 "num_layers", "width", "heads", "kv_heads", "head_dim", "inner", "vocabulary",
+                "moe_layers", "experts", "top_k", "expert_inner", "shared_inner", "groups",
+                "groups_kept", "is_sigmoid", "is_normalised",
             )
         ),
         ("eps", c_float),
         ("attention_factor", c_float),
+        ("scaling", c_float),
         ("embedding", c_void_p),
         ("head", c_void_p),
         ("frequencies", c_void_p),
@@ -92,18 +96,50 @@ class PackedWeights:
             head=self._panels([model.output_weight()], norm=model.model.norm),
             frequencies=self._frequencies_F.data_ptr(),
             layers=(LayerStruct * config.num_layers)(*layers),
+            **({} if config.moe is None else _numbers(config.moe)),
         )
 
     def _layer(self, layer: Layer) -> LayerStruct:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention, block = layer.self_attn, layer.mlp
         heads = (attention.q_proj, attention.k_proj, attention.v_proj)
         norms = attention.q_norm, attention.k_norm
+        norm = layer.post_attention_layernorm
         return LayerStruct(
             *self._map(*heads, norm=layer.input_layernorm),
             *self._map(attention.o_proj),
-            *self._gate_up(mlp.gate_proj, mlp.up_proj, norm=layer.post_attention_layernorm),
+            *self._mlp(block.shared_experts if isinstance(block, MoeBlock) else block, norm=norm),
+            *(None if one is None else one.weight.data_ptr() for one in norms),
+            *(self._experts(block, norm=norm) if isinstance(block, MoeBlock) else ()),
+        )
+
+    def _mlp(self, mlp: MLP | None, *, norm: RMSNorm) -> tuple[int | None, ...]:
+        """Gate and up, down: the addresses of panels and biases. None where there is no MLP."""
+        if mlp is None:
+            return (None, None, None, None)
+        gate_up = (mlp.gate_proj.weight, mlp.up_proj.weight)
+        panels = self._room.take(*self._gate_up_shape(gate_up[0]))
+        self._lay_gate_up(*gate_up, norm, panels)
+        return (
+            panels.data_ptr(),
+            self._gate_up_bias(mlp.gate_proj, mlp.up_proj),
             *self._map(mlp.down_proj),
-            *(None if norm is None else norm.weight.data_ptr() for norm in norms),
+        )
+
+    def _experts(self, block: MoeBlock, *, norm: RMSNorm) -> tuple[int | None, ...]:
+        """The router, its bias, and the panels of all experts, one after the other."""
+        bias_E = block.gate.e_score_correction_bias
+        gate_up_EJD, down_EDI = block.experts.gate_up_proj, block.experts.down_proj
+        num_experts, width, _ = down_EDI.shape
+        gate_up = self._room.take(num_experts, *self._gate_up_shape(down_EDI[0].t()))
+        down = self._room.take(num_experts, *self._shape(width, down_EDI.shape[2]))
+        for expert in range(num_experts):
+            self._lay_gate_up(*gate_up_EJD[expert].chunk(2), norm, gate_up[expert])
+            _lay(down_EDI[expert], None, down[expert])
+        return (
+            self._panels([block.gate.weight], norm=norm),
+            None if bias_E is None else bias_E.data_ptr(),
+            gate_up.data_ptr(),
+            down.data_ptr(),
         )
 
     def _map(self, *maps: Linear, norm: RMSNorm | None = None) -> tuple[int, int | None]:
@@ -117,28 +153,52 @@ class PackedWeights:
         torch.cat(biases, out=bias_O[: sum(map(len, biases))])
         return panels, bias_O.data_ptr()
 
-    def _gate_up(self, gate: Linear, up: Linear, *, norm: RMSNorm) -> tuple[int, int | None]:
+    def _gate_up_shape(self, gate_OK: Tensor) -> tuple[int, int, int]:
+        num_outputs, num_inputs = gate_OK.shape
+        return -(-num_outputs // (self._panel // 2)), num_inputs, self._panel
+
+    def _lay_gate_up(
+        self, gate_OK: Tensor, up_OK: Tensor, norm: RMSNorm, panels_PKO: Tensor
+    ) -> None:
         """Panels of both: the first half of each is of the one, the second of the other."""
         half = self._panel // 2
-        num_outputs, num_inputs = gate.weight.shape
-        num_panels = -(-num_outputs // half)
-        panels_PKO = self._room.take(num_panels, num_inputs, self._panel)
-        for linear, part in ((gate, panels_PKO[..., :half]), (up, panels_PKO[..., half:])):
-            _lay(linear.weight, norm, part)
+        _lay(gate_OK, norm, panels_PKO[..., :half])
+        _lay(up_OK, norm, panels_PKO[..., half:])
+
+    def _gate_up_bias(self, gate: Linear, up: Linear) -> int | None:
         if gate.bias is None or up.bias is None:
-            return panels_PKO.data_ptr(), None
+            return None
+        half = self._panel // 2
+        num_panels, _, _ = self._gate_up_shape(gate.weight)
         bias_PO = self._room.take(num_panels, self._panel)
         for linear, part in ((gate, bias_PO[:, :half]), (up, bias_PO[:, half:])):
-            part.copy_(functional.pad(linear.bias, (0, -num_outputs % half)).view(-1, half))
-        return panels_PKO.data_ptr(), bias_PO.data_ptr()
+            part.copy_(functional.pad(linear.bias, (0, -len(linear.bias) % half)).view(-1, half))
+        return bias_PO.data_ptr()
+
+    def _shape(self, num_outputs: int, num_inputs: int) -> tuple[int, int, int]:
+        return -(-num_outputs // self._panel), num_inputs, self._panel
 
     def _panels(self, weights: list[Tensor], *, norm: RMSNorm | None) -> int:
         """Their address."""
         weight_OK = weights[0] if len(weights) == 1 else torch.cat(weights)
-        num_outputs, num_inputs = weight_OK.shape
-        panels_PKO = self._room.take(-(-num_outputs // self._panel), num_inputs, self._panel)
+        panels_PKO = self._room.take(*self._shape(*weight_OK.shape))
         _lay(weight_OK, norm, panels_PKO)
         return panels_PKO.data_ptr()
+
+
+def _numbers(moe: MoeShape) -> dict[str, float]:
+    return {
+        "moe_layers": len(moe.layers),
+        "experts": moe.num_experts,
+        "top_k": moe.top_k,
+        "expert_inner": moe.expert_size,
+        "shared_inner": moe.shared_size,
+        "groups": moe.num_groups,
+        "groups_kept": moe.num_groups_kept,
+        "is_sigmoid": moe.scoring == "sigmoid",
+        "is_normalised": moe.normalised,
+        "scaling": moe.scaling,
+    }
 
 
 def _lay(weight_OK: Tensor, norm: RMSNorm | None, panels_PKO: Tensor) -> None:
@@ -157,6 +217,8 @@ def _lay(weight_OK: Tensor, norm: RMSNorm | None, panels_PKO: Tensor) -> None:
 
 def _most_floats(tensor: Tensor, panel: int) -> int:
     """Return the most floats that a parameter can take in panels, alignment included."""
+    if tensor.ndim == 3:
+        return sum(_most_floats(matrix, panel) for matrix in tensor)
     rows = tensor.shape[0] + 2 * panel
     return rows * (tensor.shape[1] if tensor.ndim == 2 else 1) + _ALIGNED
 

@@ -1,6 +1,6 @@
 /* Decoding on a CPU, whole: from each row's last token to its next one, for some steps.
 
-       enter -> layers (q k v, attention, o; gate and up, down) -> logits -> draw -> move
+       enter -> layers (q k v, attention, o; gate and up, down, or experts) -> logits -> draw -> move
 
    A step is a row of stages (stages.h); a stage begins when all tasks of the one before are done.
    Many rows of a small model are cut into parts instead, one for each thread, which wait for
@@ -14,6 +14,7 @@
 
 #include "attention.h"
 #include "drawing.h"
+#include "experts.h"
 #include "helpers.h"
 #include "model.h"
 #include "products.h"
@@ -21,25 +22,31 @@
 /* Floats of a cache line, and weights that a core's caches can hold. */
 #define LINE 16
 #define SMALL (1 << 23)
-/* Stages of a layer. */
+/* Stages of a layer, and those of its experts. */
 #define STAGES 6
+#define EXPERTS 6
 
-static void layers(const Run *run, Stage *stage) {
+INLINE int64_t stages_of_layer(const Model *m) { return m->moe_layers ? STAGES + EXPERTS : STAGES; }
+
+static void layers(const Run *run, int64_t step, Stage *stage) {
   const Model *m = run->model;
   int64_t rows = run->burst.rows, threads = run->burst.threads, attended = m->heads * m->head_dim;
-  int64_t heads = attended + 2 * m->kv_heads * m->head_dim;
-  for (int64_t i = 0; i < m->num_layers; i++, stage += STAGES) {
+  int64_t heads = attended + 2 * m->kv_heads * m->head_dim, number = 0;
+  for (int64_t i = 0; i < m->num_layers; i++, stage += stages_of_layer(m)) {
     const Layer *l = m->layers + i;
+    int64_t inner = l->router ? m->shared_inner : m->inner;
     Product qkv = {run->x, l->qkv, l->qkv_bias, run->qkv, m->width, heads, 1, 0, 0, m->eps};
     Product o = {run->mixed, l->o, l->o_bias, run->x, attended, m->width, 0, 1, 0, 0};
     Product gate_up = {run->x, l->gate_up, l->gate_up_bias, run->inner, m->width,
-                       m->inner, 1, 0, 1, m->eps};
-    Product down = {run->inner, l->down, l->down_bias, run->x, m->inner, m->width, 0, 1, 0, 0};
+                       inner, 1, 0, 1, m->eps};
+    Product down = {run->inner, l->down, l->down_bias, run->x, inner, m->width, 0, 1, 0, 0};
     product(&qkv, rows, threads, stage);
     attention(run, i, stage + 1);
     product(&o, rows, threads, stage + 3);
-    product(&gate_up, rows, threads, stage + 4);
-    product(&down, rows, threads, stage + 5);
+    if (l->router) experts(run, l, number++, step, stage + STAGES);
+    if (l->gate_up) product(&gate_up, rows, threads, stage + 4);
+    if (l->router) combine(run, stage + STAGES + EXPERTS - 1);
+    if (l->gate_up) product(&down, rows, threads, stage + 5);
   }
 }
 
@@ -51,9 +58,9 @@ static void make_steps(const Run *run) {
   for (int64_t step = 0; step < run->burst.steps; step++) {
     Stage *stage = run->stages + step * run->stages_per_step;
     enter(run, stage);
-    layers(run, stage + 1);
+    layers(run, step, stage + 1);
     if (run->burst.hidden) break;
-    stage += 1 + STAGES * m->num_layers;
+    stage += 1 + stages_of_layer(m) * m->num_layers;
     product(&head, rows, run->burst.threads, stage);
     FOR_TASKS(b, stage + 1, rows) draw_row(run, b, step);
     wait_until(&stage[1].done, rows);
@@ -74,14 +81,16 @@ static void work(Job *job) {
 /* Rows of each run: all, or as many as make a thread's part. */
 static int64_t rows_of_run(const Model *m, const Burst *burst) {
   int64_t heads = (2 * m->heads + 2 * m->kv_heads) * m->head_dim;
-  int64_t weights = m->width * (m->num_layers * (heads + 3 * m->inner) + m->vocabulary);
+  int64_t dense = m->num_layers - m->moe_layers;
+  int64_t inner = dense * m->inner + m->moe_layers * (m->experts * m->expert_inner + m->shared_inner);
+  int64_t weights = m->width * (m->num_layers * heads + 3 * inner + m->vocabulary);
   int64_t part = (burst->rows + burst->threads - 1) / burst->threads;
   int is_cut = weights <= SMALL && part >= ROWS && !burst->hidden;
   return is_cut ? (part + ROWS - 1) / ROWS * ROWS : burst->rows;
 }
 
 /* The part of a burst that begins with a row. */
-static Burst part_of(const Burst *burst, int64_t first, int64_t rows) {
+static Burst part_of(const Model *m, const Burst *burst, int64_t first, int64_t rows) {
   Burst part = *burst;
   part.rows = rows < burst->rows - first ? rows : burst->rows - first;
   part.threads = rows < burst->rows ? 1 : burst->threads;
@@ -89,6 +98,7 @@ static Burst part_of(const Burst *burst, int64_t first, int64_t rows) {
   part.sequences += first;
   part.greedy += first, part.scale += first, part.noise += first;
   part.drawn += first, part.logps += first;
+  if (part.routes) part.routes += first * m->moe_layers * m->top_k;
   return part;
 }
 
@@ -96,15 +106,20 @@ static Burst part_of(const Burst *burst, int64_t first, int64_t rows) {
 static int prepare(Run *run) {
   const Model *m = run->model;
   int64_t rows = run->burst.rows, dim = m->head_dim, attended = m->heads * dim;
-  int64_t is_prompt = run->burst.hidden != NULL;
+  int64_t is_prompt = run->burst.hidden != NULL, pairs = rows * m->top_k;
+  int64_t inner = m->inner > m->shared_inner ? m->inner : m->shared_inner;
+  if (m->top_k * m->expert_inner > inner) inner = m->top_k * m->expert_inner;
   int64_t sizes[] = {is_prompt ? 0 : rows * m->width, rows * (attended + 2 * m->kv_heads * dim),
-                     rows * attended, rows * m->inner, is_prompt ? 0 : rows * m->vocabulary,
-                     rows * dim / 2,  rows * dim / 2};
-  float **parts[] = {&run->x,      &run->qkv, &run->mixed, &run->inner,
-                     &run->logits, &run->cos, &run->sin};
+                     rows * attended, rows * inner, is_prompt ? 0 : rows * m->vocabulary,
+                     rows * dim / 2,  rows * dim / 2,
+                     rows * m->experts, pairs, pairs * m->width, pairs};
+  float *ids, **parts[] = {&run->x,      &run->qkv,    &run->mixed,   &run->inner,
+                           &run->logits, &run->cos,    &run->sin,
+                           &run->scores, &run->weights, &run->spread, &ids};
+  int count = sizeof sizes / sizeof *sizes;
   int64_t total = 0, longest = 0;
-  run->stages_per_step = 4 + STAGES * m->num_layers;
-  for (int i = 0; i < 7; i++) total += sizes[i] = (sizes[i] + LINE - 1) / LINE * LINE;
+  run->stages_per_step = 4 + stages_of_layer(m) * m->num_layers;
+  for (int i = 0; i < count; i++) total += sizes[i] = (sizes[i] + LINE - 1) / LINE * LINE;
   for (int64_t b = 0; b < rows; b++)
     longest = run->burst.positions[b] > longest ? run->burst.positions[b] : longest;
   run->longest = longest + run->burst.steps + LANES;
@@ -112,7 +127,8 @@ static int prepare(Run *run) {
   run->stages = aligned_alloc(64, run->burst.steps * run->stages_per_step * sizeof(Stage));
   if (!run->room || !run->stages) return 0;
   memset(run->stages, 0, run->burst.steps * run->stages_per_step * sizeof(Stage));
-  for (int64_t i = 0, at = 0; i < 7; at += sizes[i++]) *parts[i] = run->room + at;
+  for (int64_t i = 0, at = 0; i < count; at += sizes[i++]) *parts[i] = run->room + at;
+  run->ids = (int32_t *)ids;
   if (is_prompt) run->x = run->burst.hidden;
   return 1;
 }
@@ -127,7 +143,7 @@ int64_t run_burst(const Model *model, const Burst *burst) {
   memset(runs, 0, sizeof runs);
   for (int64_t i = 0; i < count; i++) {
     runs[i].model = model;
-    runs[i].burst = part_of(burst, i * rows, rows);
+    runs[i].burst = part_of(model, burst, i * rows, rows);
     runs[i].is_over = &job.is_over;
     is_ready &= prepare(runs + i);
   }

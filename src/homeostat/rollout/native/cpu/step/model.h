@@ -11,11 +11,16 @@
 typedef struct {
   const float *qkv, *qkv_bias, *o, *o_bias, *gate_up, *gate_up_bias, *down, *down_bias;
   const float *q_norm, *k_norm;
+  const float *router, *router_bias, *experts_gate_up, *experts_down;
 } Layer;
 
+/* Of a layer with a router, `gate_up` and `down` are the shared expert's, or NULL. `moe_layers`:
+   how many have one. */
 typedef struct {
   int64_t num_layers, width, heads, kv_heads, head_dim, inner, vocabulary;
-  float eps, attention_factor;
+  int64_t moe_layers, experts, top_k, expert_inner, shared_inner, groups, groups_kept;
+  int64_t is_sigmoid, is_normalised;
+  float eps, attention_factor, scaling;
   const float *embedding, *head, *frequencies;
   const Layer *layers;
 } Model;
@@ -25,7 +30,9 @@ typedef struct {
    step in which a row draws one of `stops`. `sequences`: the row of `tables` that is each one's.
 
    With `hidden` rows are tokens of prompts, those of a sequence one after the other: one step,
-   which leaves their hidden states there, and nothing is drawn. */
+   which leaves their hidden states there, and nothing is drawn.
+
+   `routes` [steps, stride, moe_layers, top_k]: the experts of the tokens that were run, or NULL. */
 typedef struct {
   int64_t rows, stride, steps, table_width, block_tokens, num_stops, threads;
   int32_t *tokens, *positions;
@@ -37,6 +44,7 @@ typedef struct {
   float *logps;
   int32_t *made;
   float *hidden;
+  int32_t *routes;
 } Burst;
 
 /* Rows that are computed together: by all threads, stage by stage, or by one. */
@@ -47,6 +55,9 @@ typedef struct {
   int64_t stages_per_step, longest;
   atomic_int *is_over;
   float *room, *x, *qkv, *mixed, *inner, *logits, *cos, *sin;
+  /* Per row: scores of the experts, and of those chosen ids, weights, inputs and outputs. */
+  float *scores, *weights, *spread;
+  int32_t *ids;
 } Run;
 
 /* All runs of a burst. */

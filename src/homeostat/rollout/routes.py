@@ -1,0 +1,129 @@
+"""The experts that the tokens of a request went to, as its engine ran them.
+
+    Routes(request) -> put(start, routes) after each pass -> completed: columns of the completion
+
+The experts of a token are known once an engine has run it, and then they stay: where its cache is
+computed again, by the same weights or by others, they are replayed, so that what is cached and what
+is returned agree. The last token of a request is never run, and has none.
+
+Suffixes: `_T` tokens of a request, `_L` layers with experts, `_K` slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from homeostat.columns import ColumnArray, dense, split
+from homeostat.rollout.engine import Request
+from homeostat.types import Author, Segment
+
+COLUMN = "routed_experts"
+
+
+class Routes:
+    """The experts of the first `num_known` tokens of a request."""
+
+    def __init__(self, request: Request) -> None:
+        given = _given(request)
+        # The last token that was given holds no experts: nobody had run it yet.
+        self.num_known = max(sum(map(len, given)) - 1, 0)
+        self._values_TLK = np.concatenate(given) if given else None
+
+    def first(self, num_tokens: int) -> np.ndarray:
+        """Return [T, L, K] of the first tokens, a view. All of them are known."""
+        assert num_tokens <= self.num_known, (num_tokens, self.num_known)
+        assert self._values_TLK is not None, "nothing was recorded"
+        return self._values_TLK[:num_tokens]
+
+    def put(self, start: int, routes_TLK: np.ndarray) -> None:
+        """Take the experts of tokens from `start` on. What is known already stays as it is."""
+        end = start + len(routes_TLK)
+        assert start <= self.num_known, f"tokens {self.num_known} to {start} were left out"
+        if end <= self.num_known:
+            return
+        new_TLK = routes_TLK[self.num_known - start :]
+        self._reserve(end, like=new_TLK)[self.num_known : end] = new_TLK
+        self.num_known = end
+
+    def fingerprint(self, num_tokens: int) -> bytes:
+        """Return bytes that are equal where the same of so many tokens is known."""
+        known = min(num_tokens, self.num_known)
+        return self.first(known).tobytes() if known else b""
+
+    def num_equal(self, others_TLK: np.ndarray) -> int:
+        """Number of leading tokens that others' recorded experts could stand for."""
+        count = min(self.num_known, len(others_TLK))
+        if not count:
+            return len(others_TLK)
+        differs_T = (self.first(count) != others_TLK[:count]).any(axis=(1, 2))
+        return int(differs_T.argmax()) if differs_T.any() else len(others_TLK)
+
+    def completed(
+        self, segments: tuple[Segment, ...], *, num_prompt: int
+    ) -> tuple[tuple[Segment, ...], dict[str, ColumnArray]]:
+        """Return the segments with the column, and the columns of the prompt before them.
+
+        Without any new token, not all of what was begun may have been run: that has no column, or
+        the one it came with.
+        """
+        lengths = np.array([num_prompt, *(len(segment.tokens_T) for segment in segments)])
+        num_run = int(lengths.sum()) - 1
+        if self.num_known < num_run or self._values_TLK is None:
+            return segments, {}
+        column_TLK = np.zeros((num_run + 1, *self._values_TLK.shape[1:]), self._values_TLK.dtype)
+        column_TLK[:num_run] = self.first(num_run)
+        prompt, *parts = split(column_TLK, lengths)
+        with_routes = tuple(
+            replace(segment, columns={**segment.columns, COLUMN: part})
+            for segment, part in zip(segments, parts, strict=True)
+        )
+        return with_routes, {COLUMN: prompt}
+
+    def _reserve(self, num_tokens: int, *, like: np.ndarray) -> np.ndarray:
+        values = self._values_TLK
+        if values is None:
+            values = np.zeros((0, *like.shape[1:]), dtype=like.dtype)
+        assert values.shape[1:] == like.shape[1:], f"{values.shape[1:]} layers and slots were given"
+        if num_tokens > len(values):
+            grown = np.zeros((max(num_tokens, 2 * len(values)), *values.shape[1:]), values.dtype)
+            grown[: self.num_known] = values[: self.num_known]
+            values = grown
+        self._values_TLK = values
+        return values
+
+
+def why_not_resumable(request: Request) -> str | None:
+    """Say why the experts of what a request has begun with are not known."""
+    segments = _run_segments(request)
+    if not segments:
+        return None
+    if any(COLUMN not in segment.columns for segment in segments):
+        return "it asks for routed experts, and those of the tokens that it begins with are unknown"
+    prompt = request.prompt_columns.get(COLUMN)
+    if prompt is None or len(prompt) != len(request.tokens_T):
+        return (
+            "it asks for routed experts and begins with sampled tokens: prompt_columns must hold "
+            f"the experts of its {len(request.tokens_T)} prompt tokens, as the completion did that "
+            f"it resumes; it has {'none' if prompt is None else len(prompt)}"
+        )
+    return None
+
+
+def _given(request: Request) -> list[np.ndarray]:
+    """Return what an earlier request recorded of the prompt and of what it sampled."""
+    if COLUMN not in request.prompt_columns:
+        return []
+    columns = [request.prompt_columns, *(s.columns for s in _run_segments(request))]
+    return [dense(one[COLUMN]) for one in columns]
+
+
+def _run_segments(request: Request) -> tuple[Segment, ...]:
+    """Return the segments that an engine ran: up to the last one that it sampled."""
+    sampled = [
+        place
+        for place, segment in enumerate(request.begun)
+        if segment.author is Author.ENGINE and len(segment.tokens_T)
+    ]
+    return request.begun[: sampled[-1] + 1] if sampled else ()
