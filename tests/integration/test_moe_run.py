@@ -68,8 +68,8 @@ def test_metrics_and_report_show_the_load(finished: tuple[Path, RunConfig]) -> N
     for record, load in zip(records, loads, strict=True):
         load_LE = np.array(load["load"])
         assert load_LE.shape == (2, 8)
-        assert load_LE.mean(axis=1) == pytest.approx([1, 1], abs=1e-3)
-        assert load_LE.max() - 1 == pytest.approx(record["moe/max_violation"], abs=1e-3)
+        assert load_LE.mean(axis=1) == pytest.approx([1, 1], abs=0.01)
+        assert load_LE.max() - 1 == pytest.approx(record["moe/max_violation"], abs=0.01)
     page = write_report(config.run_dir).read_text(encoding="utf-8")
     assert "Load at the start" in page
     assert "Load at the end" in page

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support import tiny, tiny_rl
+from tests.support import tiny, tiny_moe, tiny_rl
 from typer.testing import CliRunner
 
 from homeostat.cli.verbs import app
@@ -82,6 +82,19 @@ def test_an_rl_update_holds_what_was_estimated(tmp_path: Path) -> None:
     (batch, *_) = micro_batches(made, config.trainer)
     found = estimate_update(config, resolve_runtime(config, kept=PLAIN), batch)
     assert found.work == pytest.approx(measured(config, batch), rel=0.05)
+
+
+@pytest.mark.parametrize(("checkpointing", "family"), [(False, "QWEN"), (True, "DOTS")])
+def test_an_update_of_experts_holds_what_was_estimated(
+    tmp_path: Path, checkpointing: bool, family: str
+) -> None:
+    """Whichever experts tokens choose, the bytes are the same up to rounding and small tensors."""
+    experts = {**getattr(tiny_moe, family), **SHAPE, "moe_intermediate_size": 96}
+    tiny.write_model(tmp_path / "model", **experts)
+    config = tiny.config(tmp_path, trainer={"gradient_checkpointing": checkpointing})
+    batch = TrainBatch.of(rows(count=6, length=96))
+    found = estimate_update(config, resolve_runtime(config, kept=PLAIN), batch)
+    assert found.work == pytest.approx(measured(config, batch), rel=0.1)
 
 
 def test_each_lane_has_gradients_of_its_own(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from homeostat.config.algorithm import SftConfig
 from homeostat.config.load import build_config
 from homeostat.config.moe import MoeConfig
 from homeostat.errors import ConfigError, ModelError
+from homeostat.expert_load import ExpertLoad, RouterLoss
 from homeostat.models.decoder import Decoder
 from homeostat.models.expert_load import LoadWatch
 from homeostat.ops import balance
@@ -30,9 +31,8 @@ from homeostat.train.local import LocalTrainer
 from homeostat.train.router_loss import recorded_load, with_router_loss
 from homeostat.train.runtime import resolve_runtime
 from homeostat.types import (
-    ExpertLoad,
+    Outputs,
     Role,
-    RouterLoss,
     StepPlan,
     TokenRow,
     TrainBatch,
@@ -236,18 +236,41 @@ def test_ties_go_to_the_lower_number_and_groups_limit_the_choice():
     torch.testing.assert_close(expert_weights(scores, ids, grouped)[0], want)
 
 
-def test_recorded_routes_count_as_a_pass_does():
-    rng = np.random.default_rng(0)
-    batch = TrainBatch.of(rows_of())
-    routes_NLK = rng.integers(0, 6, (batch.num_tokens, 2, 2)).astype(np.uint8)
-    object.__setattr__(batch, "columns", {"routed_experts": routes_NLK})
-    shape = MoeShape(num_experts=6, top_k=2, expert_size=4, layers=(0, 1))
-    watch = LoadWatch.of(shape, batch.lengths_B, loss=None, device=CPU)
-    blank = torch.zeros(batch.num_tokens, 6)
-    for layer in range(2):
-        ids_NK = torch.from_numpy(routes_NLK[:, layer].astype(np.int64))
-        watch.seen(layer, logits_NE=blank, scores_NE=blank, ids_NK=ids_NK, weights_NK=blank[:, :2])
-    assert np.array_equal(watch.load().numpy(), recorded_load(batch, num_experts=6))
+def with_routes(rows: Sequence[TokenRow]) -> list[TokenRow]:
+    """Rows whose experts were recorded: two different ones in each of two layers."""
+    rng = np.random.default_rng(7)
+    found = []
+    for row in rows:
+        picked = rng.random((len(row), 2, 6)).argsort(axis=2)[..., :2].astype(np.uint8)
+        picked[-1] = 0
+        found.append(replace(row, columns={"routed_experts": picked}))
+    return found
+
+
+def test_recorded_routes_count_as_a_pass_does(tmp_path):
+    rows = with_routes(rows_of())
+    batch = TrainBatch.of(rows)
+    trainer = trainer_of(tmp_path)
+    (found,) = trainer.forward(POLICY, [batch], Outputs(load=True))
+    recorded = recorded_load(batch, num_experts=6)
+    assert found.load_LE is not None
+    assert np.array_equal(found.load_LE, recorded)
+    grads = []
+    for split in ([[0, 1, 2, 3, 4]], [[4, 2], [0], [3, 1]]):
+        plan = plan_of(rows, split)
+        config = MoeConfig(balancing="aux", aux_loss_coefficient=0.3)
+        plan = with_router_loss(plan, config, trainer=trainer, num_experts=6)
+        assert plan.loss.router is not None
+        assert np.array_equal(plan.loss.router.load_LE, recorded)
+        trainer.accumulate(POLICY, plan.micro_batches, plan.loss, step=1)
+        training = trainer.roles[POLICY].training
+        assert training is not None
+        grads.append({n: m.grad.clone() for n, m in training.optimizer.masters.items()})
+        report = trainer.apply(POLICY, step=1, learning_rate=0.0)
+        assert report.load is not None
+        assert np.array_equal(report.load.load_LE, recorded)
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
 def test_an_expert_takes_the_first_tokens_up_to_its_capacity():

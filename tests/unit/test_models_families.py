@@ -29,7 +29,7 @@ QWEN2 = {**LLAMA, "model_type": "qwen2"}
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({**LLAMA, "model_type": "mixtral"}, "mixtral"),
+        ({**LLAMA, "model_type": "gemma2"}, "gemma2"),
         ({**LLAMA, "hidden_act": "gelu"}, "gelu"),
         ({**LLAMA, "attention_dropout": 0.1}, "attention_dropout"),
         ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),

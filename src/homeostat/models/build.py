@@ -191,7 +191,8 @@ def decoder_flags(
 
 def require_moe_settings(config: MoeConfig, shape: MoeShape | None) -> None:
     """Raise ModelError for settings of experts that the model cannot follow."""
-    used = sorted(name for name in config.model_fields_set)
+    # Replay is a matter of the engine, too: run/wiring/replay.py judges it.
+    used = sorted(name for name in config.model_fields_set if "replay" not in name)
     if shape is None and used:
         raise ModelError(
             f"model.moe.{used[0]} is set, and the model of model.path has no experts, so it would "

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.expert_load import RouterLoss
 from homeostat.ops import balance
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.transfer import to_device
-from homeostat.types import RouterLoss
 
 # Behind the load of a layer's experts: loss for an even load, loss on the logits, dropped pairs
 # of counted tokens.

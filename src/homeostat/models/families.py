@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from homeostat.models.config_fields import Fields, Json
 from homeostat.models.origin import BadConfigError, ConfigOrigin, UnsupportedConfigError
+from homeostat.models.rope_settings import rope_config
 from homeostat.ops.moe_shape import MoeShape
-from homeostat.ops.rope import RopeConfig, yarn_attention_factor
-
-Json = Mapping[str, Any]
+from homeostat.ops.rope import RopeConfig
 
 CONFIG_JSON = ConfigOrigin()
 
@@ -27,9 +27,6 @@ MAX_LAYERS = 2048
 MAX_SIZE = 2**24
 MAX_PARAMS = 10**14
 _SIZE_KEY = re.compile(r"layer|size$|head|dim$|embd|inner|expert|position|rank")
-
-# Rotary settings that older configs store next to `rope_scaling`.
-_ROPE_OUTSIDE = ("rope_theta", "partial_rotary_factor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,39 +75,6 @@ class DecoderConfig:
             num_moe = len(self.moe.layers)
             all_mlp = (self.num_layers - num_moe) * mlp + num_moe * of_experts(self.moe)
         return outer + self.num_layers * (attention + biases + norms) + all_mlp
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Typed reads of a config.json, so that a wrong value is named and does not crash later."""
-
-    values: Json
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        value = self.values.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadConfigError(f"{name} is {value!r}, and must be a whole number above 0.")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.values.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
-            raise BadConfigError(f"{name} is {value!r}, and must be a number above 0.")
-        return float(value)
-
-    def count(self, name: str, default: int | None = None) -> int:
-        """A whole number that may be 0."""
-        value = self.values.get(name, default)
-        return 0 if value == 0 and not isinstance(value, bool) else self.whole(name, default)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.values.get(name)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise BadConfigError(f"{name} is {value!r}, and must be true or false.")
-        return value
 
 
 def decoder_config(config: Json, *, origin: ConfigOrigin = CONFIG_JSON) -> DecoderConfig:
@@ -164,8 +128,8 @@ def _refuse_absurd_sizes(config: Json, *, inside: str = "") -> None:
 
 
 def _llama(config: Json) -> DecoderConfig:
-    bias = _Fields(config).flag("attention_bias", False)
-    mlp_bias = _Fields(config).flag("mlp_bias", False)
+    bias = Fields(config).flag("attention_bias", False)
+    mlp_bias = Fields(config).flag("mlp_bias", False)
     return _common(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
@@ -183,7 +147,7 @@ def _qwen2(config: Json) -> DecoderConfig:
 
 def _qwen3(config: Json) -> DecoderConfig:
     _refuse_sliding_window(config)
-    bias = _Fields(config).flag("attention_bias", False)
+    bias = Fields(config).flag("attention_bias", False)
     return _common(config, qkv_bias=bias, o_bias=bias, qk_norm=True, head_dim=128)
 
 
@@ -195,7 +159,7 @@ def _mixtral(config: Json) -> DecoderConfig:
             f"router_jitter_noise is {config['router_jitter_noise']!r}, and the native decoder's "
             "router has no noise. Set it to 0 there, or:"
         )
-    fields = _Fields(config)
+    fields = Fields(config)
     moe = MoeShape(
         num_experts=fields.whole("num_local_experts", 8),
         top_k=fields.whole("num_experts_per_tok", 2),
@@ -207,7 +171,7 @@ def _mixtral(config: Json) -> DecoderConfig:
 
 
 def _qwen3_moe(config: Json) -> DecoderConfig:
-    fields = _Fields(config)
+    fields = Fields(config)
     stride, dense = fields.whole("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     if not isinstance(dense, list | tuple):
         raise BadConfigError(f"mlp_only_layers is {dense!r}, and must be a list of layers.")
@@ -227,7 +191,7 @@ def _qwen3_moe(config: Json) -> DecoderConfig:
 
 
 def _dots1(config: Json) -> DecoderConfig:
-    fields = _Fields(config)
+    fields = Fields(config)
     first = fields.count("max_window_layers", 62)
     has_window = config.get("sliding_window", 4096) is not None
     types = config.get("layer_types")
@@ -242,7 +206,7 @@ def _dots1(config: Json) -> DecoderConfig:
 
 def _sigmoid_experts(config: Json) -> MoeShape:
     """The block of DeepSeek-V3: sigmoid scores, a bias for the choice, groups, shared experts."""
-    fields = _Fields(config)
+    fields = Fields(config)
     size = fields.whole("moe_intermediate_size", 1408)
     first = fields.count("first_k_dense_replace", 0)
     return MoeShape(
@@ -287,7 +251,7 @@ def _common(
     qk_norm: bool = False,
     head_dim: int | None = None,
 ) -> DecoderConfig:
-    fields = _Fields(config)
+    fields = Fields(config)
     hidden_size, num_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     num_kv_heads = fields.whole("num_key_value_heads", num_heads)
     head_dim = fields.whole("head_dim", head_dim or hidden_size // num_heads)
@@ -307,7 +271,7 @@ def _common(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_rope(config),
+        rope=rope_config(config),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
@@ -335,7 +299,7 @@ def _refuse_unknown_maths(config: Json) -> None:
 
 
 def _refuse_sliding_window(config: Json) -> None:
-    fields = _Fields(config)
+    fields = Fields(config)
     num_layers = fields.whole("num_hidden_layers")
     windowed = fields.flag("use_sliding_window", False)
     window = config.get("sliding_window", 4096) if windowed else None
@@ -356,88 +320,3 @@ def _windowed() -> UnsupportedConfigError:
         "some layers attend over a sliding window only, and the native decoder attends over the "
         "whole document."
     )
-
-
-def _rope(config: Json) -> RopeConfig:
-    # If both are present, the old key wins in transformers.
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(scaling, Mapping):
-        raise BadConfigError(f"rope_parameters is {scaling!r}, and must be an object.")
-    merged = {**{key: config.get(key) for key in _ROPE_OUTSIDE if config.get(key)}, **scaling}
-    fields = _Fields(merged)
-    if merged.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
-        raise UnsupportedConfigError(
-            f"partial_rotary_factor is {merged['partial_rotary_factor']!r}, and the native decoder "
-            "rotates whole heads."
-        )
-    kind = merged.get("rope_type") or merged.get("type") or "default"
-    theta = fields.number("rope_theta", 10_000.0)
-    if not isinstance(kind, str) or kind not in _ROPES:
-        raise UnsupportedConfigError(
-            f"rope_type is {kind!r}; the native decoder knows {', '.join(_ROPES)}."
-        )
-    original = config.get("original_max_position_embeddings")
-    if original is not None:
-        merged["original_max_position_embeddings"] = original
-    return _ROPES[kind](_Fields(merged), theta, config)
-
-
-def _default_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
-    return RopeConfig(theta)
-
-
-def _linear_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
-    return RopeConfig(theta, "linear", factor=fields.number("factor"))
-
-
-def _original_length(fields: _Fields, config: Json) -> int:
-    default = config.get("max_position_embeddings")
-    return fields.whole("original_max_position_embeddings", default)
-
-
-def _llama3_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
-    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
-    if not low < high:
-        raise BadConfigError(f"low_freq_factor {low} must be below high_freq_factor {high}.")
-    return RopeConfig(
-        theta,
-        "llama3",
-        factor=fields.number("factor"),
-        original_length=_original_length(fields, config),
-        low_freq_factor=low,
-        high_freq_factor=high,
-    )
-
-
-def _yarn_rope(fields: _Fields, theta: float, config: Json) -> RopeConfig:
-    if theta <= 1:
-        # The ramp uses the logarithm of the base.
-        raise BadConfigError(f"rope_theta is {theta}, and must be above 1 with rope_type yarn.")
-    original = _original_length(fields, config)
-    longest = config.get("max_position_embeddings")
-    factor = fields.number("factor", longest / original if isinstance(longest, int) else None)
-    inferred = yarn_attention_factor(
-        factor,
-        mscale=fields.number("mscale") if fields.values.get("mscale") else 0.0,
-        mscale_all_dim=(
-            fields.number("mscale_all_dim") if fields.values.get("mscale_all_dim") else 0.0
-        ),
-    )
-    return RopeConfig(
-        theta,
-        "yarn",
-        factor=factor,
-        original_length=original,
-        attention_factor=fields.number("attention_factor", inferred),
-        beta_fast=fields.number("beta_fast", 32.0),
-        beta_slow=fields.number("beta_slow", 1.0),
-        truncate=fields.flag("truncate", True),
-    )
-
-
-_ROPES: dict[str, Callable[[_Fields, float, Json], RopeConfig]] = {
-    "default": _default_rope,
-    "linear": _linear_rope,
-    "llama3": _llama3_rope,
-    "yarn": _yarn_rope,
-}

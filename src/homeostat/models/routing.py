@@ -1,4 +1,4 @@
-"""Which experts the tokens of a forward pass go to: chosen freely, recorded, or replayed.
+"""Routes of a forward pass: the experts of its tokens, chosen freely, recorded, or replayed.
 
     Routing()                          every layer chooses
     Routing(records=True)              ... and what it chose can be read afterwards

@@ -41,9 +41,7 @@ def _routing_problem(request: Request, capabilities: Capabilities) -> str | None
     if not capabilities.routed_experts:
         return f"it asks for routed experts, and {capabilities.why_no_routes}"
     if request.routed_weights and not capabilities.routed_weights:
-        return (
-            f"it asks for the weights of experts, and {capabilities.name} records which ones only"
-        )
+        return f"it asks for the weights of experts, and {capabilities.name} records no weights"
     return why_not_resumable(request)
 
 

@@ -19,6 +19,7 @@ from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of
 from homeostat.algorithms.terms import LossTerms
 from homeostat.columns import dense
 from homeostat.config.trainer import TrainerConfig
+from homeostat.expert_load import RouterLoss
 from homeostat.models.build import Model
 from homeostat.models.decoder import Decoder
 from homeostat.models.expert_load import LoadWatch
@@ -32,7 +33,7 @@ from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.reducers import REDUCERS, TokenPlaces
 from homeostat.train.replay import replay_sums, replayed_columns, replaying
 from homeostat.train.runtime import Runtime
-from homeostat.types import Computed, FloatArray, LossSpec, Outputs, RouterLoss, TrainBatch
+from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ import numpy as np
 
 from homeostat.columns import dense
 from homeostat.config.moe import MoeConfig
+from homeostat.expert_load import RouterLoss
+from homeostat.train.replay import EXPERTS
 from homeostat.train.scoring import Forwards
-from homeostat.types import Outputs, RouterLoss, StepPlan, TrainBatch
-
-# The column of recorded routes: [T, L, K].
-ROUTES = "routed_experts"
+from homeostat.types import Outputs, StepPlan, TrainBatch
 
 
 def with_router_loss(
@@ -47,7 +46,7 @@ def with_router_loss(
 
 def update_load(plan: StepPlan, *, trainer: Forwards, num_experts: int) -> np.ndarray:
     """Return int64 [L, E]: the tokens of each expert in the whole update."""
-    if all(ROUTES in batch.columns for batch in plan.micro_batches):
+    if all(EXPERTS in batch.columns for batch in plan.micro_batches):
         loads = [recorded_load(batch, num_experts=num_experts) for batch in plan.micro_batches]
     else:
         found = trainer.forward(plan.role, plan.micro_batches, Outputs(load=True))
@@ -57,7 +56,7 @@ def update_load(plan: StepPlan, *, trainer: Forwards, num_experts: int) -> np.nd
 
 def recorded_load(batch: TrainBatch, *, num_experts: int) -> np.ndarray:
     """Return int64 [L, E] of the routes that the rows carry, without the last token of each."""
-    routes_NLK = dense(batch.columns[ROUTES])
+    routes_NLK = dense(batch.columns[EXPERTS])
     is_counted_N = np.ones(batch.num_tokens, dtype=bool)
     is_counted_N[np.cumsum(batch.lengths_B) - 1] = False
     by_layer = routes_NLK[is_counted_N].swapaxes(0, 1)

@@ -23,7 +23,7 @@ from homeostat.types import FloatArray64
 _END_SHARE = 0.1
 # Upper bounds of the loads, against an even share, that have a colour each: h0 ... h7.
 _BOUNDS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
-_LABELS = ("no token", "below 0.25", "to 0.5", "to 0.8", "even", "to 2", "to 4", "above 4 times")
+_LABELS = ("none", "to 0.25", "to 0.5", "to 0.8", "even", "to 2", "to 4", "more")
 # Width of a map in the viewBox, side by side and across the page, and space for its labels.
 _WIDTHS = {"half": 540, "wide": 1100}
 _LEFT, _BOTTOM, _GAP = 40, 34, 0.08

@@ -1,0 +1,98 @@
+"""Read the rotary settings of a checkpoint's config.json, in both of their spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from homeostat.models.config_fields import Fields, Json
+from homeostat.models.origin import BadConfigError, UnsupportedConfigError
+from homeostat.ops.rope import RopeConfig, yarn_attention_factor
+
+# Rotary settings that older configs store next to `rope_scaling`.
+_ROPE_OUTSIDE = ("rope_theta", "partial_rotary_factor")
+
+
+def rope_config(config: Json) -> RopeConfig:
+    """Return the rotary settings of a config.json."""
+    # If both are present, the old key wins in transformers.
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping):
+        raise BadConfigError(f"rope_parameters is {scaling!r}, and must be an object.")
+    merged = {**{key: config.get(key) for key in _ROPE_OUTSIDE if config.get(key)}, **scaling}
+    fields = Fields(merged)
+    if merged.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
+        raise UnsupportedConfigError(
+            f"partial_rotary_factor is {merged['partial_rotary_factor']!r}, and the native decoder "
+            "rotates whole heads."
+        )
+    kind = merged.get("rope_type") or merged.get("type") or "default"
+    theta = fields.number("rope_theta", 10_000.0)
+    if not isinstance(kind, str) or kind not in _ROPES:
+        raise UnsupportedConfigError(
+            f"rope_type is {kind!r}; the native decoder knows {', '.join(_ROPES)}."
+        )
+    original = config.get("original_max_position_embeddings")
+    if original is not None:
+        merged["original_max_position_embeddings"] = original
+    return _ROPES[kind](Fields(merged), theta, config)
+
+
+def _default_rope(fields: Fields, theta: float, config: Json) -> RopeConfig:
+    return RopeConfig(theta)
+
+
+def _linear_rope(fields: Fields, theta: float, config: Json) -> RopeConfig:
+    return RopeConfig(theta, "linear", factor=fields.number("factor"))
+
+
+def _original_length(fields: Fields, config: Json) -> int:
+    default = config.get("max_position_embeddings")
+    return fields.whole("original_max_position_embeddings", default)
+
+
+def _llama3_rope(fields: Fields, theta: float, config: Json) -> RopeConfig:
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    if not low < high:
+        raise BadConfigError(f"low_freq_factor {low} must be below high_freq_factor {high}.")
+    return RopeConfig(
+        theta,
+        "llama3",
+        factor=fields.number("factor"),
+        original_length=_original_length(fields, config),
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn_rope(fields: Fields, theta: float, config: Json) -> RopeConfig:
+    if theta <= 1:
+        # The ramp uses the logarithm of the base.
+        raise BadConfigError(f"rope_theta is {theta}, and must be above 1 with rope_type yarn.")
+    original = _original_length(fields, config)
+    longest = config.get("max_position_embeddings")
+    factor = fields.number("factor", longest / original if isinstance(longest, int) else None)
+    inferred = yarn_attention_factor(
+        factor,
+        mscale=fields.number("mscale") if fields.values.get("mscale") else 0.0,
+        mscale_all_dim=(
+            fields.number("mscale_all_dim") if fields.values.get("mscale_all_dim") else 0.0
+        ),
+    )
+    return RopeConfig(
+        theta,
+        "yarn",
+        factor=factor,
+        original_length=original,
+        attention_factor=fields.number("attention_factor", inferred),
+        beta_fast=fields.number("beta_fast", 32.0),
+        beta_slow=fields.number("beta_slow", 1.0),
+        truncate=fields.flag("truncate", True),
+    )
+
+
+_ROPES: dict[str, Callable[[Fields, float, Json], RopeConfig]] = {
+    "default": _default_rope,
+    "linear": _linear_rope,
+    "llama3": _llama3_rope,
+    "yarn": _yarn_rope,
+}
