@@ -3,7 +3,7 @@
 A row: their name, our place, a note. A place is one of
 
     trainer.lr                        a key of a recipe (several: with blanks between them)
-    pending: model.moe.router_replay  a key that a later stage brings (health/frameworks/planned.py)
+    pending: trainer.fp8.recipe       a key that a later stage brings (health/frameworks/planned.py)
     none                              nothing to set here; the note says why
 """
 # ruff: noqa: E501 (a table)
@@ -43,9 +43,9 @@ MILES: tuple[Row, ...] = (
     ("--warmup-precision", "pending: trainer.fp8.start_step trainer.int4.start_step", "Steps in bf16 before low precision begins."),
     ("--warmup-steps", "trainer.schedule.warmup_steps", "Or a share of the run: `trainer.schedule.warmup_share`."),
     ("--lr", "trainer.lr", "Judged by CFG005, LRN005 and LRN006."),
-    ("--use-r3", "pending: model.moe.router_replay", "Experts as the engine chose them."),
-    ("--r3-buffer-size", "none", "The experts will travel with their rollout: nothing to be sized beside it."),
-    ("--deterministic-expert-routing", "none", "`model.numerics: invariant` makes both sides choose alike; experts are pending."),
+    ("--use-r3", "model.moe.router_replay", "Experts as the engine chose them; `weights`: with the engine's weights, too."),
+    ("--r3-buffer-size", "model.moe.replay_buffer_bytes", "In bytes; what is beyond it is read back from the journal."),
+    ("--deterministic-expert-routing", "none", "Always so: ties go to the lower number. `model.numerics: invariant` makes both sides choose alike."),
     ("--use-tis", "algorithm.correction.weight", "On by default, per token, truncated at 2."),
     ("--tis-threshold", "algorithm.correction.weight.high", "2 by default; below 1 is CFG021."),
     ("--verify-logprobs", "observe.verify_logprobs.interval_steps sync.verify", "Against a float64 reference, which says who is off."),
