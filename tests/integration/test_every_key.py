@@ -24,6 +24,7 @@ from tests.support.every_key import (
     rl_algorithm,
     rl_correction,
     rl_health,
+    rl_replay,
     rl_rewards,
     rl_sampling,
     rl_sources,
@@ -46,6 +47,7 @@ RL_PARTS = (
     rl_sources,
     rl_sync,
     rl_health,
+    rl_replay,
 )
 SFT_CASES = {name: case for part in SFT_PARTS for name, case in part.CASES.items()}
 RL_CASES = {name: case for part in RL_PARTS for name, case in part.CASES.items()}
