@@ -188,7 +188,7 @@ LIGHTRFT: tuple[Row, ...] = (
 CHATLEARN: tuple[Row, ...] = (
     ("models.policy_trainer.packing", "trainer.packing", "On by default."),
     ("models.policy_trainer.max_token_in_packing", "trainer.max_tokens_per_device", "8192 by default, up to 32768 on a GPU; `homeostat estimate` says what fits."),
-    ("models.policy_trainer.groupgemm", "pending: model.moe.grouped_kernel", "`auto`: grouped where the device has a kernel. `plain` is the reference."),
+    ("models.policy_trainer.groupgemm", "model.moe.grouped_kernel", "`auto`: grouped where the device has a kernel. `plain` is the reference."),
     ("models.policy_trainer.meta_init", "model.meta_init", "On by default."),
     ("models.policy_trainer.ulysses_sequence_parallel_size", "pending: trainer.backend.context_parallel_size", "Long sequences over devices."),
     ("models.policy.tensor_model_parallel_size", "engine.tensor_parallel_size", "vLLM."),
