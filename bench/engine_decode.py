@@ -4,7 +4,9 @@ Batches of 1, 32 and 256 prompts of 64 tokens, Qwen2's 0.5 B and 1.5 B shapes wi
 built on the device. Counted is the steady phase: from the moment when every sequence has its first
 token to the end. The floor of a decoding step is its bytes (all weights once, keys and values of
 every live token) over the copy bandwidth that the device measures in the same run. The peer is
-transformers' `generate` at batch 32 on the same weights.
+transformers' `generate` at batch 32 on the same weights. Of a model with experts (eight layers of
+Qwen3-30B-A3B's shape) the floor counts the distinct ones that a step hit, by the routes that the
+engine recorded; it has no peer.
 
 The log-probs that the engine gives what it samples are compared with `engine.score`, which is the
 trainer's function.
@@ -12,6 +14,7 @@ trainer's function.
     python bench/engine_decode.py
     python bench/engine_decode.py --peer dynamic static      # static: minutes of compilation
     python bench/engine_decode.py --shapes 0.5b --batches 256 --profile
+    python bench/engine_decode.py --shapes 30b-a3b/6
     python bench/engine_decode.py --tiny --device cpu        # proves the script
 """
 
@@ -30,6 +33,7 @@ import numpy as np
 import torch
 from shapes import DTYPES, END_ID, SHAPES, Shape, random_decoder
 
+from homeostat.columns import dense
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.models.decoder import Decoder
@@ -65,16 +69,31 @@ class Bench:
         return rng.integers(END_ID + 1, self.shape.vocab, (batch, PROMPT_TOKENS))
 
     def requests(self, batch: int, new_tokens: int, *, seed: int) -> list[Request]:
-        sampling = Sampling(new_tokens)
+        sampling, has_experts = Sampling(new_tokens), self.shape.experts > 0
         return [
-            Request(f"{seed}/{row}", tokens_T, sampling, seed=seed)
+            Request(f"{seed}/{row}", tokens_T, sampling, seed=seed, routed_experts=has_experts)
             for row, tokens_T in enumerate(self.prompts(batch))
         ]
 
-    def floor_step_s(self, batch: int, new_tokens: int) -> float:
-        context = PROMPT_TOKENS + (new_tokens + 1) / 2
-        read = floor.decode_bytes(self.shape, self.dtype, batch=batch, context=context)
+    def floor_step_s(self, batch: int, new_tokens: int, experts_hit: float | None) -> float:
+        size = {"batch": batch, "context": PROMPT_TOKENS + (new_tokens + 1) / 2}
+        read = floor.decode_bytes(self.shape, self.dtype, experts_hit=experts_hit, **size)
         return read / self.rates.copy_bytes_per_s
+
+    def experts_hit(self, completions: list[Completion]) -> float | None:
+        """The mean number of distinct experts in a step and layer; None of a dense model."""
+        if not self.shape.experts:
+            return None
+        routes = [[dense(s.columns["routed_experts"]) for s in one.segments] for one in completions]
+        routes_BSLK = np.stack([np.concatenate(parts) for parts in routes])
+        # The last token of a row is never run.
+        routes_SLX = (
+            routes_BSLK[:, :-1]
+            .transpose(1, 2, 0, 3)
+            .reshape(routes_BSLK.shape[1] - 1, routes_BSLK.shape[2], -1)
+        )
+        hit = [len(np.unique(chosen_X)) for chosen_LX in routes_SLX for chosen_X in chosen_LX]
+        return statistics.mean(hit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +171,9 @@ def measure(bench: Bench, engine: NativeEngine, batch: int) -> dict[str, Any]:
         requests = bench.requests(batch, new_tokens, seed=1 + len(rounds))
         rounds.append(generate(engine, requests))
     rate = statistics.median(one.steady_tokens / one.steady_s for one in rounds)
-    floor_s = bench.floor_step_s(batch, new_tokens)
-    return {
+    experts_hit = bench.experts_hit(rounds[-1].completions)
+    floor_s = bench.floor_step_s(batch, new_tokens, experts_hit)
+    return ({} if experts_hit is None else {"experts_hit": round(experts_hit, 2)}) | {
         "new_tokens": new_tokens,
         "tokens_per_s": round(rate, 1),
         "tokens_per_s_by_round": [round(one.steady_tokens / one.steady_s, 1) for one in rounds],
@@ -265,7 +285,8 @@ def measure_shape(bench: Bench, arguments: argparse.Namespace) -> dict[str, Any]
     engine.close()
     if bench.device.type == "cuda":
         found["max_alloc_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-    return found | (_beside(bench, model, found, arguments) if arguments.peer else {})
+    has_peer = arguments.peer and not bench.shape.experts
+    return found | (_beside(bench, model, found, arguments) if has_peer else {})
 
 
 def _beside(
@@ -293,7 +314,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--commit", help="the commit measured, where there is no git")
     arguments = parser.parse_args()
     if arguments.tiny:
-        arguments.shapes, arguments.batches = ["tiny"], [1, 8]
+        arguments.shapes, arguments.batches = ["tiny", "tiny-moe"], [1, 8]
     return arguments
 
 

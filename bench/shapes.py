@@ -1,4 +1,5 @@
-"""The shapes of the GPU benchmarks: Qwen2's 0.5 B and 1.5 B, and two for a CPU.
+"""The shapes of the GPU benchmarks: Qwen2's 0.5 B and 1.5 B, layers of a Qwen3-MoE, and some for a
+CPU.
 
 A shape knows the sizes that a floor is computed from. Models have random weights, drawn on the
 device they are for, either as a decoder of ours (`random_decoder`) or as a folder in Hugging Face
@@ -35,7 +36,8 @@ _CHANNEL, _SIGN, _AGAINST_END = 0, 0.5, -100.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Qwen2 with tied embeddings."""
+    """A Qwen2 with tied embeddings; with experts a Qwen3-MoE, whose experts are `intermediate` wide
+    each."""
 
     layers: int
     hidden: int
@@ -44,13 +46,19 @@ class Shape:
     head_dim: int
     intermediate: int
     vocab: int = 151_936
+    experts: int = 0
+    active_experts: int = 0
 
     @property
     def body_params(self) -> int:
         """Weights that every token is multiplied with, without the head."""
+        return self._body_params(self.active_experts if self.experts else 1)
+
+    def _body_params(self, num_blocks: float) -> int:
+        """With so many gated blocks a layer."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = self.hidden * (2 * width + 2 * kv_width)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        attention = self.hidden * (2 * width + 2 * kv_width) + self.hidden * self.experts
+        return round(self.layers * (attention + 3 * self.hidden * self.intermediate * num_blocks))
 
     @property
     def head_params(self) -> int:
@@ -60,11 +68,29 @@ class Shape:
         """Keys and values of one token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
 
-    def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Return the bytes of weights that a decoding step reads: all, with the tied head once."""
-        return (self.body_params + self.head_params) * dtype.itemsize
+    def weight_bytes(self, dtype: torch.dtype, *, experts_hit: float | None = None) -> int:
+        """Return the bytes of weights that a decoding step reads: all, with the tied head once.
+
+        `experts_hit`: of how many experts a layer; of a batch of one, where it is not given.
+        """
+        body = self.body_params if experts_hit is None else self._body_params(experts_hit)
+        return (body + self.head_params) * dtype.itemsize
 
     def hf_config(self, dtype: torch.dtype) -> dict[str, Any]:
+        return self._dense_config(dtype) | (self._expert_config() if self.experts else {})
+
+    def _expert_config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "head_dim": self.head_dim,
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.active_experts,
+            "moe_intermediate_size": self.intermediate,
+            "norm_topk_prob": True,
+        }
+
+    def _dense_config(self, dtype: torch.dtype) -> dict[str, Any]:
         return {
             "architectures": ["Qwen2ForCausalLM"],
             "model_type": "qwen2",
@@ -95,8 +121,11 @@ class Shape:
 SHAPES = {
     "0.5b": Shape(24, 896, 14, 2, 64, 4864),
     "1.5b": Shape(28, 1536, 12, 2, 128, 8960),
+    # Eight layers of Qwen3-30B-A3B.
+    "30b-a3b/6": Shape(8, 2048, 32, 4, 128, 768, experts=128, active_experts=8),
     "small": Shape(4, 256, 4, 2, 64, 1024, vocab=8192),
     "tiny": Shape(2, 64, 4, 2, 16, 128, vocab=512),
+    "tiny-moe": Shape(2, 64, 4, 2, 16, 32, vocab=512, experts=8, active_experts=2),
 }
 DTYPES = {"cuda": torch.bfloat16, "cpu": torch.float32}
 
@@ -140,6 +169,8 @@ def _silence_end(name: str, tensor: Tensor) -> None:
         tensor[END_ID, _CHANNEL] = _AGAINST_END
     elif name.endswith(("o_proj.weight", "down_proj.weight")):
         tensor[_CHANNEL] = 0.0
+    elif name.endswith("experts.down_proj"):
+        tensor[:, _CHANNEL] = 0.0
 
 
 def write_folder(

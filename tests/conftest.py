@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,20 @@ def denormals_as_they_were() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workers_are_forked() -> Iterator[None]:
+    """Fork workers from a process that has imported torch, which takes seconds in each of them.
+
+    vLLM's are started as always: it must be imported by the process that uses it.
+    """
+    from tests.support.forks import forked_workers
+
+    from homeostat.rollout.vllm.options import is_installed
+
+    with nullcontext() if is_installed() else forked_workers():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

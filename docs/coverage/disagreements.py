@@ -37,7 +37,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (MILES, "INT4 in training saves memory if the flag is set and the groups fit.", "It rounds in place while master weights, gradients and moments stay: the engine's copy gets smaller, training does not.", "ERR003 ERR004"),
     (MILES, "INT4 needs a higher learning rate, FP8 a lower one.", "Rounding errors are no reason for larger steps. Close the gap first, then choose the rate by what the run shows.", "QNT002 LRN005"),
     (MILES, "Larger buckets when CUDA IPC fails.", "The size of a bucket does not decide whether memory can be shared: allocator settings, containers and topology do.", "ERR205 ERR206"),
-    (MILES, "Routing replay against every mismatch of training and inference.", "It concerns models with experts only. Elsewhere: precision, kernels, old weights.", "OFF001 MOE001"),
+    (MILES, "Routing replay against every mismatch of training and inference.", "It concerns models with experts only. Elsewhere: precision, kernels, old weights.", "OFF001 MOE001 MOE005"),
     (MILES, "A lookahead of 5 is best for most models; elsewhere, reduce it to 3.", "It depends on the share that is accepted: the tokens that one verification gives decide.", "SPC001 SPC004"),
     (MILES, "Balance experts by a loss of weight 0.01, in RL too; ChatLearn says to switch it off in RL.", "In RL off, or as small as can be: it moves the policy. In SFT 0.001 to 0.01.", "MOE004 MOE002"),
     (MILES, "A capacity factor against imbalance.", "It drops tokens, and the engine does not drop the same ones: trainer and engine then disagree.", "MOE003 MOE001"),

@@ -3,7 +3,7 @@
 A row: their name, our place, a note. A place is one of
 
     trainer.lr                        a key of a recipe (several: with blanks between them)
-    pending: model.moe.router_replay  a key that a later stage brings (health/frameworks/planned.py)
+    pending: trainer.fp8.recipe       a key that a later stage brings (health/frameworks/planned.py)
     none                              nothing to set here; the note says why
 """
 # ruff: noqa: E501 (a table)
@@ -43,9 +43,9 @@ MILES: tuple[Row, ...] = (
     ("--warmup-precision", "pending: trainer.fp8.start_step trainer.int4.start_step", "Steps in bf16 before low precision begins."),
     ("--warmup-steps", "trainer.schedule.warmup_steps", "Or a share of the run: `trainer.schedule.warmup_share`."),
     ("--lr", "trainer.lr", "Judged by CFG005, LRN005 and LRN006."),
-    ("--use-r3", "pending: model.moe.router_replay", "Experts as the engine chose them."),
-    ("--r3-buffer-size", "none", "The experts will travel with their rollout: nothing to be sized beside it."),
-    ("--deterministic-expert-routing", "none", "`model.numerics: invariant` makes both sides choose alike; experts are pending."),
+    ("--use-r3", "model.moe.router_replay", "`ids`: experts as the engine chose them; `weights`: their weights, too. MOE005 and MOE009 say if routes are missing."),
+    ("--r3-buffer-size", "model.moe.replay_buffer_bytes", "In bytes. Routes beyond it are read back from the journal, which holds them anyway: none is dropped."),
+    ("--deterministic-expert-routing", "model.numerics", "Always: of equal scores the expert with the lower number is chosen, on every device. `invariant` makes engine and trainer choose alike to the last bit."),
     ("--use-tis", "algorithm.correction.weight", "On by default, per token, truncated at 2."),
     ("--tis-threshold", "algorithm.correction.weight.high", "2 by default; below 1 is CFG021."),
     ("--verify-logprobs", "observe.verify_logprobs.interval_steps sync.verify", "Against a float64 reference, which says who is off."),
@@ -62,11 +62,11 @@ MILES: tuple[Row, ...] = (
     ("--sync-bucket-size", "sync.transport.bucket_bytes", "Takes `2GB`."),
     ("--async-weight-sync", "pending: sync.overlap", "Comes with asynchronous training."),
     ("--colocate", "engine.own_process engine.sleep", "Native engine: the trainer's own weights. vLLM: sleeps while the trainer works."),
-    ("--aux-loss-coef", "pending: model.moe.aux_loss_coefficient", "0 in RL (MOE004)."),
-    ("--moe-capacity-factor", "pending: model.moe.capacity_factor", "MOE003 says when tokens are dropped."),
-    ("--expert-model-parallel-size", "pending: trainer.backend.expert_parallel_size", "Experts over devices."),
+    ("--aux-loss-coef", "model.moe.aux_loss_coefficient model.moe.balancing", "0 by default; it counts with `balancing: aux` or `sequence_aux`. In RL see MOE004."),
+    ("--moe-capacity-factor", "model.moe.capacity_factor", "No limit by default; SFT only, as drops depend on the batch. MOE003 says when tokens are dropped."),
+    ("--expert-model-parallel-size", "pending: trainer.backend.expert_parallel_size", "Experts over devices: a later stage. Until then ranks split every tensor (FSDP), experts included."),
     ("--micro-batch-size", "trainer.max_tokens_per_device trainer.micro_batch_rows", "Tokens with packing, rows without."),
-    ("--offload-experts", "pending: trainer.backend.offload_experts", "Idle experts on the host."),
+    ("--offload-experts", "pending: trainer.backend.offload_experts", "Experts in host memory, streamed in layer by layer for training and prefill."),
     ("co_evolution.strategy", "pending: agents.update_strategy", "All at once, or in turn."),
     ("--co-evolution-interval", "pending: agents.update_interval", "Steps between updates of an agent."),
     ("co_evolution.population_size", "pending: agents.population", "Older policies to play against."),
@@ -188,17 +188,17 @@ LIGHTRFT: tuple[Row, ...] = (
 CHATLEARN: tuple[Row, ...] = (
     ("models.policy_trainer.packing", "trainer.packing", "On by default."),
     ("models.policy_trainer.max_token_in_packing", "trainer.max_tokens_per_device", "8192 by default, up to 32768 on a GPU; `homeostat estimate` says what fits."),
-    ("models.policy_trainer.groupgemm", "pending: model.moe.grouped_kernel", "Comes with experts."),
+    ("models.policy_trainer.groupgemm", "pending: model.moe.grouped_kernel", "`auto`: grouped where the device has a kernel. `plain` is the reference."),
     ("models.policy_trainer.meta_init", "model.meta_init", "On by default."),
     ("models.policy_trainer.ulysses_sequence_parallel_size", "pending: trainer.backend.context_parallel_size", "Long sequences over devices."),
     ("models.policy.tensor_model_parallel_size", "engine.tensor_parallel_size", "vLLM."),
     ("models.policy.enforce_eager", "engine.enforce_eager", "vLLM."),
     ("runtime_args.train_micro_batch_size", "trainer.micro_batch_rows", "Packing off."),
     ("RAY_CGRAPH_get_timeout", "engine.stall_s", "A variable of Ray, which is pending; here the engine's own limit."),
-    ("moe_router_load_balancing_type", "pending: model.moe.balancing", "None in RL (MOE004)."),
-    ("moe_aux_loss_coeff", "pending: model.moe.aux_loss_coefficient", "0 in RL (MOE004)."),
-    ("moe_router_enable_expert_bias", "pending: model.moe.balancing", "Off in RL (MOE004)."),
-    ("moe_router_bias_update_rate", "pending: model.moe.router_bias_update_rate", "0 in RL (MOE004)."),
+    ("moe_router_load_balancing_type", "model.moe.balancing", "`none` by default, as it should be in RL (MOE004)."),
+    ("moe_aux_loss_coeff", "model.moe.aux_loss_coefficient", "0 by default, as it should be in RL (MOE004)."),
+    ("moe_router_enable_expert_bias", "model.moe.balancing", "`bias`. A bias that a checkpoint has is always used; it is frozen unless this is set (MOE004)."),
+    ("moe_router_bias_update_rate", "model.moe.router_bias_update_rate", "0 by default: frozen, as it should be in RL (MOE004)."),
     ("Conversion scripts and their arguments", "checkpoint.export", "HF's format is read and written: nothing is converted."),
 )
 SLIME: tuple[Row, ...] = (

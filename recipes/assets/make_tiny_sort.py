@@ -3,8 +3,9 @@
     40312>   is answered by   01234$
 
 tiny-sort/ holds a Llama of 133 thousand parameters and a tokenizer with one token per symbol ('$'
-ends a sequence, '?' stands for anything else); use it with model.init: random. tiny_sort_sft.jsonl
-has worked examples for the first steps, tiny_sort_prompts.jsonl has prompts with answers to learn
+ends a sequence, '?' stands for anything else); use it with model.init: random. tiny-sort-moe/ holds
+a Qwen3-MoE of the same width, with 8 experts of which a token uses 2. tiny_sort_sft.jsonl has
+worked examples for the first steps, tiny_sort_prompts.jsonl has prompts with answers to learn
 from by trial, tiny_sort_eval.jsonl has prompts that are in neither.
 
     python recipes/assets/make_tiny_sort.py [FOLDER]
@@ -62,7 +63,19 @@ def describe_model() -> dict[str, Any]:
     }
 
 
-def write_model(folder: Path) -> None:
+def describe_experts() -> dict[str, Any]:
+    return {
+        **describe_model(),
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "norm_topk_prob": True,
+    }
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     build_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {
@@ -75,7 +88,7 @@ def write_model(folder: Path) -> None:
     end_id = SYMBOLS.index(END)
     files = {
         "tokenizer_config.json": settings,
-        "config.json": describe_model(),
+        "config.json": config,
         "generation_config.json": {"eos_token_id": end_id},
     }
     for name, content in files.items():
@@ -88,7 +101,8 @@ def write_rows(file: Path, numbers: Iterable[str], *, answer: str) -> None:
 
 
 def main(folder: Path) -> None:
-    write_model(folder / "tiny-sort")
+    write_model(folder / "tiny-sort", describe_model())
+    write_model(folder / "tiny-sort-moe", describe_experts())
     numbers = [f"{number:0{NUM_DIGITS}d}" for number in range(10**NUM_DIGITS)]
     random.Random(0).shuffle(numbers)
     drawn = iter(numbers)

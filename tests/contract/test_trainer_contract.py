@@ -53,7 +53,8 @@ def in_lanes(folder: Path, *overrides: str, **sections: dict) -> LocalTrainer:
 def sharded(num_ranks: int, folder: Path, *overrides: str, **sections: dict) -> Trainer:
     config = tiny.config(folder, *overrides, *ranks.over(num_ranks), **sections)
     runtime = resolve_runtime(config)
-    return start_sharded(config, runtime, log_file=folder / f"workers_{num_ranks}.log")
+    with ranks.forked():
+        return start_sharded(config, runtime, log_file=folder / f"workers_{num_ranks}.log")
 
 
 TRAINERS: dict[str, Callable[..., Trainer]] = {

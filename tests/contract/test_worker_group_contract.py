@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.forks import real_workers
 
 from homeostat.config.cluster import (
     LOOPBACK,
@@ -112,6 +113,12 @@ def starter(log_file: Path) -> Iterator[Start]:
         for group in groups:
             group.abandon()
         assert eventually(lambda: not processes_of(log_file))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_are_started_as_outside_of_tests() -> Iterator[None]:
+    with real_workers():
+        yield
 
 
 @pytest.fixture

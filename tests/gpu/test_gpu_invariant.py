@@ -38,8 +38,38 @@ SHAPES = {
     "qwen2": {"model_type": "qwen2", "num_attention_heads": 14, "head_dim": 64},
     "qwen3": {"model_type": "qwen3", "num_attention_heads": 8, "head_dim": 128},
     "odd": {"model_type": "qwen2", "num_attention_heads": 2, "hidden_size": 90, "head_dim": 20},
+    "experts": {
+        "model_type": "qwen3_moe",
+        "num_attention_heads": 8,
+        "head_dim": 64,
+        "num_experts": 24,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 200,
+        "norm_topk_prob": True,
+    },
+    "shared": {
+        "model_type": "dots1",
+        "num_attention_heads": 8,
+        "head_dim": 64,
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 136,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+    },
 }
-KINDS = [("qwen2", torch.bfloat16), ("qwen3", torch.bfloat16), ("odd", torch.float32)]
+KINDS = [
+    ("qwen2", torch.bfloat16),
+    ("qwen3", torch.bfloat16),
+    ("odd", torch.float32),
+    ("experts", torch.bfloat16),
+    ("experts", torch.float32),
+    ("shared", torch.bfloat16),
+]
 
 
 @cache

@@ -29,6 +29,12 @@ def test_a_benign_explanation_still_takes_the_alarm_away() -> None:
     assert [f.code for f in folded(both, RULES)] == [rule.code]
 
 
+def test_a_reward_that_is_none_for_all_explains_that_the_mean_is_no_number() -> None:
+    for code in ("RWD011", "RWD012"):
+        both = [finding("VIT004"), finding(code)]
+        assert [f.code for f in folded(both, RULES)] == [code]
+
+
 def test_an_exception_of_the_users_code_takes_the_texts_of_its_own_place_alone() -> None:
     failed = finding("VIT001", evidence=("line 10: Traceback", "line 20: KeyError: 'x'"))
     inside = finding("ERR140", evidence=("line 15: x",))

@@ -53,9 +53,10 @@ def test_a_run_goes_on_over_any_number_of_ranks(folder: Path, local: list[float]
     """2 -> 1 -> local, every two steps. More ways: bench/resume_ranks.py, parity/test_fsdp.py."""
     before = own_processes()
     layouts = [ranks.over(2), ranks.over(1), ()]
-    for leg, layout in enumerate(layouts, 1):
-        config = config_of(folder, *layout, name="wandering", max_steps=2 * leg)
-        assert runs.train(config).step == 2 * leg
+    with ranks.forked():
+        for leg, layout in enumerate(layouts, 1):
+            config = config_of(folder, *layout, name="wandering", max_steps=2 * leg)
+            assert runs.train(config).step == 2 * leg
     assert runs.losses(config) == pytest.approx(local[:6], rel=1e-5)
     assert {event["path"] for event in runs.events(config, "config_changed")} == {
         "trainer.max_steps"
@@ -95,7 +96,8 @@ def test_a_rank_that_is_killed_is_named_and_nothing_saved_is_lost(
     assert "rank 1" in failed["message"]
     assert "workers.log" in failed["message"]
     assert saved_steps(config) == [2]
-    runs.train(config)
+    with ranks.forked():
+        runs.train(config)
     assert runs.losses(config) == pytest.approx(local[:5], rel=1e-5)
 
 
@@ -140,8 +142,9 @@ def test_rl_over_ranks_learns_as_in_one_process(folder: Path) -> None:
     place.mkdir()
     one = tiny_rl.config(place, "name=one", *common)
     two = tiny_rl.config(place, "name=two", *common, *ranks.over(2))
-    for config in (one, two):
-        runs.train(config)
+    with ranks.forked():
+        for config in (one, two):
+            runs.train(config)
     rewards = [[r["reward"] for r in read_metrics(c.run_dir / "metrics.jsonl")] for c in (one, two)]
     assert rewards[0] == rewards[1]
     assert runs.losses(two) == pytest.approx(runs.losses(one), rel=1e-4, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Routes that the engine recorded are replayed in training: in a run, resumed, and refused."""
+"""Routes that the engine recorded are replayed in training: in a run, and in a resumed one."""
 
 from __future__ import annotations
 

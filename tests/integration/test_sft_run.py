@@ -117,6 +117,16 @@ def test_kill_nine_loses_at_most_the_steps_since_the_last_save(tmp_path: Path) -
     assert runs.losses(killed) == runs.losses(straight)
 
 
+def test_a_run_does_not_import_torchs_compiler(tmp_path: Path) -> None:
+    """Nothing is compiled on a CPU, and importing it takes as long as torch itself."""
+    seen = "heavy = {'torch._dynamo', 'torch._inductor', 'sympy'} & set(sys.modules)"
+    prelude = f"import atexit\natexit.register(lambda: exec({seen!r} + '; print(heavy)'))"
+    process = runs.start(tiny.recipe(tmp_path), tmp_path, prelude=prelude)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert output.splitlines()[-1] == "set()"
+
+
 def test_a_broken_checkpoint_is_passed_over_with_a_message(tmp_path: Path) -> None:
     straight = tiny.config(tmp_path, name="straight")
     runs.train(straight)
@@ -318,26 +328,26 @@ GuardedStep.run = run
 """
 
 
-def big_recipe(tmp_path: Path, name: str, *, width: int = 256) -> dict:
+def big_recipe(tmp_path: Path, name: str, *, width: int = 256, num_rows: int = 64) -> dict:
     tiny.write_model(tmp_path / "model", hidden_size=width, intermediate_size=4 * width)
     rows = [
         json.dumps({"messages": [{"role": "user", "content": "a"},
                                  {"role": "assistant", "content": "b" * 100}]})
-        for _ in range(64)
+        for _ in range(num_rows)
     ]  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     return tiny.recipe(
         tmp_path,
         name=name,
         trainer={
-            "max_steps": 2, "batch_rows": 64, "max_tokens_per_device": 16384, "threads": 1,
+            "max_steps": 2, "batch_rows": num_rows, "max_tokens_per_device": 16384, "threads": 1,
             "lr": 1e-3,
         },
     )  # fmt: skip
 
 
 def test_out_of_memory_is_retried_smaller_with_the_same_gradient(tmp_path: Path) -> None:
-    raw = big_recipe(tmp_path, "starved")
+    raw = big_recipe(tmp_path, "starved", num_rows=32)
     process = runs.start(raw, tmp_path, prelude=STARVED.format(share=0.6))
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output

@@ -135,7 +135,7 @@ def test_gates_of_rows_that_fill_no_tile() -> None:
     near(found, functional.silu(gate_BI) * up_BI)
 
 
-@pytest.mark.parametrize("num_inputs", [40, 2052])
+@pytest.mark.parametrize("num_inputs", [40, pytest.param(2052, marks=pytest.mark.slow)])
 def test_a_sum_with_what_the_next_norm_needs(num_inputs: int) -> None:
     """Long sums are shared out, and leave nothing behind."""
     inputs_BK, weight_OK = drawn(18, num_inputs), drawn(70, num_inputs, seed=1)

@@ -55,7 +55,10 @@ def assert_near(found: Tensor, wanted: Tensor, limit: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(NEAR))
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 128), (37, 1), (5, 150)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [(37, 1), (5, 150), pytest.param(64, 128, marks=pytest.mark.slow)],
+)
 def test_a_product_equals_float64(dtype: torch.dtype, inputs: int, outputs: int) -> None:
     x, weight = drawn(131, inputs, seed=0, dtype=dtype), drawn(outputs, inputs, seed=1, dtype=dtype)
     bias = drawn(outputs, seed=2, dtype=dtype)
@@ -140,7 +143,8 @@ def test_attention_equals_float64(heads: tuple[int, int], dim: int, dtype: torch
     assert_near(out, want, 1.5 * NEAR[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(HALF, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_a_query_has_the_same_bits_in_training_prefill_and_decoding(dtype: torch.dtype) -> None:
     """Rows of the store are shuffled, and hold NaN where no document has a key."""
     lengths, heads, dim = [70, 3, 20], (4, 2), 16
@@ -199,7 +203,8 @@ def test_log_probs_of_a_token_do_not_depend_on_the_others(num_words: int) -> Non
         assert_near(whole, scores(list(range(12)), 2**20), 1e-5)
 
 
-@pytest.mark.parametrize("family", [pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_a_decoder_learns_the_same_with_kernels_and_without(family: str) -> None:
     decoder = Decoder(
         decoder_config({**SIZES, **FAMILIES[family]}), kernel="sdpa", numerics="invariant"

@@ -124,8 +124,15 @@ def test_gated_silu_equals_float64(shape: tuple[int, int]) -> None:
 
 
 # One chunk of the vocabulary, and three of which the last is short.
-@pytest.mark.parametrize("num_words", [97, 2 * 8192 + 77])
-@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize(
+    ("num_words", "with_entropy"),
+    [
+        (97, False),
+        (97, True),
+        (2 * 8192 + 77, True),
+        pytest.param(2 * 8192 + 77, False, marks=pytest.mark.slow),
+    ],
+)
 def test_logprobs_and_entropy_equal_float64(num_words: int, with_entropy: bool) -> None:
     hidden, weight = drawn(11, 24, seed=0), drawn(num_words, 24, seed=1)
     targets_M = torch.arange(11, device=DEVICE) * (num_words // 11)

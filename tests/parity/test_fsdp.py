@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +17,10 @@ import pytest
 import torch
 from tests.parity import tiny_models
 from tests.support import fsdp_ranks, tiny, tiny_moe, tiny_rl
+from tests.support.forks import SHARDS, Forked
 from tests.support.fsdp_ranks import CHECKS, SAVED_AFTER, STEPS, Place
 
 pytestmark = pytest.mark.ranks
-ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
 NEEDS_FOUR = {"hybrid"}
 CROSSING = "going_on_from_another_number_of_ranks"
@@ -90,22 +88,16 @@ def write_inputs(folder: Path) -> None:
 
 def run_ranks(folder: Path, size: int) -> dict[str, str]:
     """All checks on `size` processes, none of which outlives this call."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-    }
-    command = [sys.executable, "-m", "tests.support.fsdp_ranks"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    code = f"import runpy\nrunpy.run_module({fsdp_ranks.__name__!r}, run_name='__main__')"
     ranks = []
     try:
         for rank in range(size):
-            log = (folder / f"log_{rank}_of_{size}").open("w")
             arguments = [str(rank), str(size), str(folder), *names_for(size)]
-            ranks.append(
-                subprocess.Popen(
-                    command + arguments, env=environment, stdout=log, stderr=log, cwd=ROOT
+            with (folder / f"log_{rank}_of_{size}").open("w") as log:
+                ranks.append(
+                    Forked(code, arguments, env=environment, output=log.fileno(), imported=SHARDS)
                 )
-            )
         wait_for(ranks, time.monotonic() + DEADLINE_S)
     finally:
         for process in ranks:
@@ -114,7 +106,7 @@ def run_ranks(folder: Path, size: int) -> dict[str, str]:
     return join_results(folder, size)
 
 
-def wait_for(ranks: list[subprocess.Popen], deadline: float) -> None:
+def wait_for(ranks: list[Forked], deadline: float) -> None:
     """Until all have ended, one has failed, or there is no time left."""
     while time.monotonic() < deadline:
         codes = [process.poll() for process in ranks]

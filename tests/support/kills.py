@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support import forks
+
 from homeostat.rollout.remote import RemoteEngine
 
 
@@ -21,15 +23,21 @@ def children_of(pid: int) -> list[int]:
 
 
 def engine_process() -> int | None:
-    """The engine's worker: the child of a child of ours that runs workers/child.py, the one that
-    was started last, for other tests may keep theirs."""
-    found: dict[int, int] = {}
-    for child in children_of(os.getpid()):
-        command = Path(f"/proc/{child}/cmdline").read_bytes()
-        if b"homeostat.workers.child" in command and (workers := children_of(child)):
-            started = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[19]
-            found[int(started)] = workers[0]
-    return found[max(found)] if found else None
+    """The engine's worker: the child of the guardian that was started last, for other tests may
+    keep theirs."""
+    guardians = [worker.pid for worker in forks.WORKERS if worker.poll() is None]
+    guardians += [
+        child
+        for child in children_of(os.getpid())
+        if b"homeostat.workers.child" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    found = {_started(guardian): children_of(guardian) for guardian in guardians}
+    workers = [found[start] for start in sorted(found) if found[start]]
+    return workers[-1][0] if workers else None
+
+
+def _started(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def kill_engine() -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+from tests.support.forks import real_workers
+
 from homeostat.workers.child import Ticket
 from homeostat.workers.context import WorkerContext
 
@@ -44,12 +46,15 @@ def killing_launcher(plain: Callable[..., list[Popen[bytes]]]) -> Callable[..., 
     """A launcher whose processes die at once where the plan says "spawn"."""
 
     def launch(ticket: Ticket, *, env: Mapping[str, str], folder: Path) -> list[Popen[bytes]]:
-        started = plain(ticket, env=env, folder=folder)
         if ticket.group_name in ("engine", "helper1") and _peek() == "spawn":
             _next_moment()
+            # A real start: a forked worker might check in first.
+            with real_workers():
+                started = plain(ticket, env=env, folder=folder)
             for process in started:
                 process.kill()
-        return started
+            return started
+        return plain(ticket, env=env, folder=folder)
 
     return launch
 

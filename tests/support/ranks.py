@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tests.support import forks
+
+from homeostat.workers import launchers
+from homeostat.workers.child import Ticket
+from homeostat.workers.opening import LAUNCHERS
+from homeostat.workers.processes import open_processes
 
 CHILD, TORCHRUN = "homeostat.workers.child", "torch.distributed.run"
 
@@ -14,6 +27,28 @@ def over(num_ranks: int, **backend: str | int) -> tuple[str, ...]:
     keys = ", ".join(f"{name}: {value}" for name, value in {"type": "fsdp", **backend}.items())
     cluster = f"cluster={{type: torchrun, processes: {num_ranks}, timeout_s: 120}}"
     return (cluster, f"trainer.backend={{{keys}}}")
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Ranks are forked, and not started by torchrun: each process would import torch for seconds.
+
+    They have the environment that torchrun gives them. `rank_pids` does not find them.
+    """
+    with patch.dict(LAUNCHERS, {"torchrun": partial(open_processes, launch=_fork)}):
+        yield
+
+
+def _fork(ticket: Ticket, *, env: Mapping[str, str], folder: Path) -> list[Any]:
+    world = launchers._rendezvous(ticket)
+    return [
+        launchers._start(
+            launchers._CHILD,
+            replace(ticket, rank=rank),
+            env={"RANK": str(rank), "LOCAL_RANK": str(rank), **world, **env},
+        )
+        for rank in range(ticket.size)
+    ]
 
 
 def rank_pids(controller: int) -> dict[int, int]:
@@ -35,7 +70,8 @@ def descendants(pid: int) -> set[int]:
     while layer:
         layer = {child for child, parent in parents.items() if parent in layer}
         found |= layer
-    return found
+    # A server of forks stays for the tests to come.
+    return found - set(forks.SERVERS)
 
 
 def all_gone(pids: set[int], *, timeout_s: float = 20.0) -> bool:

@@ -6,13 +6,13 @@ import io
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from rich.console import Console
+from tests.support.forks import Forked
 
 from homeostat import api
 from homeostat.config import RunConfig
@@ -54,17 +54,11 @@ def final_tensors(config: RunConfig) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(path.glob("*.safetensors"))}
 
 
-def start(
-    raw: dict[str, Any], folder: Path, *overrides: str, prelude: str = ""
-) -> subprocess.Popen:
+def start(raw: dict[str, Any], folder: Path, *overrides: str, prelude: str = "") -> Forked:
     """`homeostat train` in its own process. `prelude` is Python run before it."""
     file = folder / "recipe.yaml"
     file.write_text(json.dumps(raw))
     code = f"import sys\n{prelude}\nfrom homeostat.cli.main import main\nmain()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "train", str(file), *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    return Forked(
+        code, ["train", str(file), *overrides], env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

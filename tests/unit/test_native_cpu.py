@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.unit.test_native_compact import CASES, CPU, random_decoder
 
+from homeostat.clinic.faults.engine import part_ways
 from homeostat.config.model import LoraConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.errors import EngineError, PolicyNotFiniteError
@@ -113,6 +114,20 @@ def test_sizes_that_fill_no_vector(temperature: float) -> None:
     decoder = wide_decoder()
     wanted = requests(decoder, temperature=temperature)
     same(drawn(engine_of(decoder, "compiled"), wanted), drawn(engine_of(decoder, "plain"), wanted))
+
+
+def test_an_engine_that_parts_ways_samples_with_its_own_copy() -> None:
+    decoder = wide_decoder()
+    engine = engine_of(decoder, "compiled")
+    assert isinstance(engine.bursts, CpuBursts)
+    before = drawn(engine, requests(decoder))
+    own = part_ways(engine)
+    same = drawn(engine, requests(decoder))
+    with torch.no_grad():
+        own.output_weight().normal_()
+    other = drawn(engine, requests(decoder))
+    assert [tokens for tokens, _ in same] == [tokens for tokens, _ in before]
+    assert [tokens for tokens, _ in other] != [tokens for tokens, _ in before]
 
 
 @pytest.fixture

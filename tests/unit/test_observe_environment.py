@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import string
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homeostat.observe import redact
 from homeostat.observe.devices import GpuFacts, GpuSampler, host_rss
 from homeostat.observe.environment import (
     EXTRAS,
@@ -219,6 +221,16 @@ def test_masking_never_fails_and_never_brings_back_a_secret(name: str, value: st
         or set(value) <= set(".,")
     )  # fmt: skip
     mask_text(value)
+
+
+@given(
+    st.from_regex(re.compile(redact._WORDS, re.I), fullmatch=True),
+    st.sampled_from(["{}=abc", "{}: abc", "\"{}\":'abc'", "--{} abc", "--{}: abc", "{} abc"]),
+)
+def test_no_text_that_names_a_secret_is_passed_over(name: str, form: str) -> None:
+    text = form.format(name)
+    if redact._NAMED_VALUE.search(text):
+        assert redact.may_name_a_secret(text)
 
 
 def test_cuda_visible_devices_of_nothing_hides_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.forks import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
@@ -20,15 +19,20 @@ TIMEOUT_S = 600
 )
 def test_kernels_pass_their_tests_in_the_interpreter(which: str) -> None:
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [*command, "-m", which, "tests/kernels"],
-        cwd=ROOT,
+    arguments = [
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-m",
+        which,
+        str(ROOT / "tests/kernels"),
+    ]
+    process = Forked(
+        "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))",
+        arguments,
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
     )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " skipped" not in done.stdout, done.stdout[-2000:]
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, output[-8000:]
+    assert " skipped" not in output, output[-2000:]

@@ -10,7 +10,6 @@ from __future__ import annotations
 GUIDE = "miles: troubleshooting"
 FP8 = "pending: FP8 training comes with the low-precision stage"
 INT4 = "pending: INT4 training comes with the low-precision stage"
-MOE = "pending: training of models with experts is a later stage"
 SPEC = "pending: speculative decoding is a later stage"
 AGENTS = "pending: training several agents is a later stage"
 ROWS: tuple[tuple[str, str, str, str], ...] = (
@@ -20,7 +19,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("FP8 training", "Results in FP8 stay behind those in BF16", "QNT002", f"The engine's distance from the trainer is measured in nats and compared with what rounding costs. {FP8}"),
     ("FP8 training", "Layers that FP8 cannot or should not hold, or a device without FP8", "ERR606 ERR607 ERR608", f"The rule names layer or device. {FP8}"),
     ("Train-inference mismatch", "The model answers otherwise in the engine than in the trainer", "OFF001 OFF002 SYN004 POL010", "`sync.verify` after each publication; `observe.verify_logprobs` says which of the two is off; weights are published again."),
-    ("Train-inference mismatch", "Other experts are chosen in training than in sampling", "MOE001", f"Seen in logs of models with experts. {MOE}"),
+    ("Train-inference mismatch", "Other experts are chosen in training than in sampling", "MOE001 MOE006", "`moe/route_agreement` measures it; `model.moe.router_replay: ids` replays the engine's experts in training; `model.numerics: invariant` makes both choose alike."),
     ("Train-inference mismatch", "A bound of importance weights below 1, as the guide itself proposes", "CFG021 OFF006", "`homeostat check` says so before the start."),
     ("INT4 training", "Results in INT4 stay behind those in BF16 or FP8", "QNT002", f"Smaller groups, sensitive layers left out. {INT4}"),
     ("INT4 training", "Memory runs out although INT4 was to save some", "ERR001 ERR003 ERR004", f"`homeostat estimate` says what holds which memory: INT4 in training is rounding in place, and the master weights stay. {INT4}"),
@@ -33,14 +32,14 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("Weight synchronisation", "Weights are damaged on the way", "SYN004 SYN002 ERR213", "A checksum of the engine's weights after each publication (`sync.verify`); published again when it differs."),
     ("Weight synchronisation", "A tensor does not fit the bucket", "ERR215", "A larger tensor travels alone: `sync.transport.bucket_bytes` bounds memory and not tensors."),
     ("Weight synchronisation", "Publishing takes long in spite of zero-copy", "SYN005 ERR218", "`sync/seconds` in every record; in one process nothing is copied at all."),
-    ("Experts", "Some experts are overloaded and others idle", "MOE002 ERR706", f"Seen in logs. {MOE}"),
-    ("Experts", "A capacity factor drops tokens", "MOE003", f"Seen in logs. {MOE}"),
-    ("Experts", "Memory runs out with expert parallelism", "ERR700 ERR701", f"Seen in tracebacks. {MOE}"),
+    ("Experts", "Some experts are overloaded and others idle", "MOE002 MOE007 ERR706", "Loads per expert and layer in every record, and as a heat map in the report; `model.moe.balancing`."),
+    ("Experts", "A capacity factor drops tokens", "MOE003", "There is no limit by default. `model.moe.capacity_factor` counts what it drops, and is refused in RL."),
+    ("Experts", "Memory runs out with expert parallelism", "ERR700 ERR701 ERR711", "Seen in tracebacks of other frameworks. Here ranks split every tensor, so no rank holds whole experts; `trainer.backend.offload_experts` keeps them in host memory."),
     ("Several agents", "Agents' rewards swing against each other", "AGT001", f"Seen in logs. {AGENTS}"),
     ("Several agents", "One agent wins always", "AGT002", f"Seen in logs. {AGENTS}"),
     ("Debugging tips", "Too little is logged to tell what happened", "not evaluated", "A diagnosis lists the rules that lacked something, and what. Metrics, events and console.log are always kept; `observe.log_level: debug`."),
     ("Debugging tips", "Weights are not in the format that they were meant to have", "QNT003", "The format of every tensor is compared after each update."),
     ("Debugging tips", "A step takes long, and nobody knows what for", "PRF006 PRF008", "`time/*` in every record; `observe.profiler`."),
-    ("Debugging tips", "Routing replay is on, and no experts were recorded", "ERR702", f"Seen in tracebacks. {MOE}"),
+    ("Debugging tips", "Routing replay is on, and no experts were recorded", "MOE009 MOE005 ERR860 ERR702", "The step stops before anything is computed, and names the sample and what it lacks; `moe/replayed_share` in every record."),
     ("Debugging tips", "Device memory fills up", "MEM001 MEM003 MEM004", "`memory/*` in every record; smaller micro-batches before it runs out."),
 )

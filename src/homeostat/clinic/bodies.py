@@ -1,4 +1,4 @@
-"""The parts of the clinic's runs: one alphabet, tiny Llamas, and games with known answers.
+"""The parts of the clinic's runs: one alphabet, tiny models, and games with known answers.
 
     40312>   sort       01234$        reverse   21304$        copy   40312$
              largest    4$            parity    0$ (is the number of odd digits even?)
@@ -31,6 +31,31 @@ CHAT_TEMPLATE = (
     f"{{% if add_generation_prompt %}}{{{{ '{ASSISTANT}' }}}}{{% endif %}}"
 )
 
+# What a model of each family has besides the sizes that all share.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    # Softmax router, no bias.
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
+    # Sigmoid router with an expert bias, and one shared expert.
+    "dots1": {
+        "architectures": ["Dots1ForCausalLM"],
+        "model_type": "dots1",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+        "sliding_window": None,
+    },
+}
+
 GAMES: dict[str, Callable[[str], str]] = {
     "sort": lambda digits: "".join(sorted(digits)),
     "reverse": lambda digits: digits[::-1],
@@ -43,7 +68,9 @@ GAMES: dict[str, Callable[[str], str]] = {
 }
 
 
-def write_model(folder: Path, *, width: int = 64, layers: int = 2, **changes: Any) -> Path:
+def write_model(
+    folder: Path, *, width: int = 64, layers: int = 2, family: str = "llama", **changes: Any
+) -> Path:
     """Write a model folder without weights, for model.init: random."""
     folder.mkdir(parents=True, exist_ok=True)
     _tokenizer().save(str(folder / "tokenizer.json"))
@@ -56,7 +83,7 @@ def write_model(folder: Path, *, width: int = 64, layers: int = 2, **changes: An
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
         },
-        "config.json": {**_model(width, layers), **changes},
+        "config.json": {**_model(width, layers), **FAMILIES[family], **changes},
         "generation_config.json": {"eos_token_id": SYMBOLS.index(END)},
     }
     for name, content in files.items():

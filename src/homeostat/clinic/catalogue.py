@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from homeostat.clinic.faults import data, engine, learning, machine, numerics, policy, reward
+from homeostat.clinic.faults import (
+    data,
+    engine,
+    experts,
+    learning,
+    machine,
+    numerics,
+    policy,
+    reward,
+)
 from homeostat.clinic.injector import Injector
-from homeostat.clinic.recipes import Body
+from homeostat.clinic.recipes import BALANCED, Body
 
 INJECTORS: dict[str, type[Injector]] = {
     fault.name: fault
-    for module in (learning, numerics, data, reward, policy, engine, machine)
+    for module in (learning, numerics, data, reward, policy, engine, machine, experts)
     for fault in module.FAULTS
 }
 
@@ -31,6 +40,10 @@ HEALTHY: dict[str, Body] = {
     "reinforce_pp_copy": Body("copy", "reinforce_pp", steps=60, num_digits=(6,)),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
+    "sft_moe": Body("sort", "sft", family="qwen3_moe", steps=60, changes=BALANCED),
+    "grpo_moe": Body("sort", family="qwen3_moe", steps=60),
+    "grpo_moe_replayed": Body("copy", family="qwen3_moe", steps=60, changes=experts.REPLAY),
+    "grpo_moe_sigmoid": Body("sort", family="dots1", steps=40, changes=experts.REPLAY),
     "grpo_own_process": Body(
         "sort", "grpo", steps=40, changes={"engine": {"type": "native", "own_process": True}}
     ),

@@ -27,6 +27,8 @@ STEPS_OF_BASE = {
     "shift": 28,
     "evens": 24,
 }
+# A loss that keeps the loads of experts even.
+BALANCED: Raw = {"model.moe": {"balancing": "aux", "aux_loss_coefficient": 0.01}}
 ROW_MAKERS = {
     "prompt_completion": bodies.worked_rows,
     "text": bodies.text_rows,
@@ -48,6 +50,7 @@ class Body:
     layers: int = 2
     steps: int = 40
     num_digits: tuple[int, ...] = (5,)
+    family: str = "llama"
     # SFT that starts from a base policy, as RL always does.
     pretrained: bool = False
     changes: Raw = field(default_factory=dict)
@@ -61,7 +64,7 @@ class Body:
         """Return the policy from which it starts."""
         if not (self.is_rl or self.pretrained):
             return None
-        return Base(self.game, self.width, self.layers, self.num_digits)
+        return Base(self.game, self.width, self.layers, self.num_digits, self.family)
 
     def recipe(self, folder: Path, *, bases: Path, seed: int) -> Raw:
         """Write its files to the folder, and return the recipe of a run in folder/runs/run."""
@@ -87,7 +90,8 @@ class Body:
         source: Raw = {"type": self.rows}
         if self.rows == "prompt_completion":
             source["chat"] = False
-        model = bodies.write_model(folder / "model", width=self.width, layers=self.layers)
+        sizes = {"width": self.width, "layers": self.layers}
+        model = bodies.write_model(folder / "model", **sizes, family=self.family)
         return {
             "model": {"path": str(model), "init": "random"},
             "data": {
@@ -123,11 +127,12 @@ class Base:
     width: int
     layers: int
     num_digits: tuple[int, ...]
+    family: str = "llama"
 
     @property
     def name(self) -> str:
         digits = "".join(map(str, self.num_digits))
-        return f"{self.game}_{self.width}x{self.layers}_{digits}"
+        return f"{self.game}_{self.family}_{self.width}x{self.layers}_{digits}"
 
     def weights(self, bases: Path) -> Path:
         return bases / self.name / "runs" / "run" / "checkpoints" / f"step_{self.steps:08d}" / "hf"
@@ -137,7 +142,10 @@ class Base:
         return STEPS_OF_BASE[self.game]
 
     def recipe(self, folder: Path) -> Raw:
-        changes = {"checkpoint.export": "final", "trainer.batch_rows": 64}
+        changes: Raw = {"checkpoint.export": "final", "trainer.batch_rows": 64}
+        if self.family != "llama":
+            # As in pretraining: a base whose experts are all in use.
+            changes |= BALANCED
         body = Body(
             self.game,
             "sft",
@@ -145,6 +153,7 @@ class Base:
             layers=self.layers,
             steps=self.steps,
             num_digits=self.num_digits,
+            family=self.family,
             changes=changes,
         )
         raw = body.recipe(folder, bases=folder, seed=0)

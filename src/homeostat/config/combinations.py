@@ -26,8 +26,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     checks = (_trainer, _schedule, _data, _model, _evaluation, _checkpoint, _export, _sinks)
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
-    problems += find_moe_conflicts(config)
-    problems += find_replay_conflicts(config)
+    problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)
     return problems

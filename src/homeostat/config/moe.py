@@ -7,11 +7,30 @@ from typing import Literal
 from homeostat.config.base import ByteSize, Settings, key
 
 ReplayMode = Literal["off", "ids", "weights"]
+GroupedKernel = Literal["auto", "grouped", "plain"]
 
 
 class MoeConfig(Settings):
-    """The experts of a model: how their load is kept even, and how many tokens they take."""
+    """How a model with experts is trained: replayed routes, the load of experts, limits."""
 
+    router_replay: ReplayMode = key(
+        "off",
+        help="Rollout routing replay (R3): train with the experts that the engine chose when it "
+        "sampled. ids: the engine's experts, weighted by the trainer's router. weights: also the "
+        "engine's weights; their gradient is that of the trainer's own. off: every pass chooses "
+        "for itself.",
+        resume="warn",
+    )
+    replay_reference: bool = key(
+        False, help="The reference model replays the engine's routes, too.", resume="warn"
+    )
+    replay_buffer_bytes: ByteSize = key(
+        2**30,
+        ge=0,
+        resume="free",
+        help="Bytes of recorded routes that a step keeps in memory once its groups are in the "
+        "journal. Routes of further groups are read back from there, micro-batch by micro-batch.",
+    )
     balancing: Literal["none", "aux", "sequence_aux", "bias"] = key(
         "none",
         help="How the load of experts is kept even. aux: a loss over the whole update's counts, "
@@ -47,23 +66,12 @@ class MoeConfig(Settings):
         help="An expert takes at most this many times an even share of a micro-batch's tokens; "
         "those that come later in the micro-batch go without it. Default: no limit. SFT only.",
     )
-    router_replay: ReplayMode = key(
-        "off",
-        help="Rollout routing replay (R3): train with the experts that the engine chose when it "
-        "sampled. ids: the engine's experts, weighted by the trainer's router. weights: also the "
-        "engine's weights; their gradient is that of the trainer's own. off: every pass chooses "
-        "for itself.",
+    grouped_kernel: GroupedKernel = key(
+        "auto",
+        help="How the experts of a layer are multiplied. grouped: all in one kernel. plain: one "
+        "after the other, the reference. auto: grouped on a GPU in bf16 or in invariant numerics, "
+        "plain elsewhere.",
         resume="warn",
-    )
-    replay_reference: bool = key(
-        False, help="The reference model replays the engine's routes, too.", resume="warn"
-    )
-    replay_buffer_bytes: ByteSize = key(
-        2**30,
-        ge=0,
-        resume="free",
-        help="Bytes of recorded routes that a step keeps in memory once its groups are in the "
-        "journal. Routes of further groups are read back from there, micro-batch by micro-batch.",
     )
 
     @property

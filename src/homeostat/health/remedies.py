@@ -294,6 +294,7 @@ TABLE: Mapping[str, tuple[Remedy, ...]] = {
     "sleep-wake-weights-lost": (_REPUBLISH,),
     "weight-conversion-wrong": (_REPUBLISH,),
     "lora-not-synced": (_REPUBLISH,),
+    "experts-permuted": (_REPUBLISH,),
     "memory-near-limit": (_SMALLER,),
 }
 

@@ -177,6 +177,7 @@ def decoder_flags(
     device: torch.device,
 ) -> dict[str, Any]:
     """Return how a decoder of this shape is to compute."""
+    _refuse_plain_experts(model, shape, device)
     kernel = resolve_kernel(
         model.attention, device_type=device.type, dtype=dtype, head_dim=shape.head_dim
     )
@@ -184,6 +185,7 @@ def decoder_flags(
         "kernel": kernel,
         "gradient_checkpointing": gradient_checkpointing,
         "numerics": model.numerics,
+        "grouped_kernel": model.moe.grouped_kernel,
     }
 
 
@@ -200,6 +202,17 @@ def require_moe_settings(config: MoeConfig, shape: MoeShape | None) -> None:
         raise ModelError(
             "model.moe.balancing=bias moves the routers' expert bias, and this model family has "
             "none. Use aux or sequence_aux."
+        )
+
+
+def _refuse_plain_experts(model: ModelConfig, shape: DecoderConfig, device: torch.device) -> None:
+    """The engine decodes in CUDA graphs, where the plain path cannot ask for the experts' loads."""
+    is_plain = shape.moe is not None and model.moe.grouped_kernel == "plain"
+    if is_plain and model.numerics == "invariant" and device.type == "cuda":
+        raise ModelError(
+            "model.moe.grouped_kernel is plain, and model.numerics is invariant: on a GPU engine "
+            "and trainer have equal bits by the grouped kernels alone. Set "
+            "model.moe.grouped_kernel=auto."
         )
 
 
@@ -238,8 +251,9 @@ def _empty_decoder(
     """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
     if meta_init:
         with torch.device("meta"):
-            module = Decoder(shape, **flags)
-        return module.to(dtype).to_empty(device=device)
+            module = Decoder(shape, **flags).to(dtype)
+        # As `to_empty`, which for a tensor on the meta device imports sympy: that takes a second.
+        return module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
     # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from), torch.device(device):

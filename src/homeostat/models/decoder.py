@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from homeostat.config.moe import GroupedKernel
 from homeostat.config.trainer import Checkpointing
 from homeostat.models.expert_load import LoadWatch
 from homeostat.models.families import DecoderConfig
@@ -220,6 +221,7 @@ class Decoder(nn.Module):
         kernel: str,
         gradient_checkpointing: Checkpointing = False,
         numerics: Numerics = "fast",
+        grouped_kernel: GroupedKernel = "auto",
     ) -> None:
         super().__init__()
         self.config = config
@@ -228,6 +230,8 @@ class Decoder(nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         self.dropout_keys = DropoutKeys()
         self.model = Trunk(config, numerics=numerics)
+        for block in self.moe_blocks:
+            block.experts.kernel = grouped_kernel
         if not config.tie_embeddings:
             sizes = config.hidden_size, config.vocab_size
             self.lm_head = Linear(*sizes, bias=False, numerics=numerics)
@@ -248,6 +252,11 @@ class Decoder(nn.Module):
     def layers(self) -> list[Layer]:
         """The layers in order, typed: nn.ModuleList does not know what it holds."""
         return cast(list[Layer], list(self.model.layers))
+
+    @property
+    def moe_blocks(self) -> list[MoeBlock]:
+        """The blocks of experts, in order."""
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeBlock)]
 
     def output_weight(self) -> Tensor:
         """Return [V, D]: logits would be hidden @ output_weight.T."""

@@ -8,9 +8,11 @@ converted layer by layer, so memory holds one layer twice, not the model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from homeostat.models.families import DecoderConfig
@@ -26,17 +28,26 @@ def reference_logprobs(
     tokens_T: IntArray,
     *,
     temperature: float = 1.0,
+    routes_TLK: NDArray[Any] | None = None,
 ) -> FloatArray64:
-    """Return the log-prob of every token except the first, given those before it."""
+    """Return the log-prob of every token except the first, given those before it.
+
+    `routes_TLK`: the experts that the tokens go to; without them, each goes to its best ones.
+    """
     tokens = torch.from_numpy(np.ascontiguousarray(tokens_T))
     head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
-    hidden_TD = _hidden(config, weights, tokens)[:-1]
+    hidden_TD = _hidden(config, weights, tokens, routes_TLK)[:-1]
     logits_TV = hidden_TD @ head.double().cpu().T / temperature
     logp_TV = logits_TV - logits_TV.logsumexp(dim=1, keepdim=True)
     return logp_TV.gather(1, tokens[1:, None])[:, 0].numpy()
 
 
-def _hidden(config: DecoderConfig, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+def _hidden(
+    config: DecoderConfig,
+    weights: Mapping[str, Tensor],
+    tokens: Tensor,
+    routes_TLK: NDArray[Any] | None,
+) -> Tensor:
     x_TD = weights["model.embed_tokens.weight"].cpu()[tokens].double()
     angles_TF = torch.arange(len(tokens)).double()[:, None] * _frequencies(config)
     factor = config.rope.attention_factor
@@ -53,7 +64,9 @@ def _hidden(config: DecoderConfig, weights: Mapping[str, Tensor], tokens: Tensor
         )
         normed_TD = _norm(config, x_TD, own["post_attention_layernorm.weight"])
         if config.moe is not None and layer in config.moe.layers:
-            x_TD = x_TD + _experts(config.moe, own, normed_TD)
+            number = config.moe.layers.index(layer)
+            routes_TK = None if routes_TLK is None else routes_TLK[:, number].tolist()
+            x_TD = x_TD + _experts(config.moe, own, normed_TD, routes_TK)
         else:
             x_TD = x_TD + _mlp(own, "mlp", normed_TD)
     return _norm(config, x_TD, weights["model.norm.weight"].double().cpu())
@@ -84,14 +97,19 @@ def _mlp(own: Mapping[str, Tensor], name: str, x_TD: Tensor) -> Tensor:
     return _linear(own, f"{name}.down_proj", gated_TF)
 
 
-def _experts(moe: MoeShape, own: Mapping[str, Tensor], x_TD: Tensor) -> Tensor:
+def _experts(
+    moe: MoeShape,
+    own: Mapping[str, Tensor],
+    x_TD: Tensor,
+    routes_TK: list[list[int]] | None = None,
+) -> Tensor:
     """Experts under the decoder's names, one token and one expert at a time."""
     logits_TE = _linear(own, "mlp.gate", x_TD)
     scores_TE = logits_TE.softmax(dim=-1) if moe.scoring == "softmax" else logits_TE.sigmoid()
     bias_E = own.get("mlp.gate.e_score_correction_bias", torch.zeros(moe.num_experts).double())
     out_TD = torch.zeros_like(x_TD)
     for token, (scores_E, x_D) in enumerate(zip(scores_TE, x_TD, strict=True)):
-        chosen = _best(moe, (scores_E + bias_E).tolist())
+        chosen = _best(moe, (scores_E + bias_E).tolist()) if routes_TK is None else routes_TK[token]
         total = scores_E[chosen].sum() if moe.normalised else 1.0
         for expert in chosen:
             gate_F, up_F = (own["mlp.experts.gate_up_proj"][expert] @ x_D).chunk(2)

@@ -18,11 +18,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from homeostat.config.moe import GroupedKernel
 from homeostat.models.routing import Routing
 from homeostat.ops.experts import experts_of
-from homeostat.ops.linear import Numerics, linear
+from homeostat.ops.linear import Numerics
 from homeostat.ops.moe_shape import MoeShape
-from homeostat.ops.routing import best_experts, expert_weights, scores_of
+from homeostat.ops.routing import best_experts, expert_weights, router_logits, scores_of
 
 
 class Router(nn.Module):
@@ -50,8 +51,8 @@ class Router(nn.Module):
 
     def logits(self, x_ND: Tensor) -> Tensor:
         # Ranks may hold and gather the weight in fp32: its value is what x's dtype can hold.
-        weight_ED = self.weight.to(x_ND.dtype).float()
-        return linear(x_ND.float(), weight_ED, numerics=self.numerics)
+        weight_ED = self.weight.to(x_ND.dtype)
+        return router_logits(x_ND, weight_ED, numerics=self.numerics)
 
     def forward(self, x_ND: Tensor, layer: int, routing: Routing) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights, both [N, K]."""
@@ -59,8 +60,7 @@ class Router(nn.Module):
         scores_NE = scores_of(logits_NE, self.shape, numerics=self.numerics)
         bias_E = self.e_score_correction_bias
         ids_NK = routing.experts(layer, lambda: best_experts(scores_NE, bias_E, self.shape))
-        weights_NK = expert_weights(scores_NE, ids_NK, self.shape)
-        weights_NK = routing.weights(layer, weights_NK)
+        weights_NK = routing.weights(layer, expert_weights(scores_NE, ids_NK, self.shape))
         if routing.load is not None:
             router = {"logits_NE": logits_NE, "scores_NE": scores_NE}
             chosen = {"ids_NK": ids_NK, "weights_NK": weights_NK}
@@ -73,6 +73,8 @@ class Experts(nn.Module):
 
     def __init__(self, shape: MoeShape, hidden_size: int, *, numerics: Numerics) -> None:
         super().__init__()
+        # Set by the decoder.
+        self.kernel: GroupedKernel = "auto"
         self.numerics: Numerics = numerics
         num_experts, size = shape.num_experts, shape.expert_size
         self.gate_up_proj = nn.Parameter(torch.empty(num_experts, 2 * size, hidden_size))
@@ -83,5 +85,11 @@ class Experts(nn.Module):
 
     def forward(self, x_ND: Tensor, ids_NK: Tensor, weights_NK: Tensor) -> Tensor:
         return experts_of(
-            x_ND, ids_NK, weights_NK, self.gate_up_proj, self.down_proj, numerics=self.numerics
+            x_ND,
+            ids_NK,
+            weights_NK,
+            self.gate_up_proj,
+            self.down_proj,
+            numerics=self.numerics,
+            kernel=self.kernel,
         )

@@ -26,7 +26,8 @@ from homeostat.models.lora import apply_lora
 from homeostat.models.moe import Experts
 from homeostat.ops.activations import gated_silu
 from homeostat.ops.attention import AttentionContext, PackedLayout, needs_all_heads
-from homeostat.ops.experts import combined
+from homeostat.ops.expert_rows import combined
+from homeostat.ops.experts import is_grouped
 
 
 class ShapeDecoder(Decoder):
@@ -91,10 +92,13 @@ class ShapeExperts(Experts):
 
     def __init__(self, experts: Experts) -> None:
         nn.Module.__init__(self)
-        self.numerics = experts.numerics
+        self.numerics, self.kernel = experts.numerics, experts.kernel
         self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
 
     def forward(self, x_ND: Tensor, ids_NK: Tensor, weights_NK: Tensor) -> Tensor:
+        if is_grouped(x_ND, kernel=self.kernel, numerics=self.numerics):
+            # It asks nobody how many tokens an expert has.
+            return super().forward(x_ND, ids_NK, weights_NK)
         num_experts, num_pairs = len(self.down_proj), ids_NK.numel()
         per_expert = -(-num_pairs // num_experts)
         index_S = ids_NK.new_zeros(num_experts * per_expert)
@@ -120,7 +124,12 @@ def shape_decoder(
     config, _ = read_configs(source)
     shape = decoder_config(config, origin=config_origin(source))
     with torch.device("meta"):
-        module = ShapeDecoder(shape, kernel=kernel, gradient_checkpointing=gradient_checkpointing)
+        module = ShapeDecoder(
+            shape,
+            kernel=kernel,
+            gradient_checkpointing=gradient_checkpointing,
+            grouped_kernel=model.moe.grouped_kernel,
+        )
     module = module.to(dtype)
     if lora is not None:
         apply_lora(module, lora, seed=0)

@@ -55,6 +55,13 @@ _NAMED_VALUE = re.compile(
     rf"(?i)(?<![\w-])(\\?[\"']?(?:--)?(?:{_WORDS})\\?[\"']?(?:\s?[=:]\s?|(?<=--)\s)|--(?:{_WORDS})\s)"
     r"(\\?\"[^\"\n]{0,4000}\"?|\\?'[^'\n]{0,4000}'?|[^\s\"';&}\])]{3,})"
 )
+# Every name of `_WORDS` has one of these parts, which are found ten times as fast: most texts have
+# none, and are not searched for names.
+_NAME_PARTS = re.compile(
+    r"(?i)key|secret|pass|credential|auth|webhook|sig|cookie|connection|pw|bearer|sas|pat|otp|pin"
+    r"|dsn|token"
+)
+_NAME_ENDS = ("=", ":", "--")
 _RANDOM = re.compile(r"[A-Za-z0-9+/_=\-]{20,}")
 _AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=_.\-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+_.\-])")
 # Keys and UUIDs; the hash of a commit is meant to be read.
@@ -178,10 +185,16 @@ def mask_text(text: str) -> str:
     text = _URL.sub(_mask_url, text)
     text = _KNOWN_TOKEN.sub(MASK, text)
     text = _BEARER.sub(_mask_bearer, text)
-    text = _NAMED_VALUE.sub(_mask_named, text)
+    if may_name_a_secret(text):
+        text = _NAMED_VALUE.sub(_mask_named, text)
     text = _AWS_SECRET.sub(_mask_if_random, text)
     text = _HEX.sub(_mask_hex, text)
     return _RANDOM.sub(_mask_if_random, text)
+
+
+def may_name_a_secret(text: str) -> bool:
+    """Return False only for texts in which `_NAMED_VALUE` finds nothing."""
+    return any(end in text for end in _NAME_ENDS) and _NAME_PARTS.search(text) is not None
 
 
 def _mask_url(match: re.Match[str]) -> str:

@@ -2,8 +2,10 @@
 
     x_ND -> rows of each expert side by side -> gate and up, silu, down -> sum over a token's slots
 
-This is the plain path, the reference for the grouped kernels: one product per expert that any
-token chose, and sums in slot order. Every (token, slot) is computed by itself, so with
+    plain     one product per expert that any token chose: the reference
+    grouped   all experts in one launch, and nothing waits for the device (ops/grouped_experts.py)
+
+Both sum in slot order. Every (token, slot) is computed by itself, so with
 `numerics="invariant"` a token's result has the same bits whatever else is in the pass.
 
 Suffixes: `_N` tokens, `_K` slots, `_D` model dim, `_E` experts, `_I` width of an expert, `_S` all
@@ -15,7 +17,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from homeostat.config.moe import GroupedKernel
+from homeostat.ops import kernels
 from homeostat.ops.activations import gated_silu
+from homeostat.ops.expert_rows import combined
+from homeostat.ops.grouped_experts import grouped_experts
 from homeostat.ops.linear import Numerics, linear
 
 
@@ -27,8 +33,32 @@ def experts_of(
     down_EDI: Tensor,
     *,
     numerics: Numerics = "fast",
+    kernel: GroupedKernel = "auto",
 ) -> Tensor:
     """Return [N, D]: the weighted sum of what each token's experts make of it."""
+    tensors = x_ND, ids_NK, weights_NK, gate_up_EJD, down_EDI
+    if is_grouped(x_ND, kernel=kernel, numerics=numerics):
+        return grouped_experts(*tensors, numerics=numerics)
+    return _plain_experts(*tensors, numerics=numerics)
+
+
+def is_grouped(x_ND: Tensor, *, kernel: GroupedKernel, numerics: Numerics) -> bool:
+    """Return whether to use grouped products. auto: on a GPU, where there are kernels for them."""
+    if kernel != "auto":
+        return kernel == "grouped"
+    is_fast = x_ND.dtype == torch.bfloat16 or numerics == "invariant"
+    return is_fast and kernels.on_cuda(x_ND) and kernels.fused(x_ND)
+
+
+def _plain_experts(
+    x_ND: Tensor,
+    ids_NK: Tensor,
+    weights_NK: Tensor,
+    gate_up_EJD: Tensor,
+    down_EDI: Tensor,
+    *,
+    numerics: Numerics,
+) -> Tensor:
     num_tokens, num_slots = ids_NK.shape
     order_S = ids_NK.flatten().argsort(stable=True)
     counts = _counts(ids_NK, num_experts=len(down_EDI))
@@ -45,15 +75,6 @@ def experts_of(
     # Back to the order of (token, slot) pairs.
     out_NKD = torch.cat(outs)[order_S.argsort()].view(num_tokens, num_slots, -1)
     return combined(out_NKD, weights_NK)
-
-
-def combined(out_NKD: Tensor, weights_NK: Tensor) -> Tensor:
-    """Return [N, D]: the weighted sum over slots, in slot order, in fp32, rounded once."""
-    # Slot by slot: a sum over the dimension would leave its order to the library.
-    total_ND = out_NKD[:, 0].float() * weights_NK[:, :1]
-    for slot in range(1, out_NKD.shape[1]):
-        total_ND = total_ND + out_NKD[:, slot].float() * weights_NK[:, slot : slot + 1]
-    return total_ND.to(out_NKD.dtype)
 
 
 def _counts(ids_NK: Tensor, *, num_experts: int) -> list[int]:

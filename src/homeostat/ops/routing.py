@@ -16,8 +16,47 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from homeostat.ops.linear import Numerics
+from homeostat.ops import kernels
+from homeostat.ops.linear import Numerics, linear, tiled_product
 from homeostat.ops.moe_shape import MoeShape
+
+
+def router_logits(x_ND: Tensor, weight_ED: Tensor, *, numerics: Numerics) -> Tensor:
+    """Return fp32 [N, E]: x @ weight.T, computed in fp32 whatever they are stored in."""
+    if kernels.fused(x_ND) and x_ND.dtype == weight_ED.dtype == torch.bfloat16:
+        return _HalfLogits.apply(x_ND, weight_ED, numerics)
+    return linear(x_ND.float(), weight_ED.float(), numerics=numerics)
+
+
+class _HalfLogits(torch.autograd.Function):
+    """Logits by the tensor cores: products of bf16 numbers are exact in fp32, and so are the sums'
+    dtype and the result. The fp32 gradient is two bf16 terms, which hold 16 of its 24 bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_ED: Tensor, numerics: Numerics) -> Tensor:
+        ctx.save_for_backward(x_ND, weight_ED)
+        if numerics == "invariant":
+            return tiled_product(x_ND, weight_ED, out_dtype=torch.float32)
+        return _wide_product(x_ND, weight_ED.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        x_ND, weight_ED = ctx.saved_tensors
+        high_NE = grads[0].to(x_ND.dtype)
+        both_NF = torch.cat([high_NE, (grads[0] - high_NE).to(x_ND.dtype)], dim=1)
+        dx_ND = both_NF @ torch.cat([weight_ED, weight_ED])
+        high_ED, low_ED = _wide_product(both_NF.t(), x_ND).chunk(2)
+        return dx_ND, (high_ED + low_ED).to(weight_ED.dtype), None
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b in fp32."""
+    if a.is_meta:
+        return a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32)
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
 
 
 def scores_of(logits_NE: Tensor, shape: MoeShape, *, numerics: Numerics = "fast") -> Tensor:
@@ -32,6 +71,10 @@ def scores_of(logits_NE: Tensor, shape: MoeShape, *, numerics: Numerics = "fast"
 @torch.no_grad()
 def best_experts(scores_NE: Tensor, bias_E: Tensor | None, shape: MoeShape) -> Tensor:
     """Return int64 [N, K]: the best experts of each token, best first, ties by number."""
+    if kernels.fused(scores_NE):
+        from homeostat.ops.kernels import choice
+
+        return choice.best_experts(scores_NE, bias_E, shape)
     wanted_NE = scores_NE if bias_E is None else scores_NE + bias_E
     if shape.num_groups > 1:
         wanted_NE = _in_best_groups(wanted_NE, shape)
@@ -40,6 +83,10 @@ def best_experts(scores_NE: Tensor, bias_E: Tensor | None, shape: MoeShape) -> T
 
 def expert_weights(scores_NE: Tensor, ids_NK: Tensor, shape: MoeShape) -> Tensor:
     """Return fp32 [N, K]: the weight of each chosen expert's output. Differentiable."""
+    if kernels.fused(scores_NE):
+        from homeostat.ops.kernels.choice import ExpertWeights
+
+        return ExpertWeights.apply(scores_NE, ids_NK, shape)
     weights_NK = scores_NE.gather(1, ids_NK)
     if shape.normalised:
         total_N1 = _sum_of_slots(weights_NK)

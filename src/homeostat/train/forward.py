@@ -90,9 +90,8 @@ class Forward:
         states = HiddenStates(outputs.hidden) if outputs.hidden else None
         watch = self._watch(model, batch, None) if outputs.load else None
         tokens_N = self._send(batch.tokens_N)
-        routing, routes = self._routing(model, batch)
-        how = {"alike": routes, "states": states, "watch": watch}
-        hidden_ND = self._hidden(model, batch, tokens_N, routing, **how)
+        routing, routes = self._routing(model, batch, watch)
+        hidden_ND = self._hidden(model, batch, tokens_N, routing, alike=routes, states=states)
         load_LE = None if watch is None else watch.load()
         scores = None
         if outputs.logp or outputs.entropy:
@@ -118,9 +117,10 @@ class Forward:
     ) -> TokenScores:
         """Compute log-probs of the trained tokens, with a gradient. `dropout_step` keys dropout."""
         tokens_N = self._send(batch.tokens_N)
-        routing, routes = self._routing(model, batch)
-        how = {"alike": routes, "dropout_step": dropout_step, "watch": watch}
-        hidden_ND = self._hidden(model, batch, tokens_N, routing, **how)
+        routing, routes = self._routing(model, batch, watch)
+        hidden_ND = self._hidden(
+            model, batch, tokens_N, routing, alike=routes, dropout_step=dropout_step
+        )
         scores = self._scores(
             model, batch, tokens_N, hidden_ND, temperature=temperature, entropy=entropy
         )
@@ -153,19 +153,24 @@ class Forward:
             row_of_M=scores.row_of_M,
             num_rows=batch.num_rows,
         )
-        terms = loss.terms(inputs, spec)
-        if scores.routing is not None:
-            terms = replace(terms, sums={**terms.sums, **replay_sums(scores.routing, batch)})
+        terms, routing = loss.terms(inputs, spec), scores.routing
+        if routing is not None and routing.replayed_NLK is not None:
+            terms = replace(terms, sums={**terms.sums, **replay_sums(routing, batch)})
         return scores, terms, None if watch is None else watch.found()
 
     def _routing(
-        self, model: Model, batch: TrainBatch
+        self, model: Model, batch: TrainBatch, watch: LoadWatch | None
     ) -> tuple[Routing | None, tuple[np.ndarray, ...]]:
-        """Return what replays the batch's recorded routes, and those; None if it has none."""
+        """Return what replays the batch's recorded routes and watches the load, and those routes.
+
+        None if there is nothing to replay and nothing to watch.
+        """
         routes = replayed_columns(batch)
-        if not routes:
-            return None, ()
-        return replaying(routes, batch, model.moe, send=self._send), tuple(routes.values())
+        routing = replaying(routes, batch, model.moe, send=self._send) if routes else None
+        if watch is not None:
+            routing = routing or Routing()
+            routing.load = watch
+        return routing, tuple(routes.values())
 
     def _hidden(
         self,
@@ -177,7 +182,6 @@ class Forward:
         alike: Sequence[np.ndarray],
         dropout_step: int | None = None,
         states: HiddenStates | None = None,
-        watch: LoadWatch | None = None,
     ) -> Tensor:
         """Return the hidden states. `alike`: rows share a prompt only where these are equal."""
         positions_N = self._send(batch.positions_N)
@@ -186,13 +190,10 @@ class Forward:
         if not isinstance(model, Decoder):
             assert routing is None, "refused by config.combinations"
             return model.hidden(tokens_N, positions_N, layout, dropout_keys_N=keys_N, states=states)
-        if watch is not None:
-            routing = routing or Routing()
-            routing.load = watch
         # Sharing computes a prompt once for all its rows: then there is no state of every token,
         # and an expert's room is not taken by copies.
-        has_limit = watch is not None and watch.has_limit
-        shares = keys_N is None and states is None and not has_limit
+        watch = None if routing is None else routing.load
+        shares = keys_N is None and states is None and (watch is None or not watch.has_limit)
         sharing = self._sharing(batch, alike) if shares else None
         hidden_ND = model.hidden(
             tokens_N,

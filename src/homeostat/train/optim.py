@@ -12,6 +12,7 @@ it reaches its master through `MasterAdamW.add_grad`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from functools import partial
 
@@ -23,6 +24,16 @@ from homeostat.train.frozen import CHUNK_ELEMENTS
 
 # torch.nn.utils.clip_grad_norm_ adds the same, so that clipped norms agree with other trainers.
 CLIP_EPS = 1e-6
+
+
+class EagerAdamW(torch.optim.AdamW):
+    """torch's AdamW without the wrappers that import torch's compiler, which takes seconds.
+
+    They only matter to an optimizer that is compiled. `step` must be called without gradients.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    step = inspect.unwrap(torch.optim.AdamW.step)
 
 
 class MasterAdamW:
@@ -53,7 +64,7 @@ class MasterAdamW:
             if group
         ]
         betas = (config.beta1, config.beta2)
-        self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
+        self.adamw = EagerAdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
         for master in self.masters.values():
             self.adamw.state[master] = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),

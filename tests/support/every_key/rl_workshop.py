@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tests.support import tiny, tiny_rl
+from tests.support import tiny, tiny_moe, tiny_rl
 from tests.support.every_key.workshop import EXPORTED, Run, Workshop
 
 from homeostat.observe.completions import read_completions
@@ -62,6 +62,7 @@ class RlWorkshop(Workshop):
         tiny_rl.recipe(self.folder)
         (self.folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
         tiny.write_model(self.folder / "chat")
+        tiny_rl.write_model(self.folder / "routed", **tiny_moe.QWEN)
         write_letters(self)
         write_prompts(self)
         self.run("name=sampled", *SAMPLED_ONLY, "trainer.max_steps=2")

@@ -21,6 +21,7 @@ from homeostat.health.finding import Family
 from homeostat.models.decoder import Decoder
 from homeostat.run.session.session import Session
 from homeostat.sync.bucket import Bucket, Packer
+from homeostat.train.trainer import Trainer
 from homeostat.types import Role
 
 OWN_PROCESS = Body("sort", steps=30, changes={"engine": {"type": "native", "own_process": True}})
@@ -30,6 +31,9 @@ def part_ways(engine: Any) -> Decoder:
     """Let the engine compute with a copy of the weights as they are now."""
     engine.model = copy.deepcopy(engine.model)
     engine.runner.model = engine.model
+    if engine.bursts is not None:
+        # The compiled step lays out the weights of the model that it holds itself.
+        engine.bursts.compiled.model = engine.model
     return engine.model
 
 
@@ -120,14 +124,16 @@ class BadPublication(Injector):
         raw["trainer"]["lr"] /= 20
 
     def started(self, parts: Any, session: Session) -> None:
-        trainer, buckets = parts.trainer, parts.trainer.buckets
+        # Typed, so that the type checker finds a fault that patches what is no longer there.
+        trainer: Trainer = parts.trainer
+        buckets = trainer.weight_buckets
 
         def damaged(role: Role, packer: Packer) -> Iterator[Bucket]:
             if not self.strikes(parts.state.step + 1):
                 return buckets(role, packer)
             return packer.pack(self._with_noise(trainer.weights(role)))
 
-        trainer.buckets = damaged
+        setattr(trainer, "weight_buckets", damaged)  # noqa: B010 (a method, on purpose)
 
     def _with_noise(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         torch.manual_seed(self.dose.seed)

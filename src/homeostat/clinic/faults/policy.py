@@ -112,7 +112,7 @@ class Truncated(Injector):
 
 
 class WrongEos(Injector):
-    """Model and tokenizer name another end token than the one that was taught."""
+    """Model, tokenizer and chat template name another end token than the one that was taught."""
 
     name, family, onset = "wrong_eos", Family.GENERATION, FROM_START
     expects = ("no-eos", "missing-stop-token", "truncation-at-cap")
@@ -126,6 +126,9 @@ class WrongEos(Injector):
             file.write_text(text.replace(f'"eos_token_id": {taught}', f'"eos_token_id": {named}'))
         file = model / "tokenizer_config.json"
         file.write_text(file.read_text().replace('"eos_token": "$"', '"eos_token": "~"'))
+        # A template that ends turns with the taught token would make that one a stop token.
+        file = model / "chat_template.jinja"
+        file.write_text(file.read_text().replace(bodies.END, bodies.USER))
         raw["model"]["path"] = str(model)
 
 

@@ -21,7 +21,6 @@ PLANNED: dict[str, str] = {
     "trainer.int4.group_size": "Weights that share one INT4 scale.",
     "trainer.int4.skip_layers": "Layers that stay in bf16 beside INT4 ones.",
     "trainer.int4.start_step": "First step with INT4 rounding; those before it are in bf16.",
-    "model.moe.grouped_kernel": "Compute all experts of a layer in one kernel.",
     "engine.quantization": "Precision of the engine's weights, where it is another.",
     "engine.kv_cache_dtype": "Precision of cached keys and values.",
     "engine.prefix_caching": "Keep the cache of prompts that requests share.",

@@ -26,6 +26,8 @@ _RATES = {
     (Kind.PREFERENCE, True): (5e-7, 5e-5),
 }
 _MOE_NAME = re.compile(r"moe|mixtral|\db-a\d|deepseek-?v[23]|kimi-?k2|moonlight|gpt-oss", re.I)
+# Choices of our own settings that a model without experts refuses.
+_MOE_CHOICES = ("aux", "sequence_aux", "bias", "ids", "weights")
 # Bytes of weights below which a model is a toy.
 _TINY = 200e6
 _OF_EVALUATION = {"eval", "evaluation", "val_kwargs", "validation"}
@@ -293,6 +295,9 @@ def labels_masked(view: RunView) -> bool:
 def is_moe(view: RunView) -> bool:
     """Return whether the model has experts, by its metrics, its settings or its name."""
     if any(name.startswith("moe/") for name in view.metrics):
+        return True
+    own = [view.setting(f"model.moe.{name}") for name in ("balancing", "router_replay")]
+    if any(str(value) in _MOE_CHOICES for value in own):
         return True
     for name, value in flat_settings({**view.raw_settings, **view.settings}):
         last = name.lower().replace("-", "_").rsplit(".", 1)[-1]

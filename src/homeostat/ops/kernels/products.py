@@ -66,6 +66,11 @@ def half_tiles() -> tuple[Tile, ...]:
     return (*_HALF, _FEWEST)
 
 
+def single_tile() -> Tile:
+    """Return the tile shape for fp32."""
+    return _SINGLE
+
+
 def tile_of(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
     """Return the largest tile whose rows are used and that keeps the device busy."""
     if dtype == torch.float32:

@@ -81,6 +81,7 @@ def make_bursts(
         block_tokens=BLOCK_TOKENS,
         layers=model.config.num_layers,
         device=device,
+        moe=model.config.moe,
     )
     forwards = {"fast": DecodeForward, "invariant": InvariantForward}
     forward = forwards[model.numerics](model, state, block_tokens=BLOCK_TOKENS)
@@ -102,8 +103,6 @@ def _cpu_bursts(model: Decoder, config: NativeEngineConfig, *, threads: int) -> 
 
 def obstacle(path: str, shape: DecoderConfig, *, numerics: Numerics, device: torch.device) -> str:
     """Say why this decode path cannot be taken; empty where it can."""
-    if path in ("fused", "graphs") and shape.moe is not None:
-        return "the model has experts"
     if path in ("compact", "compiled") and numerics == "invariant":
         return "model.numerics is invariant, which it does not keep"
     if path == "compact":

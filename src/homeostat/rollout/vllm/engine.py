@@ -35,6 +35,10 @@ from homeostat.rollout.vllm.served import Served, require_served
 from homeostat.sync.bucket import Bucket, Transport
 from homeostat.types import POLICY_ID, FloatArray, TokenRow
 
+_NO_ROUTES = (
+    "vLLM 0.32 returns them from its model runner V2 alone, which needs Triton and which this "
+    "engine does not use. Set engine.type=native, or model.moe.router_replay=off"
+)
 _BROKEN = "an update broke off: its weights are part old and part new"
 
 
@@ -50,6 +54,7 @@ def vllm_capabilities(config: VllmEngineConfig, *, max_tokens: int) -> Capabilit
         score_temperatures=config.score_temperatures,
         cut_logp=False,
         num_receivers=config.tensor_parallel_size,
+        why_no_routes=_NO_ROUTES,
     )
 
 

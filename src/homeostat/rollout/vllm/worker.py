@@ -44,6 +44,8 @@ class WeightWorker:
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
             if self.homeostat_loaded is None:
+                if self.vllm_config.device_config.device_type == "cpu":
+                    _pack_experts_again(model)
                 initialize_layerwise_reload(model)
                 self.homeostat_loaded = set()
             weights = self.homeostat_receiver.unpack(bucket)
@@ -94,6 +96,15 @@ def _copied(
     weights: Iterator[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, tensor.clone()) for name, tensor in weights)
+
+
+def _pack_experts_again(model: torch.nn.Module) -> None:
+    """A CPU packs experts' matrices when their kernel is made, and vLLM 0.32 makes it once: new
+    weights would stay unpacked. Without a kernel it makes another one, which packs them."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def _tied_layers(model: torch.nn.Module) -> Iterator[Any]:

@@ -158,14 +158,18 @@ class Preflight:
         self.preview = preview_model(
             self.config.model, self.config.lora, dtype=dtype, device=device
         )
+        decoder = self.preview.decoder
+        active = decoder.num_active_params if decoder is not None and decoder.moe else None
         facts = {
             "num_params": self.preview.num_params,
+            **({} if active is None else {"num_active_params": active}),
             "num_trainable": self.preview.num_trainable,
             "bytes": self.preview.num_bytes,
         }
         text = (
             f"{self.preview.family}, {fmt.count(self.preview.num_params)} parameters, "
-            f"{fmt.count(self.preview.num_trainable)} trained, {fmt.byte_size(facts['bytes'])}"
+            + ("" if active is None else f"{fmt.count(active)} of them for each token, ")
+            + f"{fmt.count(self.preview.num_trainable)} trained, {fmt.byte_size(facts['bytes'])}"
         )
         num_shards = self.config.mesh.num_shards
         if num_shards > 1:

@@ -21,6 +21,7 @@ from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.families import DecoderConfig, decoder_config
 from homeostat.models.float64 import reference_logprobs
+from homeostat.models.hub_names import stacked_tensors
 from homeostat.rollout.engine import Engine
 from homeostat.run.learning.updates import step_rows
 from homeostat.run.publication.host_weights import host_weights
@@ -153,11 +154,16 @@ class LogprobVerifier:
         ]
 
     def _reference(self, rows: Sequence[TokenRow]) -> list[FloatArray64]:
-        weights = host_weights(self.trainer)
+        weights = dict(stacked_tensors(self.shape.moe, host_weights(self.trainer).items()))
         found = []
         for row in rows:
+            routes = row.columns.get("routed_experts")
             logp_T = reference_logprobs(
-                self.shape, weights, row.tokens_T, temperature=self.config.rollout.temperature
+                self.shape,
+                weights,
+                row.tokens_T,
+                temperature=self.config.rollout.temperature,
+                routes_TLK=None if routes is None else dense(routes),
             )
             found.append(logp_T[row.weights_T[1:] > 0])
         return found

@@ -1,9 +1,10 @@
 """Trainer and engine send tokens to different experts.
 
 ## What it sees
-A model with experts whose log-probs differ between engine and trainer by more than rounding over
-most records (mean distance above `max_gap` nats or `max_prob` of probability, KL above `max_kl`, or
-a mean factor above `max_factor`), and routing is not replayed.
+A model with experts whose routing is not replayed, and either the share of tokens and layers that
+engine and trainer route alike (moe/route_agreement) is below `min_agreement`, or their log-probs
+differ by more than rounding over most records (mean distance above `max_gap` nats or `max_prob` of
+probability, KL above `max_kl`, or a mean factor above `max_factor`).
 
 ## Why it matters
 A router decides by small differences. Where the two sides round differently, a few percent of the
@@ -16,10 +17,12 @@ collapse after some hundred steps.
 
 ## What to do
 Record the experts at sampling and replay them in training (routing replay, R3); keep the router in
-fp32; correct with importance weights.
+fp32; correct with importance weights. Our own engine in `model.numerics: invariant` makes the same
+choice as the trainer to the last bit.
 
 ## Known false alarms
-Models without experts are never judged here.
+Models without experts are never judged here. Samples of older weights are routed otherwise, too:
+then the age of the samples is the illness.
 """
 
 from __future__ import annotations
@@ -30,32 +33,45 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.moe.routing import is_replaying
 from homeostat.health.rules.readings import is_moe, is_true, raw
 from homeostat.health.view import Kind, RunView
 
 
 class Options(RuleOptions):
+    min_agreement: float = option(0.8, "Smallest share of routes that are the same on both sides.")
     max_gap: float = option(0.03, "Nats that rounding explains.")
     max_kl: float = option(0.01, "KL that rounding explains.")
     max_prob: float = option(0.03, "Mean distance of probabilities that rounding explains.")
     max_factor: float = option(1.05, "Mean factor that rounding explains.")
 
 
-_REPLAY = (
-    "use_rollout_routing_replay",
-    "use_r3",
-    "router_replay.mode",
-    "enable_rollout_routing_replay",
+_REPLAY = Fix(
+    "model.moe.router_replay",
+    "ids",
+    "experts are those that were sampled with",
+    Grade.UNSAFE,
+    theirs={
+        "slime": "--use-rollout-routing-replay",
+        "miles": "--use-rollout-routing-replay",
+        "verl": "actor_rollout_ref.actor.router_replay.mode=R3",
+        "skyrl": "trainer.policy.megatron_config.moe_enable_routing_replay=true",
+        "prime_rl": "trainer.enable_router_replay=true",
+    },
+)
+_WEIGHTS = Fix(
+    "algorithm.correction.weight.type",
+    "token",
+    "weighs what differs",
+    Grade.UNSAFE,
+    theirs={"nemo_rl": "loss_fn.use_importance_sampling_correction"},
 )
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
-    if not is_moe(view):
+    if not is_moe(view) or is_replaying(view):
         return
-    replay = raw(view, *_REPLAY)
-    if is_true(replay) or str(replay).lower() in ("r2", "r3"):
-        return
-    seen = list(_seen(view, options))
+    seen = [*_routes(view, options), *_log_probs(view, options)]
     if not seen:
         yield Unknown("no comparison of engine and trainer was logged")
         return
@@ -72,31 +88,28 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
             Cause("moe-routing-mismatch", "a model with experts, without routing replay"),
             Cause("engine-logprob-mismatch", over[0][0]),
         ),
-        fixes=(
-            Fix(
-                "",
-                "on",
-                "experts are those that were sampled with",
-                theirs={
-                    "slime": "--use-rollout-routing-replay",
-                    "miles": "--use-rollout-routing-replay",
-                    "verl": "actor_rollout_ref.actor.router_replay.mode=R3",
-                },
-            ),
-            Fix(
-                "algorithm.correction.weight.type",
-                "token",
-                "weighs what differs",
-                Grade.UNSAFE,
-                theirs={"nemo_rl": "loss_fn.use_importance_sampling_correction"},
-            ),
-        ),
+        fixes=(_REPLAY, _WEIGHTS),
         first_step=over[0][1],
         last_step=view.last_step,
     )
 
 
-def _seen(view: RunView, options: Options) -> Iterator[tuple[str, int, bool]]:
+def _routes(view: RunView, options: Options) -> Iterator[tuple[str, int, bool]]:
+    """Return the same as `_log_probs`, of the routes themselves."""
+    series = view.series("moe/route_agreement")
+    values = series.finite() if series is not None else None
+    if values is None or len(values) < 3:
+        return
+    held = values.values < options.min_agreement
+    text = (
+        f"{float(np.median(values.values)):.0%} of the routes are the same (limit "
+        f"{options.min_agreement:.0%})"
+    )
+    step = int(values.steps[int(np.argmax(held))])
+    yield text, step, bool(held[-3:].all() and held.mean() > 0.2)
+
+
+def _log_probs(view: RunView, options: Options) -> Iterator[tuple[str, int, bool]]:
     """Return what was compared, from which step on, and whether it is over its limit."""
     for name, what, limit in (
         ("sampling/sampling_logp_difference/mean", "mean distance of log-probs", options.max_gap),

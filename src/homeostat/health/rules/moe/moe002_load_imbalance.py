@@ -3,7 +3,8 @@
 ## What it sees
 The busiest expert's load above `max_violation` times the mean over the newest records; or, where
 loads are not logged, a model with experts whose update takes `growth` times as long as at the start
-while lengths, generation time and memory are the same.
+while lengths, generation time and memory are the same. In RL, loads that were as uneven in the
+first records are the model's own on these prompts, and are only mentioned.
 
 ## Why it matters
 With expert parallelism everyone waits for the busiest expert's device, and what it has no room for
@@ -14,11 +15,13 @@ is dropped. Experts that are never chosen learn nothing.
 - straggler-rank: a slow device looks the same where loads are not logged.
 
 ## What to do
-Log the loads. A small balancing loss (0.001 to 0.01 in SFT; in RL as small as possible, since it
-moves the policy), or a capacity factor.
+Look at the loads of each layer. A small balancing loss (0.001 to 0.01 in SFT; in RL as small as
+possible, since it moves the policy). If the loads were even before, look for what moved the router:
+its learning rate, a new kind of data.
 
 ## Known false alarms
-Longer answers make updates slower; they are taken into account.
+Longer answers make updates slower; they are taken into account. Prompts that are all alike reach
+few experts.
 """
 
 from __future__ import annotations
@@ -29,25 +32,21 @@ import numpy as np
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting, Unknown
 from homeostat.health.rule import Rule, RuleOptions, option
+from homeostat.health.rules.moe.routing import first_over, newest
 from homeostat.health.rules.readings import ends, is_moe, rank_correlation, raw_number
-from homeostat.health.view import RunView
+from homeostat.health.view import Kind, RunView, Series
 
 
 class Options(RuleOptions):
     max_violation: float = option(3.0, "Largest acceptable factor over the mean load.")
     growth: float = option(1.6, "Factor by which an update takes longer.")
+    rise: float = option(1.3, "Factor over its first records from which on a load has risen.")
 
 
 def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     load = view.series("moe/max_violation")
     if load is not None:
-        late = load.tail(5)
-        size = 1 + float(np.median(late.values))
-        if len(load) >= 3 and size > options.max_violation:
-            first = int(load.steps[np.flatnonzero(1 + load.values > options.max_violation)[0]])
-            yield _sighting(
-                view, f"the busiest expert has {size:.2g} times the mean load", first, size
-            )
+        yield from _uneven(view, load.finite(), options)
         return
     took = view.series("time/train")
     if not is_moe(view) or took is None or len(took) < 8:
@@ -60,7 +59,22 @@ def check(view: RunView, options: Options) -> Iterator[Sighting | Unknown]:
     late = took.values > 0.5 * (first_s + first_s * options.growth)
     first = int(took.steps[int(np.argmax(late))])
     why = f"an update takes {last_s:.3g} s, {first_s:.3g} s at the start, with the same lengths"
-    yield _sighting(view, why, first, ratio)
+    yield _sighting(view, why, first, ratio, Level.WARN)
+
+
+def _uneven(view: RunView, load: Series, options: Options) -> Iterator[Sighting]:
+    late = newest(view, "moe/max_violation")
+    if late is None:
+        return
+    size = 1 + float(np.median(late.values))
+    if size <= options.max_violation:
+        return
+    before = 1 + float(np.median(load.head(3).values))
+    has_risen = size > options.rise * before
+    why = f"the busiest expert has {size:.2g} times the mean load"
+    why += f", {before:.2g} times at the start" if has_risen else ""
+    level = Level.WARN if has_risen or view.kind is not Kind.RL else Level.INFO
+    yield _sighting(view, why, first_over(load, options.max_violation - 1), size, level)
 
 
 def _explained(view: RunView, ratio: float) -> bool:
@@ -74,17 +88,19 @@ def _explained(view: RunView, ratio: float) -> bool:
     return False
 
 
-def _sighting(view: RunView, why: str, first: int, value: float) -> Sighting:
+def _sighting(view: RunView, why: str, first: int, value: float, level: Level) -> Sighting:
     coefficient = raw_number(view, "moe_aux_loss_coeff", "aux_loss_coef", "router_aux_loss_coef")
+    if coefficient is None:
+        coefficient = view.number("model.moe.aux_loss_coefficient")
     off = ", and no balancing loss is on" if coefficient == 0 else ""
     return Sighting(
-        message=f"Experts are loaded unevenly: {why}{off}. Log the loads; a small balancing loss "
-        "evens them out.",
+        message=f"Experts are loaded unevenly: {why}{off}. Look at the loads of each layer; a "
+        "small balancing loss evens them out.",
         evidence=(why,),
         causes=(Cause("expert-load-imbalance", why),),
         fixes=(
             Fix(
-                "",
+                "model.moe.aux_loss_coefficient",
                 "0.001",
                 "evens the loads out; in RL as small as possible",
                 Grade.UNSAFE,
@@ -95,10 +111,17 @@ def _sighting(view: RunView, why: str, first: int, value: float) -> Sighting:
                     "slime": "--moe-aux-loss-coeff",
                 },
             ),
+            Fix(
+                "model.moe.balancing",
+                "aux",
+                "the loss counts only where it is chosen",
+                Grade.UNSAFE,
+            ),
         ),
         first_step=first,
         last_step=view.last_step,
         value=value,
+        level=level,
     )
 
 

@@ -12,7 +12,8 @@ trainer's.
 - expert-tokens-dropped: the capacity factor is small.
 
 ## What to do
-Raise the capacity factor, or train without dropping.
+Train without dropping, or raise the capacity factor. Our own runs refuse a capacity factor in RL,
+with routing replay and with invariant numerics, because what is dropped depends on the batch.
 
 ## Known false alarms
 Pretraining at a capacity of 1.0 drops some on purpose.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.health.finding import Cause, Confidence, Family, Fix, Level, Sighting
+from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
 from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.rules.readings import needed
 from homeostat.health.view import RunView
@@ -43,10 +44,15 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         causes=(Cause("expert-tokens-dropped", f"{share:.1%} of the tokens"),),
         fixes=(
             Fix(
-                "",
-                "1.25 or more",
-                "room for more tokens",
-                theirs={"miles": "--moe-expert-capacity-factor"},
+                "model.moe.capacity_factor",
+                "none",
+                "nothing is dropped; in SFT a factor of 1.25 or more may do",
+                Grade.UNSAFE,
+                theirs={
+                    "miles": "--moe-expert-capacity-factor",
+                    "slime": "--moe-expert-capacity-factor",
+                    "megatron": "--moe-expert-capacity-factor",
+                },
             ),
         ),
         first_step=int(late.steps[0]),

@@ -80,5 +80,5 @@ RULE = Rule(
     check=check,
     needs=("train/loss|train/policy_loss|grad_norm|reward|kl|entropy|eval/loss",),
     explains=("RWD001", "RWD002", "RWD004", "RWD010", "RWD015"),
-    yields_to=("NUM", "DAT001", "LRN005", "RWD011", "POL004", "POL005", "MOE", "ERR"),
+    yields_to=("NUM", "DAT001", "LRN005", "RWD011", "RWD012", "POL004", "POL005", "MOE", "ERR"),
 )

@@ -70,9 +70,10 @@ class CudaBursts:
         wanted = self._wanted()
         if may_go_on and wanted > 0 and reserve(self.sequences, self._ahead + wanted):
             self._launch(wanted, cache)
-        tokens_SB, logps_SB = self._flying.popleft().drawing.wait()
+        tokens_SB, logps_SB, routes_SBLK = self._flying.popleft().drawing.wait()
         made_B = np.full(len(self.sequences), len(tokens_SB))
-        return Taken(self.sequences, tokens_SB.T, logps_SB.T, made_B)
+        routes_BSLK = None if routes_SBLK is None else routes_SBLK.swapaxes(0, 1)
+        return Taken(self.sequences, tokens_SB.T, logps_SB.T, made_B, routes_BSLK)
 
     def drop(self) -> None:
         """Forget the bursts in flight: their tokens will be drawn again, and come out the same."""

@@ -2,6 +2,8 @@
 
     enter -> layers (norm, q k v, attention, sum; norm, gate, sum) -> norm -> logits -> draw
 
+In layers with experts (experts.py) these take the place of the gate.
+
 The same weights as in the decoder's own forward, by fewer launches. There are three ways through
 the layers:
 
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from homeostat.models.decoder import Decoder, Layer
+from homeostat.models.decoder import MLP, Decoder, Layer, MoeBlock
 from homeostat.models.side_by_side import joined
 from homeostat.ops.linear import Linear
 from homeostat.rollout.native.cuda import narrow, products, rows
@@ -29,6 +31,7 @@ from homeostat.rollout.native.cuda.attention import (
     AttentionShape,
     decode_attention,
 )
+from homeostat.rollout.native.cuda.experts import ExpertScratch, narrow_experts, wide_experts
 from homeostat.rollout.native.cuda.sampling import (
     can_draw_from_hidden,
     draw_from_hidden,
@@ -58,8 +61,15 @@ class DecodeForward:
         )
         self.can_be_narrow = _is_plain(model)
         self.can_be_tiled = self.can_be_narrow and _can_be_tiled(model)
+        self._num_gates = max(
+            (len(mlp.gate_proj.weight) for mlp in _dense_blocks(model)), default=0
+        )
         self._scratch: dict[int, AttentionScratch] = {}
         self._sums = products.Scratch(state.device)
+        self._experts = None
+        if config.moe is not None:
+            rows, device = narrow.MAX_ROWS, state.device
+            self._experts = ExpertScratch(config.moe.num_experts, max_rows=rows, device=device)
 
     def step(self, num_rows: int) -> None:
         """Moves the first rows of the state on by one token."""
@@ -81,8 +91,7 @@ class DecodeForward:
     def _layers_for(self, num_rows: int) -> Layers:
         if self.can_be_narrow and num_rows <= narrow.MAX_ROWS:
             return self._narrow_layers
-        gate_ID = self.model.layers[0].mlp.gate_proj.weight
-        if self.can_be_tiled and products.are_better(num_rows, gate_ID):
+        if self.can_be_tiled and products.are_better(num_rows, self._num_gates):
             return self._tiled_layers
         return self._wide_layers
 
@@ -97,7 +106,7 @@ class DecodeForward:
             added_BD = attention.o_proj(self._attend(index, layer, qkv, turns, state))
             norm_D = layer.post_attention_layernorm.weight
             normed_BD = rows.add_norm(x_BD, added_BD, norm_D, eps=eps)
-            added_BD = mlp.down_proj(rows.gate(*_maps(normed_BD, (mlp.gate_proj, mlp.up_proj))))
+            added_BD = _fed_forward(normed_BD, mlp, state)
         return x_BD, added_BD
 
     def _narrow_layers(
@@ -105,16 +114,31 @@ class DecodeForward:
     ) -> tuple[Tensor, Tensor | None]:
         eps = self.model.config.rms_norm_eps
         for index, layer in enumerate(self.model.layers):
-            attention, mlp = layer.self_attn, layer.mlp
+            attention = layer.self_attn
             norm_D = layer.input_layernorm.weight
             qkv = narrow.into_heads(x_BD, norm_D, _head_maps(layer), eps=eps)
             mixed_BX = self._attend(index, layer, qkv, turns, state)
             narrow.added(x_BD, mixed_BX, attention.o_proj.weight)
-            norm_D = layer.post_attention_layernorm.weight
-            weights = mlp.gate_proj.weight, mlp.up_proj.weight
-            gated_BI = narrow.gated(x_BD, norm_D, *weights, eps=eps)
-            narrow.added(x_BD, gated_BI, mlp.down_proj.weight)
+            self._feed_narrow(x_BD, layer, state)
         return x_BD, None
+
+    def _feed_narrow(self, x_BD: Tensor, layer: Layer, state: Rows) -> None:
+        """Add what the block after attention makes of the rows to them."""
+        eps, norm_D, mlp = (
+            layer.input_layernorm.eps,
+            layer.post_attention_layernorm.weight,
+            layer.mlp,
+        )
+        if isinstance(mlp, MoeBlock):
+            assert self._experts is not None, "the model has experts"
+            normed_BD = narrow_experts(x_BD, norm_D, mlp, state, self._experts, eps=eps)
+            if mlp.shared_experts is not None:
+                gates = _maps(normed_BD, (mlp.shared_experts.gate_proj, mlp.shared_experts.up_proj))
+                narrow.added(x_BD, rows.gate(*gates), mlp.shared_experts.down_proj.weight)
+            return
+        weights = mlp.gate_proj.weight, mlp.up_proj.weight
+        gated_BI = narrow.gated(x_BD, norm_D, *weights, eps=eps)
+        narrow.added(x_BD, gated_BI, mlp.down_proj.weight)
 
     def _tiled_layers(
         self, x_BD: Tensor, turns: list[Tensor], state: Rows
@@ -134,6 +158,11 @@ class DecodeForward:
             mixed_BX = self._attend(index, layer, qkv, turns, state)
             norm_D = layer.post_attention_layernorm.weight
             scaled = products.added(x_BD, mixed_BX, attention.o_proj.weight, norm_D, self._sums)
+            if isinstance(mlp, MoeBlock):
+                normed_BD = rows.add_norm(x_BD, None, norm_D, eps=eps)
+                added_BD = _fed_forward(normed_BD, mlp, state)
+                scaled = products.Scaled(rows.add_norm(x_BD, added_BD, next_norm.weight, eps=eps))
+                continue
             weight_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
             assert weight_OD is not None, "can_be_tiled has looked"
             gated_BI = products.gated(scaled, weight_OD, eps=eps)
@@ -184,6 +213,16 @@ def _logits(hidden_BD: Tensor, weight_VD: Tensor) -> Tensor:
     return hidden_BD.float() @ weight_VD.float().t()
 
 
+def _fed_forward(normed_BD: Tensor, mlp: MLP | MoeBlock, state: Rows) -> Tensor:
+    """[B, D], still to be added to x: what the block after attention makes of the normed rows."""
+    if isinstance(mlp, MoeBlock):
+        added_BD = wide_experts(normed_BD, mlp, state)
+        if mlp.shared_experts is None:
+            return added_BD
+        return added_BD + _fed_forward(normed_BD, mlp.shared_experts, state)
+    return mlp.down_proj(rows.gate(*_maps(normed_BD, (mlp.gate_proj, mlp.up_proj))))
+
+
 def _maps(x_BD: Tensor, maps: Sequence[Linear]) -> Sequence[Tensor]:
     """Each linear map of the same rows: in one product where their weights lie side by side."""
     if any(type(linear) is not Linear for linear in maps):
@@ -201,6 +240,11 @@ def _side_by_side(maps: Sequence[Linear]) -> tuple[Tensor | None, Tensor | None]
     return weight_OD, None if biases[0] is None else joined(biases)
 
 
+def _dense_blocks(model: Decoder) -> list[MLP]:
+    """The ordinary gated blocks, those beside experts included."""
+    return [module for module in model.modules() if isinstance(module, MLP)]
+
+
 def _is_plain(model: Decoder) -> bool:
     """No adapters, and no bias where the narrow kernels have none."""
     layers = [module for layer in model.layers for module in layer.modules()]
@@ -209,7 +253,7 @@ def _is_plain(model: Decoder) -> bool:
     sizes = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return (
         all(type(module) is Linear for module in linear)
-        and len(linear) == 7 * config.num_layers
+        and len(linear) == 4 * config.num_layers + 3 * len(_dense_blocks(model))
         and not (config.o_bias or config.mlp_bias)
         and config.hidden_size <= narrow.MAX_WIDTH
         and all(size % narrow.OUTPUTS == 0 for size in sizes)
@@ -224,8 +268,10 @@ def _can_be_tiled(model: Decoder) -> bool:
 def _has_tiles(layer: Layer) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     heads_OD, bias_O = _side_by_side((attention.q_proj, attention.k_proj, attention.v_proj))
-    gates_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
-    weights = (heads_OD, gates_OD, attention.o_proj.weight, mlp.down_proj.weight)
+    weights = [heads_OD, attention.o_proj.weight]
+    if isinstance(mlp, MLP):
+        gates_OD, _ = _side_by_side((mlp.gate_proj, mlp.up_proj))
+        weights += [gates_OD, mlp.down_proj.weight]
     has_bias = attention.q_proj.bias is not None
     return all(map(products.can_multiply, weights)) and has_bias == (bias_O is not None)
 

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from homeostat.models.decoder import Decoder
+from homeostat.models.routing import Routing
 from homeostat.ops.kernels import aligned
 from homeostat.ops.kernels.attention import over_keys, tile_options
 from homeostat.ops.kernels.logits import Chunks
@@ -44,7 +45,12 @@ class InvariantForward:
         """Moves the first rows of the state on by one token."""
         state = self.state.rows(num_rows)
         attention = CachedAttention(state, self.state.stores_L2, self.block_tokens)
-        hidden_BD = self.model.hidden_in(state.tokens_B, state.positions_B, attention)
+        routing = Routing(records=True)
+        hidden_BD = self.model.hidden_in(
+            state.tokens_B, state.positions_B, attention, routing=routing
+        )
+        if state.routes_SBLK is not None:
+            _note_routes(routing.recorded(), state)
         weight_VD = self.model.output_weight()
         logits_BV = tiled_product(hidden_BD, weight_VD, out_dtype=torch.float32)
         draw_from_logits(logits_BV, state)
@@ -63,6 +69,14 @@ def _note(logp_B: Tensor, state: Rows) -> None:
     """Under the step that was made, in place of what drawing found to rounding."""
     step_B = (state.positions_B - state.starts_B - state.moves_B).long()
     state.logps_SB.scatter_(0, step_B[None], logp_B[None])
+
+
+def _note_routes(routes_BLK: Tensor, state: Rows) -> None:
+    """Under the step that is being made."""
+    assert state.routes_SBLK is not None
+    step_B = (state.positions_B - state.starts_B).long()
+    row_B = torch.arange(len(step_B), device=step_B.device)
+    state.routes_SBLK[step_B, row_B] = routes_BLK.to(state.routes_SBLK.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ INPUTS = 1024
 
 
 @triton.jit
-def _weights(weight_ptr, at_O, is_out, start, num_inputs, INPUTS: tl.constexpr):
+def weights_of(weight_ptr, at_O, is_out, start, num_inputs, INPUTS: tl.constexpr):
     at_K = start + tl.arange(0, INPUTS)
     is_in = is_out[:, None] & (at_K < num_inputs)[None, :]
     at = at_O[:, None].to(tl.int64) * num_inputs + at_K[None, :]
@@ -43,7 +43,7 @@ def _weights(weight_ptr, at_O, is_out, start, num_inputs, INPUTS: tl.constexpr):
 
 
 @triton.jit
-def _normed(x_ptr, norm_ptr, row, width, eps, WIDTH: tl.constexpr):
+def normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH: tl.constexpr):
     at_D = tl.arange(0, WIDTH)
     is_in = at_D < width
     x = tl.load(x_ptr + row * width + at_D, mask=is_in, other=0.0).to(tl.float32)
@@ -81,9 +81,9 @@ def _into_heads(
     elif first >= num_q:
         weight_ptr, bias_ptr, at = k_ptr, k_bias_ptr, first - num_q
     at_O = at + tl.arange(0, OUTPUTS)
-    weight = _weights(weight_ptr, at_O, at_O >= 0, 0, width, WIDTH)
+    weight = weights_of(weight_ptr, at_O, at_O >= 0, 0, width, WIDTH)
     wait_for_last(EARLY)
-    x = _normed(x_ptr, norm_ptr, row, width, eps, WIDTH)
+    x = normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH)
     out = tl.sum(weight.to(tl.float32) * x[None, :], 1)
     if HAS_BIAS:
         out += tl.load(bias_ptr + at_O).to(tl.float32)
@@ -108,10 +108,10 @@ def _gated(
     let_next_start(EARLY)
     at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     is_out = at_O < num_outputs
-    gate_weight = _weights(gate_ptr, at_O, is_out, 0, width, WIDTH)
-    up_weight = _weights(up_ptr, at_O, is_out, 0, width, WIDTH)
+    gate_weight = weights_of(gate_ptr, at_O, is_out, 0, width, WIDTH)
+    up_weight = weights_of(up_ptr, at_O, is_out, 0, width, WIDTH)
     wait_for_last(EARLY)
-    x = _normed(x_ptr, norm_ptr, row, width, eps, WIDTH)
+    x = normed_row(x_ptr, norm_ptr, row, width, eps, WIDTH)
     element = out_ptr.dtype.element_ty
     gate = tl.sum(gate_weight.to(tl.float32) * x[None, :], 1).to(element).to(tl.float32)
     up = tl.sum(up_weight.to(tl.float32) * x[None, :], 1).to(element).to(tl.float32)
@@ -133,7 +133,7 @@ def _added(
     let_next_start(EARLY)
     at_O, row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     is_out = at_O < num_outputs
-    weight = _weights(weight_ptr, at_O, is_out, 0, num_inputs, INPUTS)
+    weight = weights_of(weight_ptr, at_O, is_out, 0, num_inputs, INPUTS)
     wait_for_last(EARLY)
     sums = tl.zeros((OUTPUTS, INPUTS), tl.float32)
     for start in range(0, num_inputs, INPUTS):
@@ -141,7 +141,7 @@ def _added(
         x = tl.load(x_ptr + row * num_inputs + at_K, mask=at_K < num_inputs, other=0.0)
         sums += weight.to(tl.float32) * x.to(tl.float32)[None, :]
         # Beyond the end nothing is read.
-        weight = _weights(weight_ptr, at_O, is_out, start + INPUTS, num_inputs, INPUTS)
+        weight = weights_of(weight_ptr, at_O, is_out, start + INPUTS, num_inputs, INPUTS)
     element = out_ptr.dtype.element_ty
     added = tl.sum(sums, 1).to(element).to(tl.float32)
     at = out_ptr + row * num_outputs + at_O

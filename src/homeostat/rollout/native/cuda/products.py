@@ -243,9 +243,13 @@ def tiles_for(num_rows: int, weight_OK: Tensor) -> Tiles:
 
 def tiles_for_gated(num_rows: int, weight_OK: Tensor) -> Tiles:
     """Tiles are many: they hold as many rows as there are, and two fit where one is computed."""
-    rows = min(max(triton.next_power_of_2(num_rows), 16), _MAX_TILE_ROWS)
+    rows = _gated_rows(num_rows)
     num_bytes = _INPUT_BYTES // 2 if rows == _MAX_TILE_ROWS else _INPUT_BYTES
     return Tiles(rows, num_bytes // weight_OK.itemsize, stages=3)
+
+
+def _gated_rows(num_rows: int) -> int:
+    return min(max(triton.next_power_of_2(num_rows), 16), _MAX_TILE_ROWS)
 
 
 def can_multiply(weight_OK: Tensor | None) -> bool:
@@ -255,10 +259,10 @@ def can_multiply(weight_OK: Tensor | None) -> bool:
     return not weight_OK.is_cuda or (weight_OK.itemsize == 2 and can_start_early(weight_OK.device))
 
 
-def are_better(num_rows: int, gate_ID: Tensor) -> bool:
+def are_better(num_rows: int, num_gates: int) -> bool:
     """Than a library's products: for rows that are not many, while all tiles of the widest product
     can be computed at once."""
-    grid = tiles_for_gated(num_rows, gate_ID).grid(num_rows, len(gate_ID))
+    grid = Tiles(_gated_rows(num_rows), 1, 1).grid(num_rows, num_gates)
     return num_rows <= MAX_ROWS and math.prod(grid) <= _FULL
 
 

@@ -3,7 +3,8 @@
 Addresses never change, so that graphs can be captured over them. Rows beyond the sequences are
 padding: they do not move, and what they write goes to the cache's spare block.
 
-Suffixes: `_B` rows, `_K` blocks of a sequence, `_S` steps of a burst, `_L` layers.
+Suffixes: `_B` rows, `_K` blocks of a sequence, `_S` steps of a burst, `_L` layers; of routes, `_L`
+layers with experts and `_K` slots.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.models.routing import smallest_dtype
+from homeostat.ops.moe_shape import MoeShape
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.noise import uniforms
@@ -34,6 +37,7 @@ class DecodeState:
         block_tokens: int,
         layers: int,
         device: torch.device,
+        moe: MoeShape | None = None,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -52,6 +56,10 @@ class DecodeState:
         self.drawn_SB = zeros(BURST_STEPS, max_rows, dtype=torch.int32)
         self.logps_SB = zeros(BURST_STEPS, max_rows, dtype=torch.float32)
         self.stores_L2 = zeros(layers, 2, dtype=torch.int64)
+        self.routes_SBLK = None
+        if moe is not None:
+            size = BURST_STEPS, max_rows, len(moe.layers), moe.top_k
+            self.routes_SBLK = zeros(*size, dtype=smallest_dtype(moe.num_experts))
         self._stores: list[tuple[int, int]] = []
 
     def rows(self, num_rows: int) -> Rows:
@@ -67,6 +75,7 @@ class DecodeState:
             noise_SB=self.noise_SB[:, rows],
             drawn_SB=self.drawn_SB[:, rows],
             logps_SB=self.logps_SB[:, rows],
+            routes_SBLK=None if self.routes_SBLK is None else self.routes_SBLK[:, rows],
         )
 
     def see(self, cache: KVCache) -> None:
@@ -114,11 +123,13 @@ class DecodeState:
             self._fetched(tensor_SB[:num_steps, :num_rows])
             for tensor_SB in (self.drawn_SB, self.logps_SB)
         )
+        routes = self.routes_SBLK
+        routes_SBLK = None if routes is None else self._fetched(routes[:num_steps, :num_rows])
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
-        return Drawing(tokens_SB, logps_SB, event)
+        return Drawing(tokens_SB, logps_SB, routes_SBLK, event)
 
     def _fetched(self, tensor: Tensor) -> Tensor:
         is_cuda = self.device.type == "cuda"
@@ -147,17 +158,25 @@ class Rows:
     noise_SB: Tensor
     drawn_SB: Tensor
     logps_SB: Tensor
+    routes_SBLK: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """The tokens that a burst sampled. They are complete once the device has passed `event`."""
+    """The tokens that a burst sampled, and the experts of the tokens that it ran to sample them;
+    none in a dense model. They are complete once the device has passed `event`."""
 
     tokens_SB: Tensor
     logps_SB: Tensor
+    routes_SBLK: Tensor | None
     event: torch.cuda.Event | None
 
-    def wait(self) -> tuple[np.ndarray, np.ndarray]:
+    def wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         if self.event is not None:
             self.event.synchronize()
-        return self.tokens_SB.numpy(), self.logps_SB.numpy()
+        routes = self.routes_SBLK
+        return (
+            self.tokens_SB.numpy(),
+            self.logps_SB.numpy(),
+            None if routes is None else routes.numpy(),
+        )

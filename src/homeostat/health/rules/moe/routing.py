@@ -1,0 +1,43 @@
+"""Readings of routed tokens that several rules share.
+
+Our own runs log how far the engine's choice of experts is the trainer's (moe/route_agreement), the
+share of tokens whose choice was replayed (moe/replayed_share) and the share that would be routed
+otherwise by now (moe/router_drift). Other frameworks log none of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from homeostat.health.rules.readings import is_true, raw
+from homeostat.health.view import RunView, Series
+
+# Names by which frameworks switch replay on, where their table does not map them to our key.
+_SWITCHES = (
+    "use_rollout_routing_replay",
+    "use_routing_replay",
+    "use_r3",
+    "router_replay.mode",
+    "enable_rollout_routing_replay",
+)
+_ON = ("ids", "weights", "r2", "r3")
+
+
+def is_replaying(view: RunView) -> bool:
+    """Return whether the settings ask for a replay of the routing."""
+    asked = view.setting("model.moe.router_replay") or raw(view, *_SWITCHES)
+    return is_true(asked) or str(asked).lower() in _ON
+
+
+def newest(view: RunView, name: str, *, count: int = 5) -> Series | None:
+    """Return the newest finite records of a metric; None if there are fewer than 3."""
+    series = view.series(name)
+    late = series.finite().tail(count) if series is not None else None
+    return late if late is not None and len(late) >= 3 else None
+
+
+def first_over(series: Series, limit: float) -> int:
+    """Return the first step of the newest run of records that are all above a limit."""
+    under = np.flatnonzero(~(series.values > limit))
+    start = int(under[-1]) + 1 if len(under) else 0
+    return int(series.steps[min(start, len(series) - 1)])
