@@ -33,7 +33,6 @@ class MoeConfig(Settings):
     )
     balancing: Literal["none", "aux", "sequence_aux", "bias"] = key(
         "none",
-        resume="warn",
         help="How the load of experts is kept even. aux: a loss over the whole update's counts, "
         "which costs one more forward pass unless routes are replayed. sequence_aux: the same loss "
         "within each row. bias: the expert bias of models that have one is moved after each "
@@ -44,7 +43,8 @@ class MoeConfig(Settings):
         ge=0,
         resume="warn",
         help="Weight of the load-balancing loss of aux and sequence_aux. The loss is 1 for an even "
-        "load; for one layer transformers' value is num_experts_per_tok times as large.",
+        "load, and not part of train/loss; for one layer transformers' value is "
+        "num_experts_per_tok times as large.",
     )
     z_loss_coefficient: float = key(
         0.0,

@@ -103,7 +103,7 @@ class LoadWatch:
             rules = {"capacity": capacity, "num_experts": num_experts}
             room_NK = balance.has_room(ids_NK, self.number_N, **rules)
             weights_NK = weights_NK * room_NK
-            dropped = (~room_NK).sum(dim=1) @ self.weight_N
+            dropped = (~room_NK * self.weight_N[:, None]).sum()
         sums = torch.stack([aux.detach(), z.detach(), dropped.to(aux.dtype)])
         self._found[layer] = torch.cat([load_E.to(sums.dtype), sums])
         return weights_NK

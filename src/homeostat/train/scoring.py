@@ -34,6 +34,8 @@ def require_outputs(outputs: Outputs, *, role: Role, sheet: ModelSheet) -> None:
             f"values were asked of the {role}, whose model has no value head: it predicts tokens "
             "only. Ask for logp, entropy or hidden."
         )
+    if outputs.load and sheet.moe is None:
+        raise ModelError(f"the load of experts was asked of the {role}, whose model has none.")
     if outputs.reducer and outputs.reducer not in REDUCERS:
         known = ", ".join(sorted(REDUCERS))
         raise ModelError(f"there is no reducer {outputs.reducer!r}. Known reducers: {known}.")
