@@ -29,14 +29,14 @@ class CpuPrompts:
         self.compiled = compiled
 
     def are_better(self, chunks: list[Chunk]) -> bool:
-        """Than the decoder's own forward."""
+        """Return whether the compiled forward pass is faster than the decoder's own."""
         is_wide = self.compiled.library.panel_width() >= MIN_PANEL
         return is_wide and max(chunk.end for chunk in chunks) <= MAX_TOKENS
 
     def hidden_in(
         self, tokens_N: np.ndarray, positions_N: np.ndarray, chunks: list[Chunk], cache: KVCache
     ) -> Tensor:
-        """[N, D]: `Decoder.hidden_in` of the chunks' tokens, which are cached then."""
+        """Return [N, D]: `Decoder.hidden_in` of the chunks' tokens, which are cached then."""
         model = self.compiled.model
         sizes = [chunk.end - chunk.start for chunk in chunks]
         columns = {

@@ -107,7 +107,7 @@ class PackedWeights:
         )
 
     def _map(self, *maps: Linear, norm: RMSNorm | None = None) -> tuple[int, int | None]:
-        """Linear maps of one input as one: the addresses of its panels and its bias."""
+        """Join linear maps of one input; return the addresses of its panels and its bias."""
         panels = self._panels([linear.weight for linear in maps], norm=norm)
         biases: list[Tensor] = [linear.bias for linear in maps if linear.bias is not None]
         if not biases:
@@ -118,7 +118,7 @@ class PackedWeights:
         return panels, bias_O.data_ptr()
 
     def _gate_up(self, gate: Linear, up: Linear, *, norm: RMSNorm) -> tuple[int, int | None]:
-        """Panels of both: the first half of each is of the one, the second of the other."""
+        """Return panels of both: half of each panel is of the gate, half of the up projection."""
         half = self._panel // 2
         num_outputs, num_inputs = gate.weight.shape
         num_panels = -(-num_outputs // half)
@@ -133,7 +133,7 @@ class PackedWeights:
         return panels_PKO.data_ptr(), bias_PO.data_ptr()
 
     def _panels(self, weights: list[Tensor], *, norm: RMSNorm | None) -> int:
-        """Their address."""
+        """Return the address of the panels."""
         weight_OK = weights[0] if len(weights) == 1 else torch.cat(weights)
         num_outputs, num_inputs = weight_OK.shape
         panels_PKO = self._room.take(-(-num_outputs // self._panel), num_inputs, self._panel)
@@ -142,7 +142,7 @@ class PackedWeights:
 
 
 def _lay(weight_OK: Tensor, norm: RMSNorm | None, panels_PKO: Tensor) -> None:
-    """Writes a map into panels that are zero, with the norm before it."""
+    """Write a map into panels that are zero, with the norm before it."""
     size, num_outputs = panels_PKO.shape[2], weight_OK.shape[0]
     whole = num_outputs // size
     to_POK = panels_PKO.transpose(1, 2)
