@@ -348,7 +348,7 @@ def big_recipe(tmp_path: Path, name: str, *, width: int = 256, num_rows: int = 6
 
 def test_out_of_memory_is_retried_smaller_with_the_same_gradient(tmp_path: Path) -> None:
     raw = big_recipe(tmp_path, "starved", num_rows=32)
-    process = runs.start(raw, tmp_path, prelude=STARVED.format(share=0.6))
+    process = runs.start(raw, tmp_path, prelude=STARVED.format(share=0.4))
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     config = tiny.build_config(raw, [], file=None)

@@ -331,7 +331,8 @@ def test_the_library_follows_the_oracle(
         for record, wanted in pairs:
             mean = sum(wanted[theirs]) / len(wanted[theirs])
             assert record[ours] == pytest.approx(mean, rel=close, abs=close), record["step"]
-    final = load_file(tmp_path / "runs/parity/checkpoints/step_00000020/hf/model.safetensors")
+    saved = tmp_path / "runs" / "parity" / "checkpoints" / f"step_{num_steps:08d}"
+    final = load_file(saved / "hf" / "model.safetensors")
     for name, weight in model.state_dict().items():
         if name in final:
             torch.testing.assert_close(final[name], weight.detach(), rtol=1e-4, atol=1e-5)

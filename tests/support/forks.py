@@ -78,7 +78,7 @@ class Forked:
             raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return code
 
-    def communicate(self, timeout: float) -> tuple[str, None]:
+    def communicate(self, timeout: float = START_SECONDS) -> tuple[str, None]:
         """Return all output, when the process has ended."""
         until = time.monotonic() + timeout
         parts: list[bytes] = []

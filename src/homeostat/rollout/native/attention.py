@@ -162,13 +162,13 @@ class InvariantAttention:
 
 
 def _places(chunk: Chunk, block_tokens: int) -> np.ndarray:
-    """[2, N]: the block and the offset in it of each token of a chunk."""
+    """Return [2, N]: the block and the offset in it of each token of a chunk."""
     at_N, offsets_N = np.divmod(np.arange(chunk.start, chunk.end), block_tokens)
     return np.stack([np.array(chunk.sequence.blocks, dtype=np.int64)[at_N], offsets_N])
 
 
 def _padded_blocks(sequences: list[Sequence], num_blocks: int) -> np.ndarray:
-    """[B, K]; block 0 stands in where a sequence has fewer, and the mask hides it."""
+    """Return [B, K]; block 0 stands in where a sequence has fewer, and the mask hides it."""
     blocks_BK = np.zeros((len(sequences), num_blocks), dtype=np.int64)
     for row, sequence in enumerate(sequences):
         kept = sequence.blocks[:num_blocks]

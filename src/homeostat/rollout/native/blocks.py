@@ -38,7 +38,7 @@ class BlockPool:
         return self._owners[block]
 
     def alloc(self) -> int:
-        """The lowest free block, with one owner. The caller has looked that there is one."""
+        """Hand out the lowest free block, with one owner. The caller knows that there is one."""
         assert self.num_free, f"all {self.num_blocks} blocks are in use"
         while self._returned:
             heapq.heappush(self._free, self._returned.pop())
@@ -48,7 +48,7 @@ class BlockPool:
         return block
 
     def alloc_from(self, first: int) -> int | None:
-        """The lowest free block that is not below `first`, with one owner, if there is one."""
+        """Hand out the lowest free block from `first` on, with one owner; None if there is none."""
         free = [block for block in (*self._free, *self._returned) if block >= first]
         if not free:
             return None
@@ -61,13 +61,13 @@ class BlockPool:
         return block
 
     def fork(self, block: int) -> int:
-        """One more owner of a block in use."""
+        """Add an owner to a block in use."""
         assert self._owners[block] > 0, f"block {block} is free"
         self._owners[block] += 1
         return block
 
     def free(self, blocks: Iterable[int]) -> None:
-        """One owner less of each; the last one gives the block back."""
+        """Take an owner from each block; a block without owners is free."""
         owners = self._owners
         for block in blocks:
             assert owners[block] > 0, f"block {block} is free already"

@@ -23,7 +23,7 @@ from homeostat.rollout.native.scheduler import Copy
 
 
 def token_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes that one token takes in the cache of all layers."""
+    """Return the bytes that one token takes in the cache of all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
@@ -53,7 +53,7 @@ class KVCache:
         return sum(layer.nbytes for layer in self._layers)
 
     def reserve(self, num_blocks: int) -> None:
-        """Room for blocks 0 .. num_blocks - 1. It doubles, so that copying stays rare."""
+        """Make room for blocks 0 .. num_blocks - 1. The room doubles, so copies are rare."""
         if num_blocks <= self.num_blocks:
             return
         wanted = min(max(num_blocks, 2 * self.num_blocks), self.max_blocks)
@@ -82,7 +82,7 @@ class KVCache:
                 layer[:, targets, :, :length] = layer[:, sources, :, :length]
 
     def slots(self, blocks_N: Tensor, offsets_N: Tensor) -> Tensor:
-        """int64 [N * H]: where `write` puts the keys and values of tokens."""
+        """Return int64 [N * H]: where `write` puts the keys and values of tokens."""
         heads_H = torch.arange(self.num_heads, device=self.device)
         rows_NH = blocks_N[:, None] * self.num_heads + heads_H
         return (rows_NH * self.block_tokens + offsets_N[:, None]).flatten()
@@ -93,26 +93,26 @@ class KVCache:
         values.index_copy_(0, slots, v_NHd.flatten(0, 1))
 
     def addresses(self) -> list[tuple[int, int]]:
-        """Per layer, where keys and values begin in memory. They move when the cache grows."""
+        """Return where keys and values of each layer begin in memory. Growing moves them."""
         return [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in self._layers]
 
     def store(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [R, d], in the numbering of `slots`: views."""
+        """Return keys and values [R, d] in the numbering of `slots`, as views."""
         keys, values = self._layers[layer].flatten(1, 3)
         return keys, values
 
     def rows(self, layer: int, num_rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, H, L, d] of the first rows: views."""
+        """Return keys and values [B, H, L, d] of the first rows, as views."""
         keys, values = self._layers[layer][:, :num_rows, :, :length]
         return keys, values
 
     def tables(self, blocks_BK: Tensor) -> Tensor:
-        """int64 [B, H, K]: where `gather` finds the blocks of each sequence and head."""
+        """Return int64 [B, H, K]: where `gather` finds the blocks of each sequence and head."""
         heads_H = torch.arange(self.num_heads, device=self.device)
         return blocks_BK[:, None, :] * self.num_heads + heads_H[:, None]
 
     def gather(self, layer: int, tables_BHK: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, H, K * block_tokens, d]: copies."""
+        """Return copies of keys and values [B, H, K * block_tokens, d]."""
         shape = (*tables_BHK.shape[:2], -1, self._layers[layer].shape[-1])
         keys, values = (
             part.flatten(0, 1).index_select(0, tables_BHK.flatten()).view(shape)

@@ -69,7 +69,7 @@ def can_be_copied(model: Decoder) -> bool:
 
 
 def compact_of(model: Decoder) -> CompactDecoder | None:
-    """None where copies would not compute what the model does."""
+    """Copy the weights; None if copies would not compute what the model does."""
     return CompactDecoder(model) if can_be_copied(model) else None
 
 
@@ -240,7 +240,7 @@ class CompactDecoder:
         *,
         routing: Routing | None = None,
     ) -> Tensor:
-        """[B, D] after the final norm, in the context of tokens computed before."""
+        """Return [B, D] after the final norm, in the context of tokens computed before."""
         routing = routing or Routing()
         eps, trunk = self.model.config.rms_norm_eps, self.model.model
         tables = rope_tables(positions_B, self.model.inv_freq_F, self.model.config.rope)

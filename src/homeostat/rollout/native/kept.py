@@ -31,7 +31,7 @@ class KeptPrefix:
     routes_TLK: np.ndarray | None = None
 
     def num_shared(self, tokens_T: IntArray) -> int:
-        """Number of tokens that it begins with in common with others."""
+        """Return the number of tokens at its start that the others share."""
         length = min(len(self.tokens_T), len(tokens_T))
         differ_T = self.tokens_T[:length] != tokens_T[:length]
         return int(differ_T.argmax()) if differ_T.any() else length
@@ -78,7 +78,7 @@ class KeptPrefixes:
             del self._sessions[prefix.session]
 
     def extended_by(self, prefix: KeptPrefix) -> list[KeptPrefix]:
-        """Those of the session that the new one begins with: it serves whoever they would."""
+        """Return the session's prefixes that the new one begins with, which replaces them."""
         return [
             one
             for one in self._sessions.get(prefix.session, [])

@@ -12,7 +12,7 @@ from homeostat.observe.devices import host_memory
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be had on the device. What torch keeps unused counts as free."""
+    """Return the bytes still to be had on the device; what torch keeps unused counts as free."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused

@@ -66,7 +66,7 @@ class CacheRoom:
         return not self.in_rows or longest <= cache.block_tokens
 
     def make(self, longest: int) -> tuple[BlockPool, KVCache]:
-        """Blocks for sequences of up to `longest` tokens; their memory comes as they are used."""
+        """Make blocks for sequences of up to `longest` tokens; memory is taken as they are used."""
         block_tokens = _rounded(longest) if self.in_rows else BLOCK_TOKENS
         bytes_each = token_bytes(self.model.config, self.dtype)
         affordable = self.budget_bytes // (block_tokens * bytes_each)

@@ -87,7 +87,7 @@ class Scheduler:
         self._num_commits = 0
 
     def refit(self, pool: BlockPool, *, block_tokens: int) -> None:
-        """Other blocks from now on. Nothing runs."""
+        """Use other blocks from now on. No sequence is running."""
         holders = len(self.running) + len(self.kept)
         assert not holders, f"{holders} sequences or prefixes have blocks of the old pool"
         self.pool, self.block_tokens = pool, block_tokens
@@ -109,7 +109,10 @@ class Scheduler:
         return plan
 
     def admit(self) -> Plan:
-        """Moves who has a place from waiting to running. Of the plan, only copies and forked."""
+        """Move sequences that have a place from waiting to running.
+
+        The plan that is returned has only copies and forked sequences.
+        """
         plan = Plan()
         held_places = held_blocks = 0
         still_waiting: list[Sequence] = []
@@ -145,7 +148,7 @@ class Scheduler:
         return plan
 
     def keep_prompt(self, sequence: Sequence, hidden_D: Tensor) -> None:
-        """Its tokens are all cached: those who wait for its prompt may fork it."""
+        """Let sequences that wait for this prompt fork it: its tokens are all cached."""
         prompt = self._prompts.get(sequence.share_key) if sequence.share_key else None
         if prompt is not None and sequence in prompt.holders and not prompt.is_ready:
             prompt.is_ready = True
@@ -158,13 +161,13 @@ class Scheduler:
         return hidden_D
 
     def forget_prompts(self) -> None:
-        """Nothing cached so far is passed on to sequences that start from now on."""
+        """Pass nothing that is cached so far on to sequences that start later."""
         self._prompts.clear()
         self._drop_kept()
         self._num_commits += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """It ends: its blocks are free, unless they are kept, and nobody waits for it."""
+        """Remove a sequence that ended. Its blocks are freed unless they are kept."""
         if sequence in self.running:
             if sequence.request.keep_cache:
                 self._keep(sequence)
@@ -178,7 +181,7 @@ class Scheduler:
         self.add(sequence)
 
     def retract_all(self) -> None:
-        """Nothing is cached when this returns."""
+        """Retract every sequence and drop what is kept: nothing is cached afterwards."""
         for sequence in list(self.running):
             self.retract(sequence)
         self._drop_kept()
@@ -200,8 +203,11 @@ class Scheduler:
         return True
 
     def _fork(self, sequence: Sequence, prompt: SharedPrompt, plan: Plan) -> None:
-        """Takes over the prompt from one who has it. A fresh sequence needs its last hidden state
-        too: where that is not kept, the last token of the prompt is computed again."""
+        """Take over the prompt from a sequence that has it.
+
+        A fresh sequence needs its last hidden state too: where that is not kept, the last token of
+        the prompt is computed again.
+        """
         starts = sequence.is_fresh and prompt.hidden_D is not None
         source = prompt.holders[0]
         wanted = len(sequence.tokens) - (0 if starts else 1)
@@ -226,7 +232,7 @@ class Scheduler:
         self.num_shared += num_tokens
 
     def _chunks(self) -> list[Chunk]:
-        """Whole sequences up to `prefill_tokens`; a longer one comes alone, piece by piece."""
+        """Choose whole sequences up to `prefill_tokens`; a longer one comes alone, in pieces."""
         chunks: list[Chunk] = []
         room = self.prefill_tokens
         for sequence in self.running:
@@ -240,7 +246,7 @@ class Scheduler:
         return chunks
 
     def _reserve(self) -> None:
-        """A place for the next token of each; the youngest give way where there is none."""
+        """Make a place for the next token of each; the youngest are retracted if there is none."""
         if self.in_rows:
             return
         for sequence in sorted(self.running, key=attrgetter("number")):
@@ -252,7 +258,7 @@ class Scheduler:
                     self.num_preempted += 1
 
     def _line_up(self, plan: Plan) -> None:
-        """Sequences of one block each move together, so that the n running have blocks 0 .. n-1,
+        """Move sequences of one block each together, so that the n running have blocks 0 .. n-1,
         and go in this order: their cache is then one view. Kept prefixes make way."""
         for prefix in self.kept:
             (block,) = prefix.blocks

@@ -28,7 +28,7 @@ def score_rows(
     chunk_bytes: int,
     device: torch.device,
 ) -> list[FloatArray]:
-    """Per row, the log-prob of each token of weight > 0. A forward has at most `max_tokens`
+    """Return, per row, the log-prob of each token of weight > 0. A forward has at most `max_tokens`
     tokens; a longer row comes alone."""
     scored: list[FloatArray] = []
     for part in _parts(rows, max_tokens):

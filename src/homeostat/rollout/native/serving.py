@@ -19,7 +19,7 @@ class Serving:
 
     @contextmanager
     def __call__(self, num_flying: int) -> Iterator[None]:
-        """The mode in which the model was found comes back."""
+        """Serve in evaluation mode; the model's own mode is restored afterwards."""
         was_training = self.model.training
         self._set_training(False)
         try:

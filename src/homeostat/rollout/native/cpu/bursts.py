@@ -47,7 +47,7 @@ class CpuBursts:
     def start(
         self, sequences: list[Sequence], cache: KVCache, reserve: Reserve, *, until: float
     ) -> None:
-        """Makes a burst of these sequences, each with one token that is not cached."""
+        """Make a burst of these sequences, each with one token that is not cached."""
         assert self._taken is None, "the last burst was not taken"
         self.sequences = sequences
         wanted = self._wanted(until - time.monotonic())
@@ -75,7 +75,7 @@ class CpuBursts:
         self.compiled.rest()
 
     def _wanted(self, left_s: float) -> int:
-        """One step at least, and no more than there is time for."""
+        """Return the number of steps: at least one, and no more than there is time for."""
         if any(sequence.request.sampling.stop_strings for sequence in self.sequences):
             return 1
         left = min(sequence.max_length - len(sequence.tokens) for sequence in self.sequences)

@@ -54,7 +54,7 @@ class CompiledModel:
     def run(
         self, cache: KVCache, arrays: dict[str, np.ndarray], *, num_rows: int, num_steps: int
     ) -> None:
-        """Some steps over what the arrays hold, which is read and written in place."""
+        """Compute steps over the arrays, which are read and written in place."""
         stores = np.array(cache.addresses(), dtype=np.int64)
         burst = BurstStruct(
             rows=num_rows,
@@ -77,7 +77,7 @@ class CompiledModel:
 
 
 def block_tables(sequences: list[Sequence]) -> np.ndarray:
-    """int32 [B, K]: the blocks of each sequence."""
+    """Return int32 [B, K]: the blocks of each sequence."""
     tables_BK = np.zeros((len(sequences), max(len(s.blocks) for s in sequences)), dtype=np.int32)
     for row, sequence in enumerate(sequences):
         tables_BK[row, : len(sequence.blocks)] = sequence.blocks

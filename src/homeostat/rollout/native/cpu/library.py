@@ -42,7 +42,7 @@ _TIMEOUT_S = 120
 
 
 def compiler() -> str | None:
-    """The C compiler: CC where that is set, else cc, gcc or clang."""
+    """Find the C compiler: CC if that is set, else cc, gcc or clang."""
     names = (os.environ.get("CC"), "cc", "gcc", "clang")
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
@@ -87,7 +87,7 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def kept_library(folder: Path, digest: str) -> Path | None:
-    """The library of an earlier run, if it is whole and ours; others of this name are removed."""
+    """Find the library of an earlier run if it is whole and ours; remove others of this name."""
     for path in sorted(folder.glob(f"{digest}*.so")):
         why = _flaw(path)
         if why is None:

@@ -35,7 +35,10 @@ class CpuPrompts:
         self.compiled = compiled
 
     def are_better(self, chunks: list[Chunk]) -> bool:
-        """Than the decoder's own forward, which alone can replay experts."""
+        """Return whether the compiled forward pass is faster than the decoder's own.
+
+        Only the decoder can replay experts.
+        """
         is_wide = self.compiled.library.panel_width() >= MIN_PANEL
         is_short = max(chunk.end for chunk in chunks) <= MAX_TOKENS
         return is_wide and is_short and not has_known_routes(chunks)
@@ -43,8 +46,8 @@ class CpuPrompts:
     def hidden_in(
         self, tokens_N: np.ndarray, positions_N: np.ndarray, chunks: list[Chunk], cache: KVCache
     ) -> Tensor:
-        """[N, D]: `Decoder.hidden_in` of the chunks' tokens, which are cached then, and whose
-        experts are recorded."""
+        """Return [N, D]: `Decoder.hidden_in` of the chunks' tokens, which are cached then, and
+        whose experts are recorded."""
         model, moe = self.compiled.model, self.compiled.moe
         sizes = [chunk.end - chunk.start for chunk in chunks]
         columns = {

@@ -143,7 +143,7 @@ class PackedWeights:
         )
 
     def _map(self, *maps: Linear, norm: RMSNorm | None = None) -> tuple[int, int | None]:
-        """Linear maps of one input as one: the addresses of its panels and its bias."""
+        """Join linear maps of one input; return the addresses of its panels and its bias."""
         panels = self._panels([linear.weight for linear in maps], norm=norm)
         biases: list[Tensor] = [linear.bias for linear in maps if linear.bias is not None]
         if not biases:
@@ -160,7 +160,7 @@ class PackedWeights:
     def _lay_gate_up(
         self, gate_OK: Tensor, up_OK: Tensor, norm: RMSNorm, panels_PKO: Tensor
     ) -> None:
-        """Panels of both: the first half of each is of the one, the second of the other."""
+        """Write panels of both: half of each panel is of the gate, half of the up projection."""
         half = self._panel // 2
         _lay(gate_OK, norm, panels_PKO[..., :half])
         _lay(up_OK, norm, panels_PKO[..., half:])
@@ -179,7 +179,7 @@ class PackedWeights:
         return -(-num_outputs // self._panel), num_inputs, self._panel
 
     def _panels(self, weights: list[Tensor], *, norm: RMSNorm | None) -> int:
-        """Their address."""
+        """Return the address of the panels."""
         weight_OK = weights[0] if len(weights) == 1 else torch.cat(weights)
         panels_PKO = self._room.take(*self._shape(*weight_OK.shape))
         _lay(weight_OK, norm, panels_PKO)
@@ -202,7 +202,7 @@ def _numbers(moe: MoeShape) -> dict[str, float]:
 
 
 def _lay(weight_OK: Tensor, norm: RMSNorm | None, panels_PKO: Tensor) -> None:
-    """Writes a map into panels that are zero, with the norm before it."""
+    """Write a map into panels that are zero, with the norm before it."""
     size, num_outputs = panels_PKO.shape[2], weight_OK.shape[0]
     whole = num_outputs // size
     to_POK = panels_PKO.transpose(1, 2)
