@@ -249,6 +249,11 @@ class Decoder(nn.Module):
         return self.config.moe
 
     @property
+    def hub_experts(self) -> MoeShape | None:
+        """Return the shape of stacked experts that are exported under the hub's names."""
+        return self.config.moe
+
+    @property
     def layers(self) -> list[Layer]:
         """The layers in order, typed: nn.ModuleList does not know what it holds."""
         return cast(list[Layer], list(self.model.layers))

@@ -188,7 +188,7 @@ def merged_state(model: nn.Module, whole: Whole = Tensor.detach) -> Iterator[tup
             continue
         seen.add(id(tensor))
         value = adapted[name].merged_weight(whole) if name in adapted else whole(tensor)
-        yield from hub_tensors(model.moe, name, value)
+        yield from hub_tensors(model.hub_experts, name, value)
 
 
 def save_adapter(

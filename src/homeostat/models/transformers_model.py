@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from homeostat.errors import ModelError
-from homeostat.models.families import require_usual_sizes
+from homeostat.models.families import decoder_config, require_usual_sizes
 from homeostat.models.hf import config_origin, read_config, weight_files
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.ops.attention import PackedLayout
@@ -52,12 +52,13 @@ class TransformersModel(nn.Module):
 
     # config.combinations has already refused all others.
     numerics = "fast"
-    # Experts are named as transformers holds them.
+    # Its routers are transformers' own: nothing is recorded, replayed or balanced.
     moe: MoeShape | None = None
 
     def __init__(self, causal_lm: nn.Module, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.causal_lm = causal_lm
+        self.hub_experts = _hub_experts(causal_lm)
         self.dropout_keys = DropoutKeys()
         self.takes_positions = (
             "position_ids" in inspect.signature(_trunk(causal_lm).forward).parameters
@@ -201,6 +202,17 @@ def _refuse_gaps(folder: Path, report: dict[str, Any]) -> None:
                 f"model.path: {folder}: {key.replace('_', ' ')}: {', '.join(names[:5])} "
                 f"({len(names)} in all). The weights do not belong to this config.json."
             )
+
+
+def _hub_experts(causal_lm: nn.Module) -> MoeShape | None:
+    """Return the shape of stacked experts that are exported under the hub's names.
+
+    A family that the native decoder does not know keeps the names that transformers gives it.
+    """
+    try:
+        return decoder_config(causal_lm.config.to_dict()).moe
+    except ModelError:
+        return None
 
 
 def _trunk(causal_lm: nn.Module) -> nn.Module:

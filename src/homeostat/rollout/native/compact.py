@@ -11,7 +11,8 @@ every commit (a fused optimizer leaves no trace of its writes), and the version 
 decoder's tensors, checked before each step, reveal any other write; what copies cannot replace
 (adapters, hooks, `invariant` numerics, other precisions) is left to the decoder.
 
-Suffixes: `_B` sequences, `_D` model dim, `_H` heads, `_d` head dim, `_K` inputs, `_O` outputs.
+Suffixes: `_B` sequences, `_D` model dim, `_H` heads, `_d` head dim, `_K` inputs, `_O` outputs; of
+experts, those of ops/experts.py: there `_K` are slots.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from homeostat.models.moe import Experts, Router
 from homeostat.models.routing import Routing
 from homeostat.ops.attention import AttentionContext
 from homeostat.ops.expert_rows import combined
+from homeostat.ops.experts import experts_of
 from homeostat.ops.linear import Linear
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.norms import unit_rms
@@ -111,7 +113,7 @@ class _Mlp:
         return cls(_Map.of(mlp.gate_proj, mlp.up_proj, norm=norm), _Map.of(mlp.down_proj))
 
     def add_to(self, x_BD: Tensor, unit_BD: Tensor, routing: Routing) -> None:
-        """Add its output to x. `unit_BD`: x, normed but for the norm's weight."""
+        """Add its output to x. `unit_BD`: x, normed except for the norm's weight."""
         del routing
         gate_BO, up_BO = self.gate_up.of_rows(unit_BD).chunk(2, dim=1)
         self.down.add_to(x_BD, functional.silu(gate_BO).mul_(up_BO))
@@ -119,70 +121,55 @@ class _Mlp:
 
 @dataclass(frozen=True, slots=True)
 class _Moe:
-    """The copies of a block of experts, stored input by input: see `_Map`."""
+    """A block of experts. Their matrices are the decoder's own: an expert has a row or two in a
+    step, for which the order of a copy would gain nothing."""
 
     shape: MoeShape
     number: int
-    router_KE: Tensor
+    norm_D: Tensor
+    router_ED: Tensor
     bias_E: Tensor | None
-    gate_up_EKO: Tensor
-    down_EKO: Tensor
+    gate_up_EJD: Tensor
+    down_EDI: Tensor
     shared: _Mlp | None
 
     @classmethod
     def of(cls, block: MoeBlock, norm: RMSNorm) -> _Moe:
-        weight_K1 = norm.weight.detach()[:, None]
         bias_E = block.gate.e_score_correction_bias
         return cls(
             block.gate.shape,
             block.number,
-            block.gate.weight.detach().t().contiguous() * weight_K1,
+            norm.weight.detach(),
+            block.gate.weight.detach(),
             None if bias_E is None else bias_E.detach(),
-            block.experts.gate_up_proj.detach().transpose(1, 2).contiguous().mul_(weight_K1),
-            block.experts.down_proj.detach().transpose(1, 2).contiguous(),
+            block.experts.gate_up_proj.detach(),
+            block.experts.down_proj.detach(),
             None if block.shared_experts is None else _Mlp.of(block.shared_experts, norm),
         )
 
     def add_to(self, x_BD: Tensor, unit_BD: Tensor, routing: Routing) -> None:
-        """Add its output to x. `unit_BD`: x, normed but for the norm's weight."""
-        scores_BE = scores_of(torch.mm(unit_BD, self.router_KE), self.shape)
+        """Add its output to x. `unit_BD`: x, normed except for the norm's weight."""
+        normed_BD = unit_BD * self.norm_D
+        scores_BE = scores_of(functional.linear(normed_BD, self.router_ED), self.shape)
         ids_BK = routing.experts(
             self.number, lambda: best_experts(scores_BE, self.bias_E, self.shape)
         )
         weights_BK = expert_weights(scores_BE, ids_BK, self.shape)
-        x_BD += combined(self._outputs(unit_BD, ids_BK), weights_BK)
+        if ids_BK.numel() * self.gate_up_EJD[0].numel() <= _MOST_COPIED:
+            x_BD += combined(self._at_once(normed_BD, ids_BK), weights_BK)
+        else:
+            x_BD += experts_of(normed_BD, ids_BK, weights_BK, self.gate_up_EJD, self.down_EDI)
         if self.shared is not None:
             self.shared.add_to(x_BD, unit_BD, routing)
 
-    def _outputs(self, unit_BD: Tensor, ids_BK: Tensor) -> Tensor:
-        """[B, K, D]: what each token's experts make of it."""
+    def _at_once(self, normed_BD: Tensor, ids_BK: Tensor) -> Tensor:
+        """[B, K, D]: one product over copies of the matrices, which saves calls."""
         ids_S, num_slots = ids_BK.flatten(), ids_BK.shape[1]
-        if len(ids_S) * self.gate_up_EKO[0].numel() <= _MOST_COPIED:
-            out_SD = self._outputs_at_once(unit_BD.repeat_interleave(num_slots, dim=0), ids_S)
-        else:
-            out_SD = self._outputs_by_expert(unit_BD, ids_S, num_slots)
-        return out_SD.unflatten(0, (-1, num_slots))
-
-    def _outputs_at_once(self, unit_SD: Tensor, ids_S: Tensor) -> Tensor:
-        """One product over copies of the matrices: fewer calls, for small experts."""
-        gate_up_S1O = torch.bmm(unit_SD[:, None], self.gate_up_EKO.index_select(0, ids_S))
-        gate_S1O, up_S1O = gate_up_S1O.chunk(2, dim=2)
-        gated_S1O = functional.silu(gate_S1O).mul_(up_S1O)
-        return torch.bmm(gated_S1O, self.down_EKO.index_select(0, ids_S))[:, 0]
-
-    def _outputs_by_expert(self, unit_BD: Tensor, ids_S: Tensor, num_slots: int) -> Tensor:
-        """One product per expert that is hit."""
-        ids = ids_S.tolist()
-        out_SD = unit_BD.new_empty(len(ids), unit_BD.shape[1])
-        places: dict[int, list[int]] = {}
-        for place, expert in enumerate(ids):
-            places.setdefault(expert, []).append(place)
-        for expert, at in places.items():
-            rows = [place // num_slots for place in at]
-            gate_up_mO = torch.mm(unit_BD[rows], self.gate_up_EKO[expert])
-            gate_mO, up_mO = gate_up_mO.chunk(2, dim=1)
-            out_SD[at] = torch.mm(functional.silu(gate_mO).mul_(up_mO), self.down_EKO[expert])
-        return out_SD
+        x_SD1 = normed_BD.repeat_interleave(num_slots, dim=0)[..., None]
+        gate_SI1, up_SI1 = torch.bmm(self.gate_up_EJD.index_select(0, ids_S), x_SD1).chunk(2, dim=1)
+        gated_SI1 = functional.silu(gate_SI1).mul_(up_SI1)
+        out_SD1 = torch.bmm(self.down_EDI.index_select(0, ids_S), gated_SI1)
+        return out_SD1.view(*ids_BK.shape, -1)
 
 
 def _mlp_of(block: MLP | MoeBlock, norm: RMSNorm) -> _Mlp | _Moe:

@@ -102,7 +102,7 @@ def _pack_experts_again(model: torch.nn.Module) -> None:
     """A CPU packs experts' matrices when their kernel is made, and vLLM 0.32 makes it once: new
     weights would stay unpacked. Without a kernel it makes another one, which packs them."""
     for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
+        method: Any = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 

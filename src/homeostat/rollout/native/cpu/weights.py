@@ -133,7 +133,8 @@ class PackedWeights:
         gate_up = self._room.take(num_experts, *self._gate_up_shape(down_EDI[0].t()))
         down = self._room.take(num_experts, *self._shape(width, down_EDI.shape[2]))
         for expert in range(num_experts):
-            self._lay_gate_up(*gate_up_EJD[expert].chunk(2), norm, gate_up[expert])
+            gate_ID, up_ID = gate_up_EJD[expert].chunk(2)
+            self._lay_gate_up(gate_ID, up_ID, norm, gate_up[expert])
             _lay(down_EDI[expert], None, down[expert])
         return (
             self._panels([block.gate.weight], norm=norm),
