@@ -78,7 +78,7 @@ class Bench:
         return torch.randn(size, generator=generator, device=self.device, dtype=self.dtype)
 
     def flops(self, num_tokens: int) -> float:
-        """Of the experts' products, forward."""
+        """Return the operations of the experts' products in a forward pass."""
         pairs = num_tokens * self.shape.top_k
         return 2.0 * pairs * 3 * self.config.hidden_size * self.shape.expert_size
 
@@ -283,7 +283,7 @@ class DecodeStep:
         return float((num_distinct * expert + router) * size)
 
     def difference(self) -> float:
-        """What the blocks add, against the plain path, relative to the norm."""
+        """Compare what the blocks add with the plain path, relative to the norm."""
         x_BD = self.x_BD.clone()
         with kernels.plain():
             for block in self.blocks:

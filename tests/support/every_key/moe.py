@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from tests.support.every_key.workshop import Case, all_of, alters, metric, refuses
+from typing import Any
+
+import pytest
+import torch
+from tests.support.every_key.workshop import Case, Workshop, all_of, alters, metric, refuses
+from torch.utils._python_dispatch import TorchDispatchMode
 
 EXPERTS = ("model.path=experts",)
 ROWS = (*EXPERTS, "model.moe={balancing: sequence_aux, aux_loss_coefficient: 0.1}")
 MOVED = (*EXPERTS, "model.moe={balancing: bias, router_bias_update_rate: 0.1}")
 
+
+class GroupedProducts(TorchDispatchMode):
+    """Counts torch's grouped products, which take bf16."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._grouped_mm.default
+        return func(*args, **(kwargs or {}))
+
+
+def all_experts_are_one_product(workshop: Workshop) -> None:
+    counts, losses = [], []
+    for kernel in ("plain", "grouped"):
+        with GroupedProducts() as products:
+            run = workshop.again(
+                *EXPERTS, "trainer.precision=bf16", f"model.moe.grouped_kernel={kernel}"
+            )
+        counts.append(products.count)
+        losses.append(run.metric("train/loss"))
+    assert counts[0] == 0 < counts[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
 CASES: dict[str, Case] = {
+    "model.moe.grouped_kernel": all_experts_are_one_product,
     "model.moe.balancing": all_of(
         alters("model.moe.balancing=aux", metric("moe/aux_loss"), base=ROWS),
         refuses("model.moe.balancing=none", "has no such loss", base=ROWS),

@@ -34,7 +34,9 @@ def sorted_pairs(ids_S: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tenso
     num_chunks = triton.cdiv(size, chunk)
     counts_EC = ids_S.new_empty((num_experts, num_chunks), dtype=torch.int32)
     order_S = torch.empty_like(ids_S, dtype=torch.int32)
-    place_S, ends_E = torch.empty_like(order_S), order_S.new_empty(num_experts)
+    place_S = torch.empty_like(order_S)
+    # Without pairs nothing is launched, and all experts end where they begin.
+    ends_E = order_S.new_empty(num_experts) if size else order_S.new_zeros(num_experts)
     grid, warps = (num_chunks,), 8
     if launches(ids_S):
         _count[grid](
