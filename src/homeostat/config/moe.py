@@ -11,7 +11,7 @@ GroupedKernel = Literal["auto", "grouped", "plain"]
 
 
 class MoeConfig(Settings):
-    """How a model with experts is trained: replayed routes, the load of experts, limits."""
+    """Training of a model with experts: replayed routes, the load of experts, limits."""
 
     router_replay: ReplayMode = key(
         "off",
