@@ -34,7 +34,7 @@ from homeostat.models.expert_load import LoadWatch
 
 @dataclass(slots=True)
 class Reads:
-    """How often each layer read its recorded choices, and how it would have chosen itself."""
+    """Counts of reads: how often each layer read its choices, and would have chosen the same."""
 
     in_pass: Counter[int] = field(default_factory=Counter)
     recomputing: Counter[int] = field(default_factory=Counter)

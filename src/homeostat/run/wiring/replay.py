@@ -1,4 +1,4 @@
-"""Whether a run can replay routes, known from its model and its engine before the first step."""
+"""Decide from the model and the engine, before the first step, if a run can replay routes."""
 
 from __future__ import annotations
 
