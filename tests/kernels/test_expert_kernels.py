@@ -202,10 +202,10 @@ def test_grouped_experts_and_their_gradients(numerics: Numerics, dtype: torch.dt
 def test_a_token_has_the_same_bits_whatever_else_is_in_the_pass(dtype: torch.dtype) -> None:
     x, gate_up, down = (
         drawn(*size, seed=seed, dtype=dtype)
-        for seed, size in enumerate(((40, 32), (5, 32, 32), (5, 32, 16)))
+        for seed, size in enumerate(((20, 32), (5, 32, 32), (5, 32, 16)))
     )
-    ids_NK = drawn(40, 5, seed=3).topk(2).indices
-    weights_NK = drawn(40, 2, seed=4)
+    ids_NK = drawn(20, 5, seed=3).topk(2).indices
+    weights_NK = drawn(20, 2, seed=4)
 
     def run(rows: list[int]) -> Tensor:
         return experts_of(
@@ -218,8 +218,8 @@ def test_a_token_has_the_same_bits_whatever_else_is_in_the_pass(dtype: torch.dty
             kernel="grouped",
         )
 
-    whole = run(list(range(40)))
-    for rows in ([7], [39, 0, 13], list(range(39, 3, -1))):
+    whole = run(list(range(20)))
+    for rows in ([7], list(range(19, 3, -1))):
         assert torch.equal(run(rows), whole[rows]), rows
 
 
@@ -232,14 +232,14 @@ def model(shape: str, *, numerics: Numerics = "fast") -> Decoder:
             "model_type": "qwen3_moe",
             "num_experts": 6,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 12,
+            "moe_intermediate_size": 6,
             "norm_topk_prob": True,
         },
         "dots": {
             "model_type": "dots1",
             "n_routed_experts": 8,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 12,
+            "moe_intermediate_size": 6,
             "n_shared_experts": 1,
             "n_group": 2,
             "topk_group": 1,
@@ -276,12 +276,12 @@ def test_a_decoding_step_of_experts(kind: str) -> None:
     made = model(kind)
     block, shape = made.moe_blocks[-1], made.config.moe
     assert shape is not None
-    count = 3
+    count = 2
     state = DecodeState(
         max_rows=5, max_tokens=40, block_tokens=16, layers=2, device=DEVICE, moe=shape
     )
-    state.positions_B[:3] = torch.tensor([4, 9, 2])
-    state.starts_B[:3] = torch.tensor([3, 4, 2])
+    state.positions_B[:2] = torch.tensor([4, 9])
+    state.starts_B[:2] = torch.tensor([3, 4])
     x_BD, norm_D = drawn(count, 16, seed=0), drawn(16, seed=1)
     normed_BD = x_BD * (x_BD.square().mean(1, keepdim=True) + EPS).rsqrt() * norm_D
     with torch.no_grad(), kernels.plain():
@@ -301,7 +301,7 @@ def test_a_decoding_step_of_experts(kind: str) -> None:
         assert_near(wide_experts(normed_BD, block, state.rows(count)), wanted_BD, 1e-5)
         noted.append(state.routes_SBLK)
     for routes_SBLK in noted:
-        for row, step in enumerate((1, 5, 0)):
+        for row, step in enumerate((1, 5)):
             assert routes_SBLK[step, row, block.number].tolist() == ids_BK[row].tolist()
             routes_SBLK[step, row, block.number] = 0
         assert not routes_SBLK.any(), "nothing else was written"
@@ -338,11 +338,11 @@ def routes(completion: Completion) -> list[list[list[int]]]:
     return np.concatenate([dense(one["routed_experts"]) for one in columns]).tolist()
 
 
-# Narrow with two rows; wide with six, and narrow when two of them are left.
+# Narrow with one row; wide with six, and narrow when one of them is left.
 @pytest.mark.parametrize(
     "groups",
     [
-        ((3, 2), (2, 1)),
+        ((2, 2),),
         pytest.param(((3, 2), (2, 1), (1, 4), (3, 1), (4, 1), (2, 1)), marks=pytest.mark.slow),
     ],
     ids=["few", "more"],
