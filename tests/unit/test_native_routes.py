@@ -293,3 +293,7 @@ def test_what_cannot_be_known_is_refused() -> None:
     short = {"routed_experts": whole.prompt_columns["routed_experts"][:8]}
     with pytest.raises(EngineError, match="it has 8"):
         engine(model).submit(replace(longer, begun=whole.segments, prompt_columns=short))
+    other = moe_decoder("qwen3_moe", num_experts_per_tok=2)
+    again = replace(longer, begun=whole.segments, prompt_columns=whole.prompt_columns)
+    with pytest.raises(EngineError, match="2 layers with 3 slots each, and the model has 2 with 2"):
+        engine(other).submit(again)
