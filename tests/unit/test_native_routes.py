@@ -175,7 +175,7 @@ def test_a_kept_cache_is_taken_over_with_its_experts_or_not_at_all() -> None:
 
 @pytest.mark.parametrize("decode", ["plain", "compiled"])
 def test_new_weights_compute_a_cache_again_with_the_experts_that_were_recorded(decode: str) -> None:
-    model, wanted = moe_decoder("qwen3_moe"), requests(lengths=(19, 3), new=40, samples=2)
+    model, wanted = moe_decoder("qwen3_moe"), requests(lengths=(19, 3), new=24, samples=2)
     made = engine(model, decode)
     for request in wanted:
         made.submit(request)
@@ -208,8 +208,8 @@ def test_new_weights_compute_a_cache_again_with_the_experts_that_were_recorded(d
 
 
 def test_scarce_memory_changes_no_expert() -> None:
-    model, wanted = moe_decoder("qwen3_moe"), requests(lengths=(19, 30, 3), new=40)
-    share = 150 * token_bytes(model.config, torch.float32) / free_bytes(CPU)
+    model, wanted = moe_decoder("qwen3_moe"), requests(lengths=(19, 30), new=30)
+    share = 110 * token_bytes(model.config, torch.float32) / free_bytes(CPU)
     tight = engine(model, in_rows=False, memory_share=share)
     check_free(model, wanted, generate(tight, wanted, timeout_s=60))
     assert tight.stats().preemptions > 0
@@ -293,3 +293,7 @@ def test_what_cannot_be_known_is_refused() -> None:
     short = {"routed_experts": whole.prompt_columns["routed_experts"][:8]}
     with pytest.raises(EngineError, match="it has 8"):
         engine(model).submit(replace(longer, begun=whole.segments, prompt_columns=short))
+    other = moe_decoder("qwen3_moe", num_experts_per_tok=2)
+    again = replace(longer, begun=whole.segments, prompt_columns=whole.prompt_columns)
+    with pytest.raises(EngineError, match="2 layers with 3 slots each, and the model has 2 with 2"):
+        engine(other).submit(again)

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from homeostat.columns import ColumnArray, dense, split
+from homeostat.errors import EngineError
 from homeostat.rollout.engine import Request
 from homeostat.types import Author, Segment
 
@@ -109,6 +110,17 @@ def why_not_resumable(request: Request) -> str | None:
             f"it resumes; it has {'none' if prompt is None else len(prompt)}"
         )
     return None
+
+
+def require_shape(request: Request, *, num_layers: int, num_slots: int) -> None:
+    """Raise EngineError if the experts that a request begins with are of another model."""
+    for routes_TLK in _given(request):
+        if routes_TLK.shape[1:] != (num_layers, num_slots):
+            raise EngineError(
+                f"request {request.id!r} cannot be served: the experts that it begins with are of "
+                f"{routes_TLK.shape[1]} layers with {routes_TLK.shape[2]} slots each, and the "
+                f"model has {num_layers} with {num_slots}. It resumes what another model sampled."
+            )
 
 
 def _given(request: Request) -> list[np.ndarray]:

@@ -35,6 +35,7 @@ from homeostat.rollout.native.scheduler import Plan, Scheduler
 from homeostat.rollout.native.scoring import score_rows
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.native.serving import Serving
+from homeostat.rollout.routes import require_shape
 from homeostat.rollout.stepping import SteppingEngine
 from homeostat.types import POLICY_ID, FloatArray, TokenRow
 
@@ -146,6 +147,12 @@ class NativeEngine(SteppingEngine[Sequence]):
 
     def _flight(self, request: Request, *, number: int, now: float) -> Sequence:
         return Sequence(request, number=number, now=now, decode=self.decode)
+
+    def _require_servable(self, request: Request) -> None:
+        super()._require_servable(request)
+        moe = self.model.moe
+        if request.routed_experts and moe is not None:
+            require_shape(request, num_layers=len(moe.layers), num_slots=moe.top_k)
 
     def _require_room(self, flight: Sequence) -> None:
         self.room.require(flight)
