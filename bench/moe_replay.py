@@ -66,7 +66,8 @@ EXPERTS: dict[str, Any] = {
     "num_hidden_layers": 2,
 }
 # Deviation of the noise on the engine's router logits, and steps from one copy to the next.
-NOISE, INTERVAL = 1.0, 2
+NOISE, INTERVAL = 0.5, 2
+LR = 2e-3
 PROMPTS_PER_STEP, SAMPLES = 64, 8
 KINDS = {
     "no correction": ("algorithm.correction=null",),
@@ -112,7 +113,7 @@ def config_of(kind: str, weights: Path, steps: int) -> RunConfig:
     overrides = [
         f"model.path={weights}",
         "algorithm.type=dr_grpo",
-        "trainer.lr=2e-3",
+        f"trainer.lr={LR}",
         "trainer.schedule.type=constant",
         f"trainer.max_steps={steps}",
         f"rollout.prompts_per_step={PROMPTS_PER_STEP}",

@@ -10,7 +10,7 @@ ReplayMode = Literal["off", "ids", "weights"]
 
 
 class MoeConfig(Settings):
-    """How a model with experts is trained."""
+    """Settings of a model with experts."""
 
     router_replay: ReplayMode = key(
         "off",

@@ -1,4 +1,4 @@
-"""Which experts the tokens of a forward pass go to: chosen freely, recorded, or replayed.
+"""Decide which experts the tokens of a forward pass go to: chosen, recorded, or replayed ones.
 
     Routing()                          every layer chooses
     Routing(records=True)              ... and what it chose can be read afterwards
@@ -33,7 +33,7 @@ from homeostat.errors import ReplayError
 
 @dataclass(slots=True)
 class Reads:
-    """How often each layer read its recorded choices, and how it would have chosen itself."""
+    """Counts of how often each layer read its recorded choices, and of how it would have chosen."""
 
     in_pass: Counter[int] = field(default_factory=Counter)
     recomputing: Counter[int] = field(default_factory=Counter)

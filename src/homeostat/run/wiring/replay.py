@@ -1,4 +1,4 @@
-"""Whether a run can replay routes, known from its model and its engine before the first step."""
+"""Check before the first step that a run's model and engine can replay routes."""
 
 from __future__ import annotations
 
