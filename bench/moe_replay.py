@@ -114,7 +114,7 @@ def config_of(kind: str, weights: Path, steps: int) -> RunConfig:
         f"model.path={weights}",
         "algorithm.type=dr_grpo",
         f"trainer.lr={LR}",
-        "trainer.schedule.type=constant",
+        "trainer.schedule={type: constant, warmup_steps: 20}",
         f"trainer.max_steps={steps}",
         f"rollout.prompts_per_step={PROMPTS_PER_STEP}",
         f"rollout.samples_per_prompt={SAMPLES}",
