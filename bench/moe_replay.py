@@ -8,7 +8,7 @@ than the trainer would choose. Three runs from the same start, through the parts
 (model.moe.router_replay=ids) without any correction. Their curves are drawn into
 results/moe_replay.svg. What recording and replaying costs is measured beside them.
 
-    python bench/moe_replay.py --steps 80
+    python bench/moe_replay.py
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ EXPERTS: dict[str, Any] = {
 }
 # Deviation of the noise on the engine's router logits, and steps from one copy to the next.
 NOISE, INTERVAL = 1.0, 2
+LR = 2e-3
 PROMPTS_PER_STEP, SAMPLES = 64, 8
 KINDS = {
     "no correction": ("algorithm.correction=null",),
@@ -112,8 +113,8 @@ def config_of(kind: str, weights: Path, steps: int) -> RunConfig:
     overrides = [
         f"model.path={weights}",
         "algorithm.type=dr_grpo",
-        "trainer.lr=2e-3",
-        "trainer.schedule.type=constant",
+        f"trainer.lr={LR}",
+        "trainer.schedule={type: constant, warmup_steps: 20}",
         f"trainer.max_steps={steps}",
         f"rollout.prompts_per_step={PROMPTS_PER_STEP}",
         f"rollout.samples_per_prompt={SAMPLES}",
@@ -338,7 +339,7 @@ def picture(runs: list[dict[str, Any]], steps: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--commit", help="the commit measured, where there is no git")

@@ -282,10 +282,10 @@ def to_arrays(prefix: str, runs: Sequence[Columns]) -> dict[str, NDArray[Any]]:
     found: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(name for run in runs for name in run):
         own = [run[name] for run in runs if name in run]
-        found[f"{prefix}/{name}/has"] = np.array([name in run for run in runs], dtype=np.int64)
+        found[f"{prefix}/{name}/has"] = np.array([name in run for run in runs], dtype=np.uint8)
         first = _first_alike(own)
         if first != list(range(len(own))):
-            found[f"{prefix}/{name}/alike"] = np.array(first, dtype=np.int64)
+            found[f"{prefix}/{name}/alike"] = np.array(first, dtype=np.int32)
         whole = concatenate([own[place] for place in dict.fromkeys(first)])
         if isinstance(whole, Ragged):
             found |= {f"{prefix}/{name}/values": whole.values}

@@ -132,6 +132,7 @@ def test_check_shows_what_replay_takes(tmp_path: Path) -> None:
     # Two layers, two experts of a byte each.
     shown = CliRunner().invoke(app, ["check", str(recipe)])
     assert "4 bytes a token" in " ".join(shown.output.split()), shown.output
+    assert "for each token" in " ".join(shown.output.split()), shown.output
     off = CliRunner().invoke(app, ["check", str(recipe), "model.moe.router_replay=off"])
     assert "set it to ids" in " ".join(off.output.split()), off.output
 

@@ -267,7 +267,7 @@ def check_experts(place: Place) -> None:
     experts = dict(sharded.roles[POLICY].model.named_parameters())
     name = "model.layers.1.mlp.experts.gate_up_proj"
     assert local_part(experts[name]).shape[0] == experts[name].shape[0] // place.size
-    # Without its own batch a rank has a gradient for every expert all the same.
+    # A rank without a batch has a gradient for every expert all the same.
     rows = random_rows(2)
     batches = [TrainBatch.of(rows), None] if place.rank == 0 else [None, None]
     sharded.accumulate(POLICY, batches, sft_spec(rows), step=1)

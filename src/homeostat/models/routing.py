@@ -1,4 +1,4 @@
-"""Routes of a forward pass: the experts of its tokens, chosen freely, recorded, or replayed.
+"""Decide which experts the tokens of a forward pass go to: chosen, recorded, or replayed ones.
 
     Routing()                          every layer chooses
     Routing(records=True)              ... and what it chose can be read afterwards

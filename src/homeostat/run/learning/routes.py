@@ -1,4 +1,4 @@
-"""Routes that the engine recorded (R3), carried from samples to updates.
+"""Check the routes that the engine recorded (R3), and measure how the updates replayed them.
 
 groups -> require_routes: every sample that is trained has routes that fit the model
 reports of the step's updates -> route_metrics

@@ -1,4 +1,4 @@
-"""Decide from the model and the engine, before the first step, if a run can replay routes."""
+"""Check before the first step that a run's model and engine can replay routes."""
 
 from __future__ import annotations
 
