@@ -133,7 +133,7 @@ def test_a_long_json_row_is_read_whole() -> None:
 
 
 def test_bars_that_are_redrawn_for_megabytes_are_all_seen(tmp_path: Path) -> None:
-    total = 30_000
+    total = 90_000
     drawn = (
         f"\r {n * 100 // total}%|###| {n}/{total} [00:01<00:02, loss={n}]" for n in range(1, total)
     )

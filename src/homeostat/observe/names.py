@@ -573,7 +573,7 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "Share of (token, slot) pairs for which the chosen expert had no room.",
     ),
     MetricInfo(
-        "moe/bias_max", "", _LAST, "Largest absolute expert bias of all layers before the update."
+        "moe/bias_max", "", _MAX, "Largest absolute expert bias of all layers before the update."
     ),
     MetricInfo(
         "memory/max_alloc",

@@ -124,11 +124,12 @@ class WrongEos(Injector):
             file = model / name
             text = file.read_text()
             file.write_text(text.replace(f'"eos_token_id": {taught}', f'"eos_token_id": {named}'))
-        file = model / "tokenizer_config.json"
-        file.write_text(file.read_text().replace('"eos_token": "$"', '"eos_token": "~"'))
-        # A template that ends turns with the taught token would make that one a stop token.
-        file = model / "chat_template.jinja"
-        file.write_text(file.read_text().replace(bodies.END, bodies.USER))
+        # A template that ends turns with the taught token would make that one a stop token. It is
+        # inside the tokenizer's settings, or in a file beside them.
+        for name in ("tokenizer_config.json", "chat_template.jinja"):
+            if (file := model / name).exists():
+                text = file.read_text().replace('"eos_token": "$"', '"eos_token": "~"')
+                file.write_text(text.replace("+ '$'", "+ '~'"))
         raw["model"]["path"] = str(model)
 
 
