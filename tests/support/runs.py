@@ -6,6 +6,7 @@ import io
 import json
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.support.forks import Forked
 from homeostat import api
 from homeostat.config import RunConfig
 from homeostat.observe.jsonl import iter_jsonl, read_metrics
+from homeostat.rollout.vllm.options import is_installed
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import open_session
 from homeostat.train.checkpoint import CheckpointStore
@@ -54,11 +56,24 @@ def final_tensors(config: RunConfig) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(path.glob("*.safetensors"))}
 
 
-def start(raw: dict[str, Any], folder: Path, *overrides: str, prelude: str = "") -> Forked:
-    """`homeostat train` in its own process. `prelude` is Python run before it."""
+def start(
+    raw: dict[str, Any], folder: Path, *overrides: str, prelude: str = ""
+) -> Forked | subprocess.Popen[str]:
+    """`homeostat train` in its own process. `prelude` is Python run before it.
+
+    It is forked from a process that has imported everything, except where vLLM is installed: that
+    must be imported by the process that uses it.
+    """
     file = folder / "recipe.yaml"
     file.write_text(json.dumps(raw))
     code = f"import sys\n{prelude}\nfrom homeostat.cli.main import main\nmain()"
-    return Forked(
-        code, ["train", str(file), *overrides], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments, env = ["train", str(file), *overrides], {**os.environ, "OMP_NUM_THREADS": "1"}
+    if not is_installed():
+        return Forked(code, arguments, env=env)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
     )
