@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.moe import MoeConfig
 from homeostat.config.trainer import Checkpointing
 from homeostat.errors import ModelError
@@ -34,6 +34,7 @@ from homeostat.models.transformers_model import (
     load_transformers,
     meta_transformers,
 )
+from homeostat.models.value_head import add_value_head, start_head, value_weight, with_head
 from homeostat.ops.attention import resolve_kernel
 from homeostat.ops.moe_shape import MoeShape
 
@@ -54,6 +55,8 @@ class ModelSheet:
     facts: Mapping[str, str | int | float | bool]
     # The shape of its experts; None if it has none, or if transformers computes it.
     moe: MoeShape | None = None
+    # It gives values in place of log-probs (models/value_head.py).
+    has_value_head: bool = False
 
 
 Model = Decoder | TransformersModel
@@ -75,16 +78,23 @@ def load_model(
     device: torch.device,
     seed: int,
     gradient_checkpointing: Checkpointing,
+    head: HeadInit | None = None,
 ) -> LoadedModel:
-    """Build the model that `model` and `lora` describe. Refuse one that cannot be trained."""
+    """Build the model that `model` and `lora` describe. Refuse one that cannot be trained.
+
+    With `head` it has a value head in place of its output matrix, loaded from a sequence classifier
+    or else new, as `head` says.
+    """
     started = time.perf_counter()
     source = open_source(model)
     config, generation_config = read_configs(source)
     place = {"dtype": dtype, "device": device, "seed": seed}
     if model.implementation == "transformers":
+        require_native_head(model, head)
         module, kernel = _transformers(model, source, gradient_checkpointing, **place)
     else:
-        module, kernel = _native(model, source, config, gradient_checkpointing, **place)
+        how = {"head": head, **place}
+        module, kernel = _native(model, source, config, gradient_checkpointing, **how)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
     module.train()
     facts = {
@@ -110,11 +120,18 @@ def model_sheet(
         generation_config=generation_config,
         num_params=num_params(module),
         num_trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
-        vocab_size=module.output_weight().shape[0],
+        vocab_size=vocab_size(module),
         packs=module.packs,
         facts=facts,
         moe=module.moe,
+        has_value_head=value_weight(module) is not None,
     )
+
+
+def vocab_size(module: Model) -> int:
+    """Return the size of the vocabulary that the model reads."""
+    is_native = isinstance(module, Decoder)
+    return module.config.vocab_size if is_native else module.output_weight().shape[0]
 
 
 def num_params(module: nn.Module) -> int:
@@ -155,16 +172,18 @@ def _native(
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
+    head: HeadInit | None,
 ) -> tuple[Decoder, str]:
     origin = config_origin(source)
     shape = decoder_config(config, origin=origin)
     require_memory(shape.num_params, dtype=dtype, device=device, what=origin.sizes)
     require_moe_settings(model.moe, shape.moe)
     flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=device)
-    module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
+    place = {"dtype": dtype, "device": device}
+    module = _empty_decoder(shape, flags, model.meta_init, has_value_head=head is not None, **place)
     if device.type == "cuda":
         lay_side_by_side(module)
-    give_weights(module, model, source, seed=seed)
+    give_weights(module, model, source, seed=seed, head=head)
     return module, attention_name(module)
 
 
@@ -226,16 +245,24 @@ def give_weights(
     source: GgufFile | Path,
     *,
     seed: int,
+    head: HeadInit | None = None,
     part: weights.Part = weights.all_of_it,
 ) -> None:
-    """Load the weights of model.path, or draw random ones, for everything except an adapter."""
+    """Load the weights of model.path, or draw random ones, for everything except an adapter.
+
+    `head`: where the value head starts that the files do not hold; None if the module has none.
+    """
     if model.init == "random":
         weights.draw(module, std=module.config.initializer_range, seed=seed, part=part)
+        if head is not None:
+            start_head(module, head, seed=seed, part=part)
         return
     is_gguf = isinstance(source, GgufFile)
     stream = source.tensors() if is_gguf else hf.read_tensors(source)
     where = f"model.path: {source.path if is_gguf else source}"
     stream = stacked_tensors(module.config.moe, stream, source=where)
+    if head is not None:
+        stream = with_head(stream, module, head, seed=seed, source=where)
     adapter = {name for name, _ in lora.adapter_state(module)}
     weights.fill(module, stream, source=where, without=adapter, part=part)
 
@@ -245,19 +272,38 @@ def _empty_decoder(
     flags: dict[str, Any],
     meta_init: bool,
     *,
+    has_value_head: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Decoder:
     """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
     if meta_init:
         with torch.device("meta"):
-            module = Decoder(shape, **flags).to(dtype)
+            module = new_decoder(shape, flags, has_value_head=has_value_head).to(dtype)
         # As `to_empty`, which for a tensor on the meta device imports sympy: that takes a second.
         return module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
     # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from), torch.device(device):
-        return Decoder(shape, **flags).to(dtype)
+        return new_decoder(shape, flags, has_value_head=has_value_head).to(dtype)
+
+
+def new_decoder(shape: DecoderConfig, flags: dict[str, Any], *, has_value_head: bool) -> Decoder:
+    """Build a decoder on the default device, with a value head if it is to have one."""
+    module = Decoder(shape, **flags)
+    if has_value_head:
+        add_value_head(module)
+    return module
+
+
+def require_native_head(model: ModelConfig, head: HeadInit | None) -> None:
+    """Raise ModelError for a value head on a model that transformers computes."""
+    if head is not None and model.implementation == "transformers":
+        raise ModelError(
+            "model.implementation is transformers, and a value head is built on the native decoder "
+            "alone. Set model.implementation=native, or use a method without critic or reward "
+            "model."
+        )
 
 
 def _transformers(

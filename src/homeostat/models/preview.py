@@ -24,6 +24,7 @@ from homeostat.models.build import (
     open_source,
     read_configs,
     require_moe_settings,
+    vocab_size,
 )
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
@@ -85,7 +86,7 @@ def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPr
     longest = config.get("max_position_embeddings")
     return ModelPreview(
         family=str(config.get("model_type", "model")),
-        vocab_size=module.output_weight().shape[0],
+        vocab_size=vocab_size(module),
         max_positions=longest if isinstance(longest, int) else None,
         num_params=num_params(module),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from homeostat.config.algorithm import SftConfig
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.rollout import (
     AdapterOffReference,
     AnyReference,
@@ -30,10 +30,16 @@ from homeostat.types import Role
 
 
 class LoadModel(Protocol):
-    """Builds a model as a backend does; one that is not `trained` needs no gradients."""
+    """Builds a model as a backend does; one that is not `trained` needs no gradients, and one with
+    a `head` has a value head (models/value_head.py)."""
 
     def __call__(
-        self, model: ModelConfig, lora: LoraConfig | None, *, trained: bool
+        self,
+        model: ModelConfig,
+        lora: LoraConfig | None,
+        *,
+        trained: bool,
+        head: HeadInit | None = None,
     ) -> LoadedModel: ...
 
 
@@ -113,6 +119,7 @@ def load(
     config: RunConfig,
     runtime: Runtime,
     trained: bool = True,
+    head: HeadInit | None = None,
 ) -> LoadedModel:
     """Build a model in this process."""
     loaded = load_model(
@@ -122,6 +129,7 @@ def load(
         device=runtime.device,
         seed=config.seed,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
+        head=head,
     )
     if not trained:
         loaded.module.requires_grad_(False)
