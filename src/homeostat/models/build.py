@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -57,6 +57,7 @@ class ModelSheet:
 
 
 Model = Decoder | TransformersModel
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,13 @@ def load_model(
     device: torch.device,
     seed: int,
     gradient_checkpointing: Checkpointing,
+    offload_experts: bool = False,
 ) -> LoadedModel:
-    """Build the model that `model` and `lora` describe. Refuse one that cannot be trained."""
+    """Build the model that `model` and `lora` describe. Refuse one that cannot be trained.
+
+    With `offload_experts` the matrices of experts are in host memory, and the model cannot compute
+    before `stream_experts` (models/expert_offload.py).
+    """
     started = time.perf_counter()
     source = open_source(model)
     config, generation_config = read_configs(source)
@@ -84,6 +90,7 @@ def load_model(
     if model.implementation == "transformers":
         module, kernel = _transformers(model, source, gradient_checkpointing, **place)
     else:
+        place["offload_experts"] = offload_experts
         module, kernel = _native(model, source, config, gradient_checkpointing, **place)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
     module.train()
@@ -155,13 +162,17 @@ def _native(
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
+    offload_experts: bool,
 ) -> tuple[Decoder, str]:
     origin = config_origin(source)
     shape = decoder_config(config, origin=origin)
-    require_memory(shape.num_params, dtype=dtype, device=device, what=origin.sizes)
+    on_host = shape.num_routed_params if offload_experts else 0
+    place = {"dtype": dtype, "device": device}
+    require_memory(shape.num_params, what=origin.sizes, on_host=on_host, **place)
     require_moe_settings(model.moe, shape.moe)
-    flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=device)
-    module = _empty_decoder(shape, flags, model.meta_init, dtype=dtype, device=device)
+    flags = decoder_flags(model, shape, gradient_checkpointing, **place)
+    place["offload_experts"] = offload_experts
+    module = _empty_decoder(shape, flags, model.meta_init, **place)
     if device.type == "cuda":
         lay_side_by_side(module)
     give_weights(module, model, source, seed=seed)
@@ -247,17 +258,30 @@ def _empty_decoder(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    offload_experts: bool,
 ) -> Decoder:
     """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
+    assert meta_init or not offload_experts, "combinations asks for meta_init"
     if meta_init:
         with torch.device("meta"):
             module = Decoder(shape, **flags).to(dtype)
-        # As `to_empty`, which for a tensor on the meta device imports sympy: that takes a second.
-        return module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
+        if offload_experts:
+            for block in module.moe_blocks:
+                _allocate(block.experts, torch.device("cpu"))
+        return _allocate(module, device)
     # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from), torch.device(device):
         return Decoder(shape, **flags).to(dtype)
+
+
+def _allocate(module: ModuleT, device: torch.device) -> ModuleT:
+    """Allocate what is on the meta device. `to_empty` would import sympy, which takes a second."""
+
+    def allocated(t: torch.Tensor) -> torch.Tensor:
+        return torch.empty(t.shape, dtype=t.dtype, device=device) if t.is_meta else t
+
+    return module._apply(allocated)
 
 
 def _transformers(
