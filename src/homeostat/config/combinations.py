@@ -298,6 +298,12 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
             "it returns cached GPU memory, and this run is on the CPU.",
             "Remove it.",
         )
+    if trainer.backend.offload_experts:
+        yield Problem(
+            "trainer.backend.offload_experts",
+            "experts are in host memory already: this run is on the CPU.",
+            "Remove it.",
+        )
     if config.model.attention == "varlen":
         yield Problem(
             "model.attention",

@@ -5,7 +5,7 @@ one, the reference. Every backend decides here, so that all of them decide alike
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,8 @@ from homeostat.config.rollout import (
 from homeostat.config.run import RunConfig
 from homeostat.errors import ModelError
 from homeostat.models.build import LoadedModel, ModelSheet, load_model
+from homeostat.models.decoder import Decoder
+from homeostat.models.expert_offload import require_experts, stream_experts
 from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
 from homeostat.train.roles import RoleModel
@@ -46,7 +48,17 @@ class LoadModel(Protocol):
 def local_trainer(config: RunConfig, runtime: Runtime) -> LocalTrainer:
     load_here = partial(load, config=config, runtime=runtime)
     models = role_models(config, load_here, starting_policy=_frozen_copy)
+    if config.trainer.backend.offload_experts:
+        _stream_experts(models, runtime)
     return LocalTrainer(models, config.trainer, runtime=runtime, seed=config.seed)
+
+
+def _stream_experts(models: Mapping[Role, RoleModel], runtime: Runtime) -> None:
+    require_experts(models[Role.POLICY].loaded.sheet.moe)
+    # A role may borrow another one's module.
+    for module in dict.fromkeys(model.loaded.module for model in models.values()):
+        assert isinstance(module, Decoder), "combinations asks for the native decoder"
+        stream_experts(module, device=runtime.device)
 
 
 def role_models(
@@ -130,6 +142,7 @@ def load(
         seed=config.seed,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
         head=head,
+        offload_experts=config.trainer.backend.offload_experts,
     )
     if not trained:
         loaded.module.requires_grad_(False)

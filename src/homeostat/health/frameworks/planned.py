@@ -13,7 +13,6 @@ PLANNED: dict[str, str] = {
     "trainer.backend.expert_parallel_size": "Devices that share the experts of a layer.",
     "trainer.backend.offload_params": "Keep the trained model's weights in host memory.",
     "trainer.backend.offload_optimizer": "Keep the optimizer's state in host memory.",
-    "trainer.backend.offload_experts": "Keep experts that are not at work in host memory.",
     "trainer.fp8.recipe": "How FP8 scales are chosen: per tensor, per block, delayed.",
     "trainer.fp8.format": "The FP8 format: e4m3 for all, or e5m2 for gradients.",
     "trainer.fp8.skip_layers": "Layers that stay in bf16 beside FP8 ones.",

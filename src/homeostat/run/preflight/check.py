@@ -30,6 +30,7 @@ from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import HomeostatError, MissingDependencyError
+from homeostat.models.expert_offload import require_experts
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
@@ -155,10 +156,12 @@ class Preflight:
     def _model(self) -> Iterator[Item]:
         device = resolve_device(self.config)
         dtype = resolve_dtype(self.config, device)
-        self.preview = preview_model(
-            self.config.model, self.config.lora, dtype=dtype, device=device
-        )
+        offload = self.config.trainer.backend.offload_experts
+        place = {"dtype": dtype, "device": device, "offload_experts": offload}
+        self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
+        if offload:
+            require_experts(None if decoder is None else decoder.moe)
         active = decoder.num_active_params if decoder is not None and decoder.moe else None
         facts = {
             "num_params": self.preview.num_params,

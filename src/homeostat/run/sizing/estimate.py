@@ -49,6 +49,8 @@ class MemoryPlan:
     copies: int = 0
     sampling: int = 0
     sleeps: bool = True
+    # Free memory of the host, for what an update offloads to it.
+    host_capacity: int = 0
 
     @property
     def training_peak(self) -> int:
@@ -65,7 +67,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.peak <= self.capacity
+        return self.peak <= self.capacity and self.update.host <= self.host_capacity
 
     def as_json(self) -> dict[str, Any]:
         parts = {name: getattr(self.update, name) for name in UpdateMemory.__slots__}
@@ -81,6 +83,7 @@ class MemoryPlan:
             "cache_bytes": self.cache,
             "copies_bytes": self.copies,
             "sampling_bytes": self.sampling,
+            "host_capacity_bytes": self.host_capacity,
         }
 
 
@@ -97,7 +100,8 @@ def plan_memory(
     update = estimate_update(config, runtime, batch)
     process = int(host_rss()) if device.type == "cpu" else 0
     capacity = free_bytes(device) + process
-    plan = MemoryPlan(str(device), capacity, process, update)
+    host = free_bytes(torch.device("cpu"))
+    plan = MemoryPlan(str(device), capacity, process, update, host_capacity=host)
     if not config.is_rl or not config.engine.shares_weights:
         return plan
     assert config.engine.type == "native", "no other engine shares the trainer's weights"
@@ -115,6 +119,7 @@ def plan_memory(
         copies=copies_bytes(config, runtime, preview),
         sampling=max(drawing, prefill),
         sleeps=config.engine.sleep,
+        host_capacity=host,
     )
 
 
@@ -223,6 +228,8 @@ def _rungs(config: RunConfig) -> Iterator[str]:
         yield "trainer.gradient_checkpointing=selective"
     if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
+    if trainer.backend.type == "local" and trainer.device != "cpu":
+        yield "trainer.backend.offload_experts=true"
     if trainer.precision == "fp32" and trainer.device != "cpu":
         yield "trainer.precision=bf16"
     if config.lora is None:
