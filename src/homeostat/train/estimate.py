@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
-from homeostat.config.algorithm import SftConfig
+from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.models.shape_only import ShapeDecoder, shape_decoder
@@ -78,7 +78,7 @@ def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> U
 def _reference_bytes(config: RunConfig, shape: ShapeDecoder) -> int:
     """Bytes of the reference that it does not share with the policy, over all ranks."""
     choice = reference_of(config)
-    if choice is None or isinstance(choice, AdapterOffReference):
+    if choice is None or isinstance(choice, AdapterOffReference) or config.precomputes_reference:
         return 0
     # In one process a copy of the policy shares what is frozen; ranks load the files again.
     shares = isinstance(choice, InitialReference) and config.trainer.backend.type == "local"
@@ -142,8 +142,8 @@ def _kernel(config: RunConfig, runtime: Runtime) -> str:
 
 def _loss_spec(config: RunConfig, batch: TrainBatch) -> LossSpec:
     algorithm = config.algorithm
-    if isinstance(algorithm, SftConfig):
-        return sft.loss_spec(algorithm, batch.rows())
+    if not isinstance(algorithm, PolicyGradientConfig):
+        return row_loss(config).spec(batch.rows())
     kl = algorithm.kl
     return policy_spec(
         algorithm,
