@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
+from homeostat.types import RunKind
 
 
 def find_moe_conflicts(config: RunConfig) -> Iterator[Problem]:
@@ -66,6 +67,12 @@ def _capacity(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "model.moe.capacity_factor",
             f"{why}, so the trainer's log-probs would not be those that sampled.",
+            "Remove it: it works in supervised fine-tuning only.",
+        )
+    if config.kind is RunKind.PREFERENCE:
+        yield Problem(
+            "model.moe.capacity_factor",
+            f"{why}, so the log-probs of a pair would not be comparable with the reference's.",
             "Remove it: it works in supervised fine-tuning only.",
         )
     if config.model.numerics == "invariant":

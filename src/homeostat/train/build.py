@@ -1,4 +1,4 @@
-"""From a recipe to the models that a trainer works with: the policy and, where a KL term asks for
+"""From a recipe to the models that a trainer works with: the policy and, where the loss asks for
 one, the reference. Every backend decides here, so that all of them decide alike.
 """
 
@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from homeostat.config.algorithm import SftConfig
+from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
+from homeostat.config.preference import PreferenceAlgorithm
 from homeostat.config.rollout import (
     AdapterOffReference,
     AnyReference,
@@ -77,25 +78,33 @@ def role_models(
         models[Role.REFERENCE] = RoleModel(policy, without_adapter=True)
     elif isinstance(choice, CheckpointReference):
         models[Role.REFERENCE] = RoleModel(_from_checkpoint(config, load, choice, policy.sheet))
-    elif choice is not None:
+    elif choice is not None and not config.precomputes_reference:
+        # A starting policy that only scores before the first step needs no copy.
         changes = choice.refresh_steps is not None
         models[Role.REFERENCE] = RoleModel(starting_policy(policy), changes=changes)
     return models
 
 
 def reference_of(config: RunConfig) -> AnyReference | None:
-    """The reference that a KL term asks for; None where there is no such term.
+    """The reference that a KL term or a preference algorithm asks for; None where none does.
 
     By default it is the policy that the run starts from. Under a fresh adapter, which adds nothing
     at first, that is the model without it: no copy is needed. An adapter that was loaded
     (lora.path) is part of the starting policy.
     """
-    if isinstance(config.algorithm, SftConfig) or config.algorithm.kl is None:
+    if not _needs_reference(config):
         return None
     if config.reference is not None:
         return config.reference
     starts_bare = config.lora is not None and config.lora.path is None
     return AdapterOffReference(type="adapter_off") if starts_bare else InitialReference()
+
+
+def _needs_reference(config: RunConfig) -> bool:
+    algorithm = config.algorithm
+    if isinstance(algorithm, PreferenceAlgorithm):
+        return algorithm.needs_reference
+    return isinstance(algorithm, PolicyGradientConfig) and algorithm.kl is not None
 
 
 def _from_checkpoint(

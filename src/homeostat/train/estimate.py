@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
-from homeostat.config.algorithm import SftConfig
+from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.models.expert_offload import NUM_SLOTS
@@ -115,7 +115,7 @@ def _reference_bytes(config: RunConfig, parameters: Iterable[Tensor], *, slots: 
     """Bytes of those parameters of the reference that it does not share with the policy, and of
     its slots, over all ranks."""
     choice = reference_of(config)
-    if choice is None or isinstance(choice, AdapterOffReference):
+    if choice is None or isinstance(choice, AdapterOffReference) or config.precomputes_reference:
         return 0
     # In one process a copy of the policy shares what is frozen; ranks load the files again.
     shares = isinstance(choice, InitialReference) and config.trainer.backend.type == "local"
@@ -179,8 +179,8 @@ def _kernel(config: RunConfig, runtime: Runtime) -> str:
 
 def _loss_spec(config: RunConfig, batch: TrainBatch) -> LossSpec:
     algorithm = config.algorithm
-    if isinstance(algorithm, SftConfig):
-        return sft.loss_spec(algorithm, batch.rows())
+    if not isinstance(algorithm, PolicyGradientConfig):
+        return row_loss(config).spec(batch.rows())
     kl = algorithm.kl
     return policy_spec(
         algorithm,

@@ -42,7 +42,6 @@ PLANNED: dict[str, str] = {
     "critic.lr": "Learning rate of the value model.",
     "critic.clip": "How far the value loss lets a value move.",
     "critic.gae_lambda": "Trade of bias against variance in the advantages.",
-    "preference.beta": "How strongly preference training holds to the reference model.",
     "agents.update_strategy": "Which agents are updated in a step.",
     "agents.update_interval": "Steps between updates of an agent.",
     "agents.population": "Copies of an agent that are kept.",

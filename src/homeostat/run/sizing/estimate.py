@@ -13,7 +13,7 @@ training. On a CPU the process itself (interpreter and libraries) is added, as m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from homeostat.rollout.native.fast import decode_path
 from homeostat.rollout.native.memory import free_bytes
 from homeostat.train.estimate import UpdateMemory, estimate_prefill, estimate_update
 from homeostat.train.runtime import Runtime
-from homeostat.types import TokenRow, TrainBatch
+from homeostat.types import RunKind, TokenRow, TrainBatch
 
 # Bytes for each vocabulary entry of a sampled token: fp32 logits, their exponentials, float64 sums.
 _DRAW_BYTES = 16
@@ -170,16 +170,31 @@ def full_batch(config: RunConfig, tokens: int) -> TrainBatch:
     """Return a batch of `tokens` tokens in rows of the maximum length, all of them trained."""
     length = min(config.longest_row, tokens)
     tokens_T, weights_T = np.zeros(length, dtype=np.int64), np.ones(length, dtype=np.float32)
-    columns = _columns(config, length) if config.is_rl else {}
-    numbers = range(tokens // length)
+    columns, together = _columns(config, length), config.rows_per_example
+    numbers = range(together * max(1, tokens // length // together))
     return TrainBatch.of([TokenRow(number, tokens_T, weights_T, columns) for number in numbers])
 
 
 def _columns(config: RunConfig, length: int) -> dict[str, np.ndarray]:
+    return {name: np.zeros(length, dtype=np.float32) for name in _column_names(config)}
+
+
+def _column_names(config: RunConfig) -> list[str]:
+    """Return the columns of numbers per token that the loss of the run reads."""
+    if config.kind is RunKind.PREFERENCE:
+        return ["label", *(["ref_logp"] if config.preferring.needs_reference else [])]
+    if not config.is_rl:
+        return []
     names = ["advantage", "engine_logp"]
     names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
-    names += ["ref_logp"] if policy_gradient(config.algorithm).kl is not None else []
-    return {name: np.zeros(length, dtype=np.float32) for name in names}
+    return names + (["ref_logp"] if policy_gradient(config.algorithm).kl is not None else [])
+
+
+def with_columns(config: RunConfig, batch: TrainBatch) -> TrainBatch:
+    """Return the batch with the columns that the loss reads, where no model has filled them yet."""
+    missing = [name for name in _column_names(config) if name not in batch.columns]
+    empty = {name: np.zeros(batch.num_tokens, dtype=np.float32) for name in missing}
+    return replace(batch, columns={**batch.columns, **empty})
 
 
 def ladder(
@@ -213,7 +228,7 @@ def _rungs(config: RunConfig) -> Iterator[str]:
     """Yield single settings: first those that keep the result, then slower ones, then others."""
     trainer = config.trainer
     tokens = trainer.tokens_per_micro_batch
-    while trainer.packing and tokens // 2 >= config.longest_row:
+    while trainer.packing and tokens // 2 >= config.longest_example:
         tokens //= 2
         yield f"trainer.max_tokens_per_device={tokens}"
     if trainer.micro_batch_rows is not None and trainer.micro_batch_rows > 1:
