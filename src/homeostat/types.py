@@ -37,6 +37,7 @@ class Role(StrEnum):
 
     POLICY = "policy"
     REFERENCE = "reference"
+    CRITIC = "critic"
 
 
 class StopReason(StrEnum):

@@ -1,6 +1,6 @@
 """Estimates what an update will hold at most, by doing it without data.
 
-    held throughout   weights, the optimizer's masters, gradients and moments, a reference
+    held throughout   weights, the optimizer's masters, gradients and moments; a reference, a critic
     on top, at most   what one micro-batch keeps between forward and backward, its logits, and the
                       gradients that are made on the way
 
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
+from homeostat.algorithms.value import value_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
@@ -23,7 +25,7 @@ from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
-from homeostat.train.build import reference_of
+from homeostat.train.build import critic_lora, reference_of
 from homeostat.train.forward import Forward
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TrainBatch
@@ -38,41 +40,82 @@ class UpdateMemory:
     gradients: int
     reference: int
     work: int
+    # The critic's weights, optimizer and gradients.
+    critic: int = 0
     # Of each part of a micro-batch that is computed at one time (train/lanes.py).
     lanes: int = 0
 
     @property
     def held(self) -> int:
-        return self.weights + self.optimizer + self.gradients + self.reference
+        policy = self.weights + self.optimizer + self.gradients
+        return policy + self.reference + self.critic
 
     @property
     def peak(self) -> int:
         return self.held + self.work + self.lanes
 
 
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """Bytes of one trained model, over all ranks, and the work of a micro-batch of it."""
+
+    weights: int
+    optimizer: int
+    gradients: int
+    work: int
+    num_trained: int
+
+    @property
+    def held(self) -> int:
+        return self.weights + self.optimizer + self.gradients
+
+
 def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> UpdateMemory:
     """For an update whose largest micro-batch is `batch`, on one of the ranks."""
-    shape = shape_decoder(
-        config.model,
-        config.lora,
-        dtype=runtime.dtype,
-        kernel=_kernel(config, runtime),
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
-    )
-    trained = sum(p.numel() for p in shape.parameters() if p.requires_grad)
-    weights = sum(p.numel() * p.element_size() for p in shape.parameters())
-    has_masters = runtime.dtype != torch.float32
+    how = {
+        "dtype": runtime.dtype,
+        "kernel": _kernel(config, runtime),
+        "gradient_checkpointing": config.trainer.gradient_checkpointing,
+    }
+    shape = shape_decoder(config.model, config.lora, **how)
+    policy = _trained(config, runtime, shape, batch, _loss_spec(config, batch))
     shards = config.mesh.num_shards
-    work = _work(config, runtime, shape, batch, frees_gradients=has_masters)
-    # Moments, and below fp32 the masters and the gradients that are summed for them.
+    critic = None
+    if config.critic is not None:
+        start, lora = config.critic.start(config.model), critic_lora(config, config.critic)
+        model = shape_decoder(start, lora, has_value_head=True, **how)
+        spec = value_spec(denominator=1.0, clip=config.critic.clip)
+        critic = _trained(config, runtime, model, _value_batch(batch), spec)
     return UpdateMemory(
-        weights=weights // shards,
-        optimizer=trained * (12 if has_masters else 8) // shards,
-        gradients=trained * 4 // shards if has_masters else 0,
+        weights=policy.weights // shards,
+        optimizer=policy.optimizer // shards,
+        gradients=policy.gradients // shards,
         reference=_reference_bytes(config, shape) // shards,
-        work=work,
-        lanes=runtime.lanes * trained * 4 if runtime.lanes > 1 else 0,
+        critic=0 if critic is None else critic.held // shards,
+        work=max(policy.work, 0 if critic is None else critic.work),
+        lanes=runtime.lanes * policy.num_trained * 4 if runtime.lanes > 1 else 0,
     )
+
+
+def _trained(
+    config: RunConfig, runtime: Runtime, shape: ShapeDecoder, batch: TrainBatch, spec: LossSpec
+) -> _Trained:
+    """Moments, and below fp32 the masters and the gradients that are summed for them."""
+    has_masters = runtime.dtype != torch.float32
+    num_trained = sum(p.numel() for p in shape.parameters() if p.requires_grad)
+    return _Trained(
+        weights=sum(p.numel() * p.element_size() for p in shape.parameters()),
+        optimizer=num_trained * (12 if has_masters else 8),
+        gradients=num_trained * 4 if has_masters else 0,
+        work=_work(config, runtime, shape, batch, spec, frees_gradients=has_masters),
+        num_trained=num_trained,
+    )
+
+
+def _value_batch(batch: TrainBatch) -> TrainBatch:
+    """The batch with the columns that a critic's loss reads."""
+    empty_N = np.zeros(batch.num_tokens, dtype=np.float32)
+    return replace(batch, columns={"value": empty_N, "return": empty_N})
 
 
 def _reference_bytes(config: RunConfig, shape: ShapeDecoder) -> int:
@@ -104,6 +147,7 @@ def _work(
     runtime: Runtime,
     shape: ShapeDecoder,
     batch: TrainBatch,
+    spec: LossSpec,
     *,
     frees_gradients: bool,
 ) -> int:
@@ -112,7 +156,6 @@ def _work(
     logits_bytes = config.trainer.logits_bytes(runtime.device.type)
     trainer = config.trainer.model_copy(update={"logits_chunk_bytes": logits_bytes})
     forward = Forward.of(shape, trainer, runtime=nowhere, seed=0)
-    spec = _loss_spec(config, batch)
     if frees_gradients:
         for parameter in shape.parameters():
             if parameter.requires_grad:

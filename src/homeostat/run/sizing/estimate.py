@@ -172,7 +172,7 @@ def full_batch(config: RunConfig, tokens: int) -> TrainBatch:
 
 def _columns(config: RunConfig, length: int) -> dict[str, np.ndarray]:
     names = ["advantage", "engine_logp"]
-    names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
+    names += ["old_logp"] if config.trainer.updates_in_step > 1 else []
     names += ["ref_logp"] if policy_gradient(config.algorithm).kl is not None else []
     return {name: np.zeros(length, dtype=np.float32) for name in names}
 
