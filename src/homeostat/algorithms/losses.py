@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from homeostat.algorithms import sft
+from homeostat.algorithms import preference, sft
 from homeostat.algorithms.corrections.correct import PARTS
 from homeostat.algorithms.policy import policy_loss
 from homeostat.algorithms.terms import LossTerms, PolicyTokens
@@ -57,7 +57,8 @@ class Loss:
 
     `columns` are all that it can read, in whichever variant; `required` says which of them it
     cannot do without under a given spec, and `entropy` what it needs of the entropy. `of_values`:
-    it is a loss of a model with a value head.
+    it is a loss of a model with a value head. `rows_per_example` neighbouring rows (a pair) are one
+    example: they stay in one micro-batch.
     """
 
     terms: Callable[[LossInputs, LossSpec], LossTerms]
@@ -65,6 +66,7 @@ class Loss:
     required: Callable[[LossSpec], frozenset[str]]
     entropy: Callable[[LossSpec], EntropyNeed]
     of_values: bool = False
+    rows_per_example: int = 1
 
 
 def loss_of(spec: LossSpec) -> Loss:
@@ -165,5 +167,18 @@ LOSSES: dict[str, Loss] = {
         required=lambda spec: frozenset({"value", "return"}),
         entropy=lambda spec: EntropyNeed.NONE,
         of_values=True,
+    ),
+    "pairs": Loss(
+        preference.pair_terms,
+        columns=frozenset({"ref_logp"}),
+        required=preference.needed_columns,
+        entropy=lambda spec: EntropyNeed.NONE,
+        rows_per_example=2,
+    ),
+    "unpaired": Loss(
+        preference.kto_terms,
+        columns=frozenset({"ref_logp", "label"}),
+        required=preference.needed_columns,
+        entropy=lambda spec: EntropyNeed.NONE,
     ),
 }

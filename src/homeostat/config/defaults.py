@@ -4,7 +4,9 @@ A key that is left out is null in its class, but has a value in the config that 
 `config.json` and `check` show it. The guide gives the reasons and sources
 (docs/guide/reinforcement_learning.md, "Defaults that depend on the method").
 
-    trainer.lr                       2e-5 SFT, 1e-6 RL; ten times as much for an adapter
+    trainer.lr                       2e-5 SFT, 1e-6 RL and most preference algorithms (each names
+                                     its own); ten times as much for an adapter
+    preference.beta                  0.1; 2 for simpo
     trainer.optimizer.weight_decay   0.01; none on an adapter
     critic                           with algorithm.type=ppo: its defaults
     critic.lr                        1e-5; ten times as much for an adapter
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 from homeostat.config.algorithm import PpoConfig
 from homeostat.config.critic import CriticConfig
+from homeostat.config.preference import PreferenceAlgorithm
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import AdamWConfig
 
@@ -33,6 +36,9 @@ def with_defaults(config: RunConfig) -> RunConfig:
     if trainer.lr is None:
         trainer = trainer.model_copy(update={"lr": _rate(config)})
     config = config.model_copy(update={"trainer": trainer, "critic": _critic(config)})
+    if isinstance(config.algorithm, PreferenceAlgorithm) and config.preference.beta is None:
+        shared = config.preference.model_copy(update={"beta": config.algorithm.beta})
+        config = config.model_copy(update={"preference": shared})
     sampling = config.eval.sampling
     # Without held-out prompts nothing is sampled, so the key stays null.
     if sampling.temperature is None and config.is_rl and config.has_validation:
@@ -44,7 +50,10 @@ def with_defaults(config: RunConfig) -> RunConfig:
 
 
 def _rate(config: RunConfig) -> float:
-    return _for_adapter(RL_RATE if config.is_rl else SFT_RATE, config)
+    rate = RL_RATE if config.is_rl else SFT_RATE
+    if isinstance(config.algorithm, PreferenceAlgorithm):
+        rate = config.algorithm.lr
+    return _for_adapter(rate, config)
 
 
 def _for_adapter(rate: float, config: RunConfig) -> float:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -60,6 +60,7 @@ class ModelSheet:
 
 
 Model = Decoder | TransformersModel
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,13 @@ def load_model(
     seed: int,
     gradient_checkpointing: Checkpointing,
     head: HeadInit | None = None,
+    offload_experts: bool = False,
 ) -> LoadedModel:
     """Build the model that `model` and `lora` describe. Refuse one that cannot be trained.
 
     With `head` it has a value head in place of its output matrix, loaded from a sequence classifier
-    or else new, as `head` says.
+    or else new, as `head` says. With `offload_experts` the matrices of experts are in host memory,
+    and the model cannot compute before `stream_experts` (models/expert_offload.py).
     """
     started = time.perf_counter()
     source = open_source(model)
@@ -93,7 +96,7 @@ def load_model(
         require_native_head(model, head)
         module, kernel = _transformers(model, source, gradient_checkpointing, **place)
     else:
-        how = {"head": head, **place}
+        how = {"head": head, "offload_experts": offload_experts, **place}
         module, kernel = _native(model, source, config, gradient_checkpointing, **how)
     num_targets = _adapt(module, adapter, seed) if adapter is not None else 0
     module.train()
@@ -173,14 +176,17 @@ def _native(
     device: torch.device,
     seed: int,
     head: HeadInit | None,
+    offload_experts: bool,
 ) -> tuple[Decoder, str]:
     origin = config_origin(source)
     shape = decoder_config(config, origin=origin)
-    require_memory(shape.num_params, dtype=dtype, device=device, what=origin.sizes)
-    require_moe_settings(model.moe, shape.moe)
-    flags = decoder_flags(model, shape, gradient_checkpointing, dtype=dtype, device=device)
+    on_host = shape.num_routed_params if offload_experts else 0
     place = {"dtype": dtype, "device": device}
-    module = _empty_decoder(shape, flags, model.meta_init, has_value_head=head is not None, **place)
+    require_memory(shape.num_params, what=origin.sizes, on_host=on_host, **place)
+    require_moe_settings(model.moe, shape.moe)
+    flags = decoder_flags(model, shape, gradient_checkpointing, **place)
+    how = {"has_value_head": head is not None, "offload_experts": offload_experts, **place}
+    module = _empty_decoder(shape, flags, model.meta_init, **how)
     if device.type == "cuda":
         lay_side_by_side(module)
     give_weights(module, model, source, seed=seed, head=head)
@@ -275,13 +281,17 @@ def _empty_decoder(
     has_value_head: bool,
     dtype: torch.dtype,
     device: torch.device,
+    offload_experts: bool,
 ) -> Decoder:
     """Build the decoder before its weights; with `meta_init` only the final copy is allocated."""
+    assert meta_init or not offload_experts, "combinations asks for meta_init"
     if meta_init:
         with torch.device("meta"):
             module = new_decoder(shape, flags, has_value_head=has_value_head).to(dtype)
-        # As `to_empty`, which for a tensor on the meta device imports sympy: that takes a second.
-        return module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
+        if offload_experts:
+            for block in module.moe_blocks:
+                _allocate(block.experts, torch.device("cpu"))
+        return _allocate(module, device)
     # torch's own initialisation draws from the global generators, so restore them afterwards.
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from), torch.device(device):
@@ -304,6 +314,15 @@ def require_native_head(model: ModelConfig, head: HeadInit | None) -> None:
             "alone. Set model.implementation=native, or use a method without critic or reward "
             "model."
         )
+
+
+def _allocate(module: ModuleT, device: torch.device) -> ModuleT:
+    """Allocate what is on the meta device. `to_empty` would import sympy, which takes a second."""
+
+    def allocated(t: torch.Tensor) -> torch.Tensor:
+        return torch.empty(t.shape, dtype=t.dtype, device=device) if t.is_meta else t
+
+    return module._apply(allocated)
 
 
 def _transformers(

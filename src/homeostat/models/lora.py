@@ -151,6 +151,35 @@ def draw_adapters(model: nn.Module, *, seed: int, part: Part = all_of_it) -> Non
         put(adapted.lora_B.weight, torch.zeros(adapted.lora_B.weight.shape), part)
 
 
+def adapter_settings(settings: dict[str, Any], folder: Path) -> LoraConfig:
+    """Return the settings of an adapter in peft's format, from its adapter_config.json."""
+    rank, alpha, targets = (settings.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    if isinstance(targets, str) and targets != ALL_LINEAR:
+        raise ModelError(
+            f"{folder / ADAPTER_CONFIG}: target_modules is the pattern {targets!r:.60}. Save the "
+            "adapter with a list of module names, which peft writes unless a pattern was given."
+        )
+    try:
+        names = (targets,) if isinstance(targets, str) else tuple(targets)
+        return LoraConfig(rank=rank, alpha=alpha, targets=names, path=str(folder))
+    except (TypeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise ModelError(f"{folder / ADAPTER_CONFIG}: not the settings of a LoRA: {why}.") from None
+
+
+@torch.no_grad()
+def merge_adapters(model: nn.Module) -> None:
+    """Replace the adapted modules by plain ones whose weights contain the adapter."""
+    base = model.causal_lm
+    for name, adapted in list(lora_modules(model)):
+        sizes = adapted.in_features, adapted.out_features
+        plain = Linear(*sizes, bias=False, numerics=adapted.numerics, device="meta")
+        adapted.weight.copy_(adapted.merged_weight())
+        plain.weight, plain.bias = adapted.weight, adapted.bias
+        parent, _, child = name.rpartition(".")
+        setattr(base.get_submodule(parent), child, plain)
+
+
 def lora_modules(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
     """Yield the modules that have an adapter, by name."""
     for name, module in model.causal_lm.named_modules():

@@ -65,12 +65,14 @@ def preview_model(
     dtype: torch.dtype,
     device: torch.device,
     head: HeadInit | None = None,
+    offload_experts: bool = False,
 ) -> ModelPreview:
     """Raise ModelError as loading the model would, but fast and without its memory."""
     source = open_source(model)
     config, _ = read_configs(source)
     origin = config_origin(source)
     module: nn.Module
+    on_host = 0
     if model.implementation == "transformers":
         assert isinstance(source, Path)
         require_native_head(model, head)
@@ -86,7 +88,9 @@ def preview_model(
             if head is not None:
                 stream = with_head(stream, module, head, seed=0, source=where)
             weights.fill(module, stream, source=where)
-    require_memory(num_params(module), dtype=dtype, device=device, what=origin.sizes)
+        on_host = shape.num_routed_params if offload_experts else 0
+    place = {"dtype": dtype, "device": device}
+    require_memory(num_params(module), what=origin.sizes, on_host=on_host, **place)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return _preview(module, config, dtype)

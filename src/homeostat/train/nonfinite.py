@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from homeostat.algorithms.losses import loss_of
 from homeostat.train.roles import RoleState
 from homeostat.train.sharding import Shards
 from homeostat.train.trainer import Origin
@@ -74,12 +75,13 @@ def trace(trainer: Replayed, state: RoleState, plan: StepPlan) -> tuple[list[Tok
 
 
 def find_bad_rows(replay: Replay, rows: list[TokenRow]) -> list[TokenRow]:
-    """Rows that alone give a loss or gradient that is not finite."""
+    """Rows that alone, or as a pair, give a loss or gradient that is not finite."""
     bad = []
-    for row in rows:
-        replay.accumulate(TrainBatch.of([row]))
+    for start in range(0, len(rows), replay.rows_per_example):
+        example = rows[start : start + replay.rows_per_example]
+        replay.accumulate(TrainBatch.of(example))
         if not replay.pending_finite():
-            bad.append(row)
+            bad += example
         replay.discard()
     return bad
 
@@ -90,7 +92,8 @@ def trace_origin(replay: Replay, bad: list[TokenRow]) -> Origin:
     if weights:
         return Origin(STORED_WEIGHTS, weights[0], f"{len(weights)} tensors are not finite")
     # Never more at once than the step itself had: memory was enough for that.
-    batches = [TrainBatch.of(bad[:1])] if bad else replay.plan.micro_batches
+    first = bad[: replay.rows_per_example]
+    batches = [TrainBatch.of(first)] if first else replay.plan.micro_batches
     found = (_origin_in(replay, batch) for batch in batches)
     overflow = Origin("backward pass", "the gradient's norm", "its parts are finite, it is not")
     return next((origin for origin in found if origin is not None), overflow)
@@ -122,6 +125,7 @@ class Replay:
         self.shards = trainer.shards
         self.state = state
         self.plan = plan
+        self.rows_per_example = loss_of(plan.loss).rows_per_example
 
     def scores_finite(self, batch: TrainBatch) -> bool:
         is_value = self.state.sheet.has_value_head

@@ -12,6 +12,7 @@ together: every rank decides on the same numbers, and so the same.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -206,6 +207,13 @@ class RankTrainer:
         weights = dict(self._state(source).named_parameters())
         for name, param in state.named_parameters():
             self.shards.part(param).copy_(self.shards.computed(weights[name]))
+
+    def release(self, role: Role) -> None:
+        assert self._state(role).training is None, f"the {role} is trained"
+        del self.roles[role]
+        gc.collect()
+        if self.runtime.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def weights(self, role: Role) -> Iterator[tuple[str, Tensor]]:
         """All weights under canonical HF names, adapters merged in, gathered one at a time."""
