@@ -200,6 +200,11 @@ COLUMNS: dict[str, Column] = {
         Reader.LOSS,
     ),
     "advantage": _floats("advantage of the token", Reader.LOSS),
+    "value": _floats(
+        "critic's value of the state in which the token was chosen, before the step's updates",
+        Reader.LOSS,
+    ),
+    "return": _floats("what the critic is trained towards at the token", Reader.LOSS),
     "routed_experts": Column(
         "experts that the engine sent the token to, in slot order; none of a row's last token, "
         "which no engine runs",

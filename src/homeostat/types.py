@@ -46,6 +46,7 @@ class Role(StrEnum):
 
     POLICY = "policy"
     REFERENCE = "reference"
+    CRITIC = "critic"
 
 
 class StopReason(StrEnum):

@@ -17,6 +17,7 @@ from homeostat.algorithms import preference, sft
 from homeostat.algorithms.corrections.correct import PARTS
 from homeostat.algorithms.policy import policy_loss
 from homeostat.algorithms.terms import LossTerms, PolicyTokens
+from homeostat.algorithms.value import value_loss
 from homeostat.errors import LossInputError
 from homeostat.types import LossSpec, Role, TrainBatch
 
@@ -119,6 +120,19 @@ def _policy_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
     return policy_loss(tokens, spec)
 
 
+def _value_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
+    assert inputs.value_M is not None, "require_head was asked"
+    return value_loss(
+        inputs.value_M,
+        old_value_M=inputs.columns_M["value"],
+        return_M=inputs.columns_M["return"],
+        weights_M=inputs.weights_M,
+        row_of_M=inputs.row_of_M,
+        num_rows=inputs.num_rows,
+        spec=spec,
+    )
+
+
 def _policy_required(spec: LossSpec) -> frozenset[str]:
     """Without `old_logp` the old policy is the present one, and its ratio exactly 1."""
     names = {"advantage"}
@@ -146,6 +160,13 @@ LOSSES: dict[str, Loss] = {
         columns=frozenset({"advantage", "old_logp", "ref_logp", "engine_logp"}),
         required=_policy_required,
         entropy=_policy_entropy,
+    ),
+    "value": Loss(
+        _value_terms,
+        columns=frozenset({"value", "return"}),
+        required=lambda spec: frozenset({"value", "return"}),
+        entropy=lambda spec: EntropyNeed.NONE,
+        of_values=True,
     ),
     "pairs": Loss(
         preference.pair_terms,

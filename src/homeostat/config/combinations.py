@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.cluster_combinations import find_cluster_conflicts
+from homeostat.config.critic_combinations import find_critic_length_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.moe_combinations import find_moe_conflicts
 from homeostat.config.preference_combinations import find_preference_conflicts
@@ -124,7 +125,8 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
 
 def _beyond_the_end(config: RunConfig, total_steps: int) -> Iterator[Problem]:
     warmup = config.trainer.schedule.warmup_steps
-    updates = total_steps * (config.trainer.updates_per_step if config.is_rl else 1)
+    steps = total_steps - config.critic_steps
+    updates = steps * (config.trainer.updates_in_step if config.is_rl else 1)
     if warmup is not None and warmup > updates:
         yield Problem(
             "trainer.schedule.warmup_steps",
@@ -139,6 +141,7 @@ def _beyond_the_end(config: RunConfig, total_steps: int) -> Iterator[Problem]:
             f"step {late[0]} comes after the last one ({total_steps}).",
             "Name earlier steps.",
         )
+    yield from find_critic_length_conflicts(config, total_steps=total_steps)
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.algorithm import CispoConfig, PolicyGradientConfig, ReinforcePpConfig
+from homeostat.config.algorithm import (
+    CpgdConfig,
+    PolicyGradientConfig,
+    ReinforcePpConfig,
+    SapoConfig,
+)
 from homeostat.config.correction_combinations import find_correction_conflicts
+from homeostat.config.critic_combinations import find_critic_conflicts
 from homeostat.config.data import RlSource, all_sources
 from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.rollout import AdapterOffReference, InitialReference
@@ -13,9 +19,14 @@ from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 from homeostat.types import RunKind
 
-_RL_ONLY = ("rollout", "engine", "sync", "rewards", "debug")
-
-
+_RL_ONLY = ("rollout", "engine", "sync", "rewards", "critic", "debug")
+# Algorithms in which a dual clip has nothing to bound, and why.
+_NO_DUAL_CLIP = {
+    "cispo": "bounds the weight of a token on both sides already",
+    "cpgd": "weights no token by its ratio, which a dual clip would bound",
+    "sapo": "closes its gate over large ratios by itself",
+    "gmpo": "bounds every token's ratio before it enters the mean",
+}
 # What messages call the kinds of training that sample nothing.
 WITHOUT_SAMPLING = {
     RunKind.SFT: "supervised fine-tuning",
@@ -34,6 +45,7 @@ def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
         yield from check(config)
     yield from find_engine_conflicts(config)
     yield from find_correction_conflicts(config.algorithm)
+    yield from find_critic_conflicts(config)
 
 
 def _not_rl(config: RunConfig) -> Iterator[Problem]:
@@ -46,6 +58,7 @@ def _not_rl(config: RunConfig) -> Iterator[Problem]:
                 "Remove it, or set algorithm.type to grpo or another RL algorithm.",
             )
     for owner, path in ((config.trainer, "trainer.updates_per_step"),
+                        (config.trainer, "trainer.epochs_per_step"),
                         (config.eval, "eval.sampling"),
                         (config.observe, "observe.completions"),
                         (config.observe, "observe.verify_logprobs")):  # fmt: skip
@@ -160,12 +173,26 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             f"algorithm.normalise={algorithm.normalise} does not use it.",
             "Remove it, or set algorithm.normalise=fixed.",
         )
-    if algorithm.dual_clip is not None and isinstance(algorithm, CispoConfig):
+    if algorithm.dual_clip is not None and algorithm.type in _NO_DUAL_CLIP:
         yield Problem(
             "algorithm.dual_clip",
-            "cispo bounds the weight of a token on both sides already.",
+            f"{algorithm.type} {_NO_DUAL_CLIP[algorithm.type]}.",
             "Remove it.",
         )
+    if isinstance(algorithm, SapoConfig):
+        for name in sorted({"clip_low", "clip_high"} & algorithm.model_fields_set):
+            yield Problem(
+                f"algorithm.{name}",
+                "sapo has a soft gate and clips nothing.",
+                "Remove it; algorithm.tau_pos and algorithm.tau_neg say how fast the gate closes.",
+            )
+    if isinstance(algorithm, CpgdConfig) and not algorithm.drift:
+        if "drift_clip" in algorithm.model_fields_set:
+            yield Problem(
+                "algorithm.drift_clip",
+                "algorithm.drift=0: there is no drift term whose slope could be bounded.",
+                "Remove it, or set algorithm.drift above 0.",
+            )
     if algorithm.overlong.type == "shape":
         if (algorithm.overlong.buffer_tokens or 1) > rollout.max_new_tokens:
             yield Problem(

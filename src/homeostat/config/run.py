@@ -8,6 +8,7 @@ from typing import Literal
 from homeostat.config.algorithm import AnyAlgorithm, SftConfig
 from homeostat.config.base import PathText, RowAlgorithm, Settings, key
 from homeostat.config.cluster import AnyCluster, InProcessCluster
+from homeostat.config.critic import CriticConfig
 from homeostat.config.data import DataConfig
 from homeostat.config.health import HealthConfig
 from homeostat.config.mesh import Mesh
@@ -58,6 +59,9 @@ class RunConfig(Settings):
         None,
         help="The model with which algorithm.kl or a preference algorithm compares the policy. "
         "Default: the policy from which the run starts, including an adapter loaded by lora.path.",
+    )
+    critic: CriticConfig | None = key(
+        None, help="The value model (algorithm.type=ppo). Default: its defaults; null elsewhere."
     )
     debug: DebugConfig | None = key(
         None, help="Run only sampling or only training, to find out which is at fault (RL)."
@@ -128,7 +132,20 @@ class RunConfig(Settings):
 
         Weights are published at the end of a step, as soon as sync.interval updates were due.
         """
-        return -(-self.sync.interval // self.trainer.updates_per_step)
+        return -(-self.sync.interval // self.trainer.updates_in_step)
+
+    @property
+    def critic_steps(self) -> int:
+        """Return the number of steps at the beginning in which only the critic learns."""
+        return 0 if self.critic is None else self.critic.warmup_steps
+
+    def policy_version(self, step: int) -> int:
+        """Return the version of the policy after a step.
+
+        Each step makes one, except those in which only the critic learns. 0 are the weights that
+        the run starts from.
+        """
+        return max(0, step - self.critic_steps)
 
     @property
     def kind(self) -> RunKind:

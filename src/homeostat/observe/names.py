@@ -110,6 +110,27 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("kl_coefficient", "", _LAST, "Weight of the KL penalty."),
     MetricInfo(
+        "critic/explained_variance",
+        "share",
+        _MEAN,
+        "Share of the variance of what tokens earned that the critic's values explain, before the "
+        "step's updates. 0: no more than a constant would. Missing if all earned the same.",
+    ),
+    MetricInfo("critic/loss", "", _MEAN, "Value loss of the critic's updates."),
+    MetricInfo("critic/value_mean", "", _MEAN, "Mean value of the trained tokens."),
+    MetricInfo(
+        "critic/return_mean", "", _MEAN, "Mean of what the trained tokens earned from there on."
+    ),
+    MetricInfo("critic/return_std", "", _MEAN, "Standard deviation of what they earned."),
+    MetricInfo(
+        "critic/clipped_share",
+        "share",
+        _MEAN,
+        "Share of tokens in which the clipped value decides the critic's loss.",
+    ),
+    MetricInfo("critic/grad_norm", "", _MEAN, "Gradient norm of the critic before clipping."),
+    MetricInfo("critic/lr", "", _LAST, "Learning rate of the critic."),
+    MetricInfo(
         "clip_ratio/low_mean",
         "share",
         _MEAN,

@@ -1,5 +1,5 @@
-"""From a recipe to the models that a trainer works with: the policy and, where the loss asks for
-one, the reference. Every backend decides here, so that all of them decide alike.
+"""From a recipe to the models that a trainer works with: the policy, the reference where the loss
+asks for one, and the critic of PPO. Every backend decides here, so that all of them decide alike.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from homeostat.config.algorithm import PolicyGradientConfig
+from homeostat.config.critic import CriticConfig
 from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.config.preference import PreferenceAlgorithm
 from homeostat.config.rollout import (
@@ -82,7 +83,28 @@ def role_models(
         # A starting policy that only scores before the first step needs no copy.
         changes = choice.refresh_steps is not None
         models[Role.REFERENCE] = RoleModel(starting_policy(policy), changes=changes)
+    if config.critic is not None:
+        loaded = _critic_model(config, config.critic, load, policy.sheet)
+        how = config.critic.trained_as(config.trainer)
+        models[Role.CRITIC] = RoleModel(loaded, config=how, bias_rate=rate)
     return models
+
+
+def critic_lora(config: RunConfig, critic: CriticConfig) -> LoraConfig | None:
+    """The critic's adapter: as the policy's, but new if the critic starts from another model."""
+    if config.lora is None or critic.path is None:
+        return config.lora
+    return config.lora.model_copy(update={"path": None})
+
+
+def _critic_model(
+    config: RunConfig, critic: CriticConfig, load: LoadModel, policy: ModelSheet
+) -> LoadedModel:
+    start, lora = critic.start(config.model), critic_lora(config, critic)
+    with naming("critic.path" if critic.path else "model.path"):
+        loaded = load(start, lora, trained=True, head=critic.head_init)
+    _require_vocabulary("critic.path", loaded.sheet, policy)
+    return loaded
 
 
 def reference_of(config: RunConfig) -> AnyReference | None:
@@ -110,14 +132,18 @@ def _needs_reference(config: RunConfig) -> bool:
 def _from_checkpoint(
     config: RunConfig, load: LoadModel, choice: CheckpointReference, policy: ModelSheet
 ) -> LoadedModel:
-    with named_reference():
+    with naming("reference.path"):
         loaded = load(reference_model(config.model, choice), None, trained=False)
-    if policy.vocab_size != loaded.sheet.vocab_size:
-        raise ModelError(
-            f"reference.path: {choice.path} has a vocabulary of {loaded.sheet.vocab_size}, and the "
-            f"policy one of {policy.vocab_size}: they cannot be compared."
-        )
+    _require_vocabulary("reference.path", loaded.sheet, policy)
     return loaded
+
+
+def _require_vocabulary(setting: str, sheet: ModelSheet, policy: ModelSheet) -> None:
+    if policy.vocab_size != sheet.vocab_size:
+        raise ModelError(
+            f"{setting}: the model has a vocabulary of {sheet.vocab_size}, and the policy one of "
+            f"{policy.vocab_size}: they do not read the same tokens."
+        )
 
 
 def reference_model(model: ModelConfig, choice: CheckpointReference) -> ModelConfig:
@@ -125,12 +151,12 @@ def reference_model(model: ModelConfig, choice: CheckpointReference) -> ModelCon
 
 
 @contextmanager
-def named_reference() -> Iterator[None]:
-    """Make errors about a reference name its own key, not the policy's."""
+def naming(setting: str) -> Iterator[None]:
+    """Make errors about another model than the policy name its own key."""
     try:
         yield
     except ModelError as error:
-        raise ModelError(str(error).replace("model.path", "reference.path")) from None
+        raise ModelError(str(error).replace("model.path", setting)) from None
 
 
 def load(

@@ -186,7 +186,7 @@ def _column_names(config: RunConfig) -> list[str]:
     if not config.is_rl:
         return []
     names = ["advantage", "engine_logp"]
-    names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
+    names += ["old_logp"] if config.trainer.updates_in_step > 1 else []
     return names + (["ref_logp"] if policy_gradient(config.algorithm).kl is not None else [])
 
 

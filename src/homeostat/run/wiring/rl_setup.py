@@ -105,7 +105,8 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         rl_state, moments = _rl_state(config, session)
         problems = ProblemLog(session)
         rewards = _rewards(config, session, problems)
-        version = None if is_complete(state, total_steps) else state.policy_version
+        now = config.policy_version(state.step)
+        version = None if is_complete(state, total_steps) else now
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
