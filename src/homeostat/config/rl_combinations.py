@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from homeostat.config.algorithm import CispoConfig, ReinforcePpConfig, SftConfig
 from homeostat.config.correction_combinations import find_correction_conflicts
+from homeostat.config.curriculum_combinations import find_filter_conflicts
 from homeostat.config.data import PromptSource, ReasoningGymSource
 from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.rollout import AdapterOffReference, InitialReference
@@ -24,6 +25,7 @@ def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
     for check in checks:
         yield from check(config)
     yield from find_engine_conflicts(config)
+    yield from find_filter_conflicts(config)
     yield from find_correction_conflicts(config.algorithm)
 
 

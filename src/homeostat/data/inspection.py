@@ -12,10 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from homeostat.config.curriculum import AnyFilter
 from homeostat.config.data import DataConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import choose_rows, prepare_prompt_part, prepare_row_part
 from homeostat.data.loader import PlanLoader
+from homeostat.data.mixing import SourcePart, source_parts
 from homeostat.data.packing import fill
 from homeostat.data.prepare import Progress
 from homeostat.data.prompts import PromptSet
@@ -99,6 +101,10 @@ class Inspection:
     rows: tuple[InspectedRow, ...]
     updates: tuple[InspectedUpdate, ...]
     warnings: tuple[Warned, ...]
+    # The part of every source, if there are several.
+    mix: tuple[SourcePart, ...] = ()
+    # The filters of sampled groups and their settings (RL).
+    filters: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -130,6 +136,7 @@ def inspect_rows(
         rows=tuple(_look_at(store, row_id, tokenizer) for row_id in chosen),
         updates=_first_updates(config, store, train_ids),
         warnings=tuple(find_warnings(store.report, config.data)),
+        mix=_mix(config, store.source_B[train_ids]),
     )
 
 
@@ -154,7 +161,23 @@ def inspect_prompts(
         rows=tuple(_look_at_prompt(prompts, prompt_id, tokenizer) for prompt_id in chosen),
         updates=(),
         warnings=tuple(find_warnings(prompts.report, config.data, is_rl=True)),
+        mix=_mix(config, prompts.source_B[train_ids]),
+        filters=tuple(map(_described, config.rollout.filters)),
     )
+
+
+def _described(one: AnyFilter) -> str:
+    """Return a filter's type with the settings that the recipe gives it."""
+    given = one.model_dump(exclude={"type"}, exclude_unset=True)
+    return ", ".join([one.type, *(f"{name} {value}" for name, value in given.items())])
+
+
+def _mix(config: RunConfig, source_ids: IntArray) -> tuple[SourcePart, ...]:
+    if len(config.data.train) < 2:
+        return ()
+    per_step = config.rows_per_step
+    total = config.trainer.total_steps(len(source_ids), rows_per_step=per_step)
+    return source_parts(config.data, source_ids, total_steps=total, rows_per_step=per_step)
 
 
 def _stops(tokenizer: ChatTokenizer) -> tuple[str, ...]:

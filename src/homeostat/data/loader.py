@@ -4,7 +4,8 @@
 
 A plan is a pure function of the step: the order of an epoch depends only on (seed, epoch), so the
 loader's state is the number of the last plan handed out, and a resumed run continues exactly. An
-update never spans two epochs; the last one of an epoch may be smaller.
+update never spans two epochs; the last one of an epoch may be smaller. If sources have weights,
+every update has the same number of rows, and each source its own epochs (data/mixing.py).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.config.data import DataConfig
 from homeostat.config.trainer import TrainerConfig
+from homeostat.data.mixing import EpochOrder, MixedRows, Mixture, orders_of
 from homeostat.data.packing import Bins, group, pack
-from homeostat.data.prepare import shuffled
 from homeostat.data.store import RowStore
 from homeostat.errors import DataError
 from homeostat.types import IntArray, StepPlan, TokenRow, TrainBatch
@@ -54,7 +55,8 @@ class PlanLoader:
         self._fingerprint = self._hash()
         self._last_step = 0 if state is None else self._resume_from(state)
         self.last_wait_s = 0.0
-        self._order: tuple[int, IntArray] | None = None
+        self._order = EpochOrder(self._row_ids, key=(seed,), shuffle=data.shuffle)
+        self._mixed = self._mixed_rows()
         self._next_step = self._last_step + 1
         self._waiting: deque[Future[StepPlan]] = deque()
         # A single thread, so that plans are made in the order of steps.
@@ -101,9 +103,13 @@ class PlanLoader:
         """Return the plan of any step, counted from 1. Epochs count from 0."""
         per_epoch = self._trainer.steps_per_epoch(len(self._row_ids))
         epoch, place = divmod(step - 1, per_epoch)
-        first = place * self._trainer.batch_rows
-        chosen = self._epoch_order(epoch)[first : first + self._trainer.batch_rows]
-        rows = [self._store[int(row_id)] for row_id in chosen]
+        if self._mixed is not None:
+            chosen = self._mixed.rows(step)
+        else:
+            first, rows_left = place * self._trainer.batch_rows, len(self._row_ids)
+            count = min(self._trainer.batch_rows, rows_left - first)
+            chosen = self._order.span(epoch * rows_left + first, count)
+        rows = [self._store[row_id] for row_id in chosen]
         return StepPlan(
             step=step,
             epoch=epoch,
@@ -117,19 +123,25 @@ class PlanLoader:
             self._waiting.append(self._thread.submit(self.plan, self._next_step))
             self._next_step += 1
 
-    def _epoch_order(self, epoch: int) -> IntArray:
-        if not self._data.shuffle:
-            return self._row_ids
-        if self._order is None or self._order[0] != epoch:
-            order = self._row_ids[shuffled(len(self._row_ids), (self._seed, epoch))]
-            # Cache one epoch: steps come in order, and shuffling a large data set takes time.
-            self._order = (epoch, order)
-        return self._order[1]
+    def _mixed_rows(self) -> MixedRows | None:
+        mixture = Mixture.of(self._data)
+        if mixture is None:
+            return None
+        orders = orders_of(
+            self._row_ids,
+            self._store.source_B,
+            names=mixture.names,
+            seed=self._seed,
+            shuffle=self._data.shuffle,
+        )
+        return MixedRows(orders, mixture, rows_per_step=self._trainer.batch_rows)
 
     def _hash(self) -> str:
         """Return a digest of everything that decides which rows a step has."""
         sizes = (self._seed, self._data.shuffle, self._trainer.batch_rows)
         digest = hashlib.sha256(f"{self._store.fingerprint} {sizes}".encode())
+        if (mixture := Mixture.of(self._data)) is not None:
+            digest.update(mixture.description.encode())
         # The ids, not only their number: another split of the same rows is other data.
         digest.update(self._row_ids.tobytes())
         return digest.hexdigest()

@@ -42,6 +42,7 @@ from homeostat.run.preflight.health import (
     row_facts,
 )
 from homeostat.run.preflight.item import Item, Level
+from homeostat.run.preflight.mixing import filter_items, mix_items
 from homeostat.run.preflight.rl import (
     engine_items,
     evaluation_items,
@@ -92,6 +93,7 @@ class Preflight:
                 ("engine", self._engine),
                 ("inputs", lambda: other_run_items(self.config)),
                 ("rewards", self._rewards),
+                ("filters", self._filters),
             )
         checks: tuple[tuple[str, Callable[[], Iterator[Item]]], ...] = (
             ("device", self._device),
@@ -219,6 +221,9 @@ class Preflight:
     def _rl_sizes(self) -> Iterator[Item]:
         if self.prompts is not None:
             yield from size_items(self.config, self.prompts)
+            train, config = self.prompts.train, self.config
+            total = config.trainer.total_steps(len(train), rows_per_step=config.rows_per_step)
+            yield from mix_items(config, train, total_steps=total)
             if self.config.has_validation:
                 assert self.config.rewards is not None, "combinations asks for rewards"
                 yield from evaluation_items(self.config.rewards, self.config.eval.sampling)
@@ -233,6 +238,13 @@ class Preflight:
             return
         assert self.config.rewards is not None, "combinations asks for rewards"
         for item in reward_items(self.config.rewards, self.prompts.train.rows, self.tokenizer):
+            self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
+            yield item
+
+    def _filters(self) -> Iterator[Item]:
+        if self.prompts is None:
+            return
+        for item in filter_items(self.config, self.prompts.train.rows):
             self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
             yield item
 
@@ -256,6 +268,7 @@ class Preflight:
         config, num_rows = self.config, len(self.rows.train.ids)
         plans, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
         yield from row_size_items(config.trainer, plans, num_rows=num_rows, total_steps=total)
+        yield from mix_items(config, self.rows.train, total_steps=total)
         count_steps(config, num_rows)
 
     def _memory(self) -> Iterator[Item]:
