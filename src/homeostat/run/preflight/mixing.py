@@ -29,16 +29,13 @@ MANY_EPOCHS = 20.0
 NUM_TRIED = 2
 
 
-def mix_items(
-    config: RunConfig, train: RowSet[RowStore] | RowSet[PromptSet], *, total_steps: int
-) -> Iterator[Item]:
+def mix_items(config: RunConfig, train: RowSet[RowStore] | RowSet[PromptSet]) -> Iterator[Item]:
     """Show the share of every source, and how often its rows come."""
     if len(config.data.train) < 2:
         return
-    sources = train.rows.source_B[train.ids]
-    parts = source_parts(
-        config.data, sources, total_steps=total_steps, rows_per_step=config.rows_per_step
-    )
+    per_step = config.rows_per_step
+    total = config.trainer.total_steps(len(train), rows_per_step=per_step)
+    parts = source_parts(config.data, train.sources, total_steps=total, rows_per_step=per_step)
     text = "; ".join(map(str, parts))
     often = [part.name for part in parts if part.epochs > MANY_EPOCHS]
     if config.data.is_mixed and often:
