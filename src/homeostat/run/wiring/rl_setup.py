@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homeostat.algorithms.catalogue import policy_gradient
+from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.live import LiveConfig
 from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import Inputs, RowSet, count_steps, require_stop_ids
-from homeostat.data.prompts import PromptSampler, PromptSet
+from homeostat.data.inputs import Inputs, RowSet, count_steps, open_draws, require_stop_ids
+from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import DataError
 from homeostat.observe.devices import GpuSampler
@@ -26,6 +27,7 @@ from homeostat.rewards.functions import source_of
 from homeostat.rewards.pool import RewardPool
 from homeostat.rollout.collect import Collector
 from homeostat.rollout.engine import Engine
+from homeostat.rollout.filters import FilterFunctions, FilterJudges, GroupFilters, SolvedBy
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.sampler import Sampler
 from homeostat.rollout.saved import SavedRollouts
@@ -117,6 +119,11 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         gpus = stack.enter_context(contextlib.closing(GpuSampler()))
         sampler = _sampler(config, engine)
         scorer = Scorer(rewards, tokenizer, total_steps=total_steps)
+        judges = None
+        if engine is not None:
+            judges = stack.enter_context(
+                _filter_judges(config, session, problems, total_steps=total_steps)
+            )
         journal = stack.enter_context(contextlib.closing(_journal(session)))
         collector = _collector(
             config,
@@ -125,6 +132,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             tokenizer=tokenizer,
             sampler=sampler,
             scorer=scorer,
+            judges=judges,
             moments=moments,
             journal=journal,
             origin=origin,
@@ -191,6 +199,7 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     """Names all that rollouts come from: settings, prompts, reward files, the first weights."""
     assert config.rewards is not None, "combinations asks for rewards"
     functions = [r.path for r in config.rewards.functions if isinstance(r, FunctionReward)]
+    functions += [f.path for f in config.rollout.filters if isinstance(f, FunctionFilter)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
     weights = dict(trainer.checksums(Role.POLICY))
     parts = [experiment_digest(config), prompts.fingerprint, sources, weights]
@@ -201,10 +210,11 @@ def _collector(
     config: RunConfig,
     prompts: PromptSet,
     *,
-    prompt_sampler: PromptSampler,
+    prompt_sampler: PromptDraws,
     tokenizer: ChatTokenizer,
     sampler: Sampler | None,
     scorer: Scorer,
+    judges: FilterJudges | None,
     moments: RunningMoments,
     journal: Journal,
     origin: str,
@@ -212,12 +222,17 @@ def _collector(
     """Return the source of rollouts: the engine and this run's journal, or another run's."""
     assert config.rewards is not None, "combinations asks for rewards"
     assert config.algorithm.type != "sft", "RL has an algorithm of RL"
-    dynamic, saved = config.algorithm.dynamic_sampling, saved_journal(config)
+    filters = GroupFilters(
+        config.rollout,
+        dynamic=config.algorithm.dynamic_sampling,
+        solved_by=SolvedBy.of(config.rollout, config.rewards),
+    )
+    saved = saved_journal(config)
     if saved is not None:
         return SavedRollouts(
             config.rollout,
             config.rewards,
-            dynamic=dynamic,
+            filters=filters,
             prompts=prompts,
             prompt_sampler=prompt_sampler,
             tokenizer=tokenizer,
@@ -228,7 +243,8 @@ def _collector(
     return Collector(
         config.rollout,
         config.rewards,
-        dynamic=dynamic,
+        filters=filters,
+        judges=judges,
         prompts=prompts,
         prompt_sampler=prompt_sampler,
         tokenizer=tokenizer,
@@ -271,16 +287,29 @@ def _rewards(config: RunConfig, session: Session, problems: ProblemLog) -> Rewar
     return RewardPool(config.rewards, on_problem=problems.take, log_file=log_file)
 
 
-def _prompt_sampler(
-    config: RunConfig, prompts: RowSet[PromptSet], session: Session
-) -> PromptSampler:
+@contextmanager
+def _filter_judges(
+    config: RunConfig, session: Session, problems: ProblemLog, *, total_steps: int
+) -> Iterator[FilterJudges | None]:
+    """Yield what asks the filters that are users' functions; None if there are none."""
+    assert config.rewards is not None, "combinations asks for rewards"
+    functions = tuple(f for f in config.rollout.filters if isinstance(f, FunctionFilter))
+    if not functions:
+        yield None
+        return
+    settings = FilterFunctions(functions, config.rewards.timeout_s)
+    log_file = session.run_dir.path / "filters.log"
+    with RewardPool(
+        settings, on_problem=problems.take_filter, log_file=log_file, noun="filter"
+    ) as pool:
+        yield FilterJudges(pool, config.rewards, total_steps=total_steps)
+
+
+def _prompt_sampler(config: RunConfig, prompts: RowSet[PromptSet], session: Session) -> PromptDraws:
     found = session.resume.found
-    return PromptSampler(
-        prompts.ids,
-        seed=config.seed,
-        shuffle=config.data.shuffle,
-        fingerprint=prompts.rows.fingerprint,
-        state=found.section("data") if found is not None else None,
+    state = found.section("data") if found is not None else None
+    return open_draws(
+        config.data, config.rollout.curriculum, prompts, seed=config.seed, state=state
     )
 
 
