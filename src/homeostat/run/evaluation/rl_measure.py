@@ -12,6 +12,7 @@ from homeostat.columns import dense
 from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.expert_load import load_metrics
+from homeostat.run.learning.kept import kept_metrics
 from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.probes import worst
 from homeostat.run.learning.routes import route_metrics
@@ -36,6 +37,7 @@ def rl_metrics(
         **load_metrics(learned.reports, parts.config.model.moe, sheet=parts.trainer.sheet),
         **worst(learned.probes),
         **learned.mismatch,
+        **kept_metrics(samples, vocabulary=parts.trainer.sheet.vocab_size),
         **_signal_metrics(rollouts, learned),
         **_missing_metrics(samples, labels),
         **{name: total / count for name, (total, count) in rollouts.logged.items()},
