@@ -222,9 +222,19 @@ COLUMNS: dict[str, Column] = {
         dims=("layer", "slot"),
         on_prompts=True,
     ),
+    "kept_ids": Column(
+        "ids that top-k, top-p or min-p left to draw the token from, ascending; none where the "
+        "whole vocabulary was left",
+        np.int32,
+        frozenset((Reader.MODEL,)),
+        is_ragged=True,
+    ),
 }
 
 
+# The sets that tokens were drawn from, and the most ids that one may have (rollout/kept.py).
+KEPT_IDS = "kept_ids"
+MAX_KEPT_IDS = 1024
 # What replay of routes reads (train/replay.py): which experts, and with which weights.
 ROUTES = ("routed_experts", "routed_weights")
 

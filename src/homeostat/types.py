@@ -76,9 +76,10 @@ class Author(StrEnum):
 class Segment:
     """Tokens of a completion that one author wrote under one version of the policy.
 
-    `engine_logp_T` is under the full distribution at the sampling temperature, so it can be
-    compared with the trainer's. If top-k or top-p truncated the distribution, `sampled_logp_T` is
-    under the truncated one; None means that nothing was truncated. Tokens that no engine sampled
+    `engine_logp_T` is under the full distribution at the sampling temperature. If top-k, top-p or
+    min-p truncated the distribution, `sampled_logp_T` is under the truncated one; None means that
+    nothing was truncated. The column `kept_ids` holds what the truncation left of each token's
+    distribution, so that the trainer can compute over the same. Tokens that no engine sampled
     have NaN. `columns` holds what else the engine recorded of each token, as `homeostat.columns`
     declares it.
     """
@@ -119,6 +120,15 @@ class Completion:
     @cached_property
     def engine_logp_T(self) -> FloatArray:
         parts = [segment.engine_logp_T for segment in self.segments]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+    @cached_property
+    def sampled_logp_T(self) -> FloatArray:
+        """Log-probs under the distributions that the tokens were drawn from, truncated or not."""
+        parts = [
+            segment.engine_logp_T if segment.sampled_logp_T is None else segment.sampled_logp_T
+            for segment in self.segments
+        ]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
     @cached_property

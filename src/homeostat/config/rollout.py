@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from homeostat.columns import MAX_KEPT_IDS
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.curriculum import AllFailedFilter, AnyFilter, CurriculumConfig
 from homeostat.config.native import NativeEngineConfig
@@ -30,6 +31,27 @@ class RolloutConfig(Settings):
         ge=0,
         le=100,
         help="Sampling temperature; log-probs are computed at the same temperature.",
+    )
+    top_p: float = key(
+        1.0,
+        gt=0,
+        le=1,
+        help="Sample only from the most likely tokens whose probabilities add up to this. "
+        "Log-probs, ratios and entropy are then over the same tokens.",
+    )
+    top_k: int | None = key(
+        None,
+        ge=1,
+        le=MAX_KEPT_IDS,
+        help="Sample only from this many of the most likely tokens. At most 1,024, because the "
+        "tokens that were left are recorded and replayed in training.",
+    )
+    min_p: float = key(
+        0.0,
+        ge=0,
+        le=1,
+        help="Sample only from tokens that are at least this many times as likely as the most "
+        "likely one.",
     )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = key(
         (),
@@ -84,6 +106,11 @@ class RolloutConfig(Settings):
         """Return whether something in the recipe depends on which samples are solved."""
         judged = any(isinstance(one, AllFailedFilter) for one in self.filters)
         return judged or self.curriculum is not None
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether tokens are drawn from a part of the vocabulary."""
+        return self.top_p < 1 or self.top_k is not None or self.min_p > 0
 
     @property
     def samples_per_step(self) -> int:

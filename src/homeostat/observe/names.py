@@ -234,6 +234,18 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "Effective sample size under the ratios of whole completions, as a share of the sample.",
     ),
     MetricInfo(
+        "sampling/kept_share",
+        "share",
+        _MEAN,
+        "Mean share of the vocabulary that top-k, top-p and min-p left to draw a token from.",
+    ),
+    MetricInfo(
+        "sampling/kept_mass",
+        "share",
+        _MEAN,
+        "Mean probability of what was left, under the distribution before the cut.",
+    ),
+    MetricInfo(
         "sampling/by_age/<i>/share",
         "share",
         _MEAN,

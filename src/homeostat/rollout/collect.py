@@ -220,6 +220,7 @@ class Collector:
             step=next(iter(keys)).step,
             progress=lambda done, total: tell("sampling", done, total),
             router_replay=self.moe.router_replay,
+            kept_ids=self.sampling.is_cut,
         )
         found.generate_s += time.perf_counter() - started
         started = time.perf_counter()
@@ -267,6 +268,7 @@ def sample_and_score(
     deadline_s: float | None = None,
     progress: Progress = lambda done, total: None,
     router_replay: ReplayMode = "off",
+    kept_ids: bool = False,
 ) -> list[PendingGroup]:
     """Sample groups, and start the rewards of each as soon as it is whole.
 
@@ -279,6 +281,7 @@ def sample_and_score(
         deadline_s=deadline_s,
         progress=progress,
         router_replay=router_replay,
+        kept_ids=kept_ids,
     )
     pending = {
         place: scorer.begin(draws[place].prompt, completions, step=step)
@@ -292,6 +295,9 @@ def training_sampling(rollout: RolloutConfig, tokenizer: ChatTokenizer) -> Sampl
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,
         temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
         stop_ids=tokenizer.stop_ids | frozenset(rollout.stop_token_ids),
         stop_strings=rollout.stop,
     )

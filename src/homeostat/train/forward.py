@@ -17,7 +17,7 @@ from torch import Tensor
 
 from homeostat.algorithms.losses import EntropyNeed, LossInputs, loss_of
 from homeostat.algorithms.terms import LossTerms
-from homeostat.columns import dense
+from homeostat.columns import KEPT_IDS, Ragged, dense
 from homeostat.config.trainer import TrainerConfig
 from homeostat.expert_load import RouterLoss
 from homeostat.models.build import Model
@@ -29,6 +29,7 @@ from homeostat.models.routing import Routing
 from homeostat.models.value_head import value_weight, values
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
+from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
 from homeostat.ops.sharing import SharedPrompts
 from homeostat.train.reducers import REDUCERS, TokenPlaces
@@ -241,11 +242,13 @@ class Forward:
             last_B = self._send(np.cumsum(batch.lengths_B) - 1)
             value_M, value_B = (values(hidden_ND[i], head_1D) for i in (index_M - 1, last_B))
             return TokenScores(None, None, index_M, row_of_M, value_M, value_B)
-        inputs = (hidden_ND[index_M - 1], model.output_weight(), tokens_N[index_M])
+        weight_VD = model.output_weight()
+        inputs = (hidden_ND[index_M - 1], weight_VD, tokens_N[index_M])
         how = {
             "temperature": temperature,
             "chunk_bytes": self.config.logits_bytes(self.runtime.device.type),
             "numerics": model.numerics,
+            "kept": self._kept(batch, vocabulary=weight_VD.shape[0]),
         }
         if entropy is EntropyNeed.NONE:
             logp_M, entropy_M = token_logprobs(*inputs, **how), None
@@ -253,6 +256,15 @@ class Forward:
             with_grad = entropy is EntropyNeed.GRAD
             logp_M, entropy_M = token_logprobs_and_entropy(*inputs, **how, entropy_grad=with_grad)
         return TokenScores(logp_M, entropy_M, index_M, row_of_M)
+
+    def _kept(self, batch: TrainBatch, *, vocabulary: int) -> KeptSets | None:
+        """Return the sets that the trained tokens were drawn from; None where nothing was cut."""
+        column = batch.columns.get(KEPT_IDS)
+        if column is None:
+            return None
+        assert isinstance(column, Ragged), "columns.py declares it ragged"
+        index_M, _ = predicted_positions(batch)
+        return KeptSets.of(column, batch.tokens_N, index_M, vocabulary=vocabulary, send=self._send)
 
     def _watch(self, model: Model, batch: TrainBatch, loss: RouterLoss | None) -> LoadWatch | None:
         if model.moe is None:

@@ -14,6 +14,7 @@ from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.critic import critic_metrics
+from homeostat.run.learning.kept import kept_metrics
 from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.probes import worst
 from homeostat.run.learning.routes import route_metrics
@@ -39,6 +40,7 @@ def rl_metrics(
         **load_metrics(learned.reports, parts.config.model.moe, sheet=parts.trainer.sheet),
         **worst(learned.probes),
         **learned.mismatch,
+        **kept_metrics(samples, vocabulary=parts.trainer.sheet.vocab_size),
         **_signal_metrics(rollouts, learned),
         **_filter_metrics(rollouts, parts),
         **_mix_metrics(rollouts, parts),

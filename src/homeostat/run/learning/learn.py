@@ -24,6 +24,7 @@ from homeostat.config.run import RunConfig
 from homeostat.errors import TrainingHaltedError
 from homeostat.run.learning.coverage import num_trained, scaled_up, some_of, together
 from homeostat.run.learning.critic import CriticLearner, CriticStep
+from homeostat.run.learning.kept import require_kept
 from homeostat.run.learning.mismatch import WorstToken, compare, known_logp, with_text
 from homeostat.run.learning.passes import Passes, by_row, numbered
 from homeostat.run.learning.probes import NUM_SCORED, first_ratio_off, plan_probes, round_trip_bad
@@ -137,6 +138,7 @@ class Learner:
             return learned
         started = time.perf_counter()
         require_routes(groups, self.config.model.moe, self.trainer.sheet.moe)
+        require_kept(groups)
         rows = step_rows(groups, self.config)
         spans = split_groups(len(groups), self.config.trainer.updates_per_step)
         penalty_ST = self._score(rows, spans, step, learned)

@@ -148,7 +148,7 @@ def _columns(
     """Columns that the engine recorded of the tokens of a prompt and its completion."""
     lengths = (len(prompt.tokens_T), len(completion))
     # What a tool or user wrote has no log-prob.
-    engine_logp_T = np.where(completion.by_policy_T, completion.engine_logp_T, np.float32(0))
+    engine_logp_T = np.where(completion.by_policy_T, completion.sampled_logp_T, np.float32(0))
     of_completion = {"engine_logp": engine_logp_T, **completion.columns}
     parts = [
         {name: values for name, values in columns.items() if name not in unread}

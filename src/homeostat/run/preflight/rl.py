@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.columns import MAX_KEPT_IDS
 from homeostat.config.critic import CriticConfig
 from homeostat.config.observe import EvalSamplingConfig
 from homeostat.config.rewards import RewardsConfig
-from homeostat.config.rollout import CheckpointReference
+from homeostat.config.rollout import CheckpointReference, RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import SharedMemoryConfig
 from homeostat.data.inputs import Inputs, Part, count_steps, require_stop_ids
@@ -134,6 +135,8 @@ def engine_items(
     yield Item("engine", "ok", text + foreseen.text, facts)
     capabilities = backend.capabilities(prospect)
     yield _weights_item(config, capabilities)
+    if config.rollout.is_cut:
+        yield _cut_item(config.rollout, vocabulary=preview.vocab_size)
     moe = None if preview.decoder is None else preview.decoder.moe
     require_replay(config, moe, capabilities)
     if moe is not None:
@@ -166,6 +169,23 @@ def _routes_item(config: RunConfig, moe: MoeShape, engine: Capabilities) -> Item
     if settings.replay_reference:
         text += "; the reference replays them, too"
     return Item("routes", "ok", text, {**facts, "buffer_bytes": settings.replay_buffer_bytes})
+
+
+def _cut_item(rollout: RolloutConfig, *, vocabulary: int) -> Item:
+    """Say what tokens are drawn from, and where a set may become too large to be replayed."""
+    facts = {"top_p": rollout.top_p, "top_k": rollout.top_k, "min_p": rollout.min_p}
+    parts = [f"{name}={value:g}" for name, value in facts.items() if value is not None]
+    text = (
+        f"tokens are drawn from what {', '.join(parts)} leave of the distribution, and log-probs, "
+        "ratios, KL and entropy are over the same tokens"
+    )
+    if rollout.top_k is None and vocabulary > MAX_KEPT_IDS:
+        text += (
+            f". A token that keeps more than {MAX_KEPT_IDS:,} of the {vocabulary:,} ids would stop "
+            f"the run: set rollout.top_k={MAX_KEPT_IDS} or less if the policy may be so uncertain"
+        )
+        return Item("sampling", "warning", text, facts)
+    return Item("sampling", "ok", text, facts)
 
 
 def _weights_item(config: RunConfig, engine: Capabilities) -> Item:
