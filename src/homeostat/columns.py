@@ -196,6 +196,11 @@ COLUMNS: dict[str, Column] = {
     ),
     "ref_logp": _floats("log-prob under the reference", Reader.LOSS),
     "advantage": _floats("advantage of the token", Reader.LOSS),
+    "truth": _floats(
+        "1 for a token of the truth, whose cross-entropy is in the loss; 0 for a sampled one",
+        Reader.MODEL,
+        Reader.LOSS,
+    ),
     "routed_experts": Column(
         "experts that the engine sent the token to, in slot order; none of a row's last token, "
         "which no engine runs",
@@ -215,6 +220,8 @@ COLUMNS: dict[str, Column] = {
     ),
 }
 
+# Marks tokens that are imitated, in rows beside those that were sampled.
+TRUTH = "truth"
 
 # What replay of routes reads (train/replay.py): which experts, and with which weights.
 ROUTES = ("routed_experts", "routed_weights")

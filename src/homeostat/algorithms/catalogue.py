@@ -12,6 +12,7 @@ from homeostat.algorithms import (
     cispo,
     dapo,
     dr_grpo,
+    ebft,
     grpo,
     gspo,
     reinforce_pp,
@@ -43,6 +44,7 @@ ALGORITHMS = {
     "cispo": Algorithm(cispo.advantages, cispo.surrogate),
     "rloo": Algorithm(rloo.advantages, rloo.surrogate),
     "reinforce_pp": Algorithm(reinforce_pp.advantages, reinforce_pp.surrogate),
+    "ebft": Algorithm(ebft.advantages, ebft.surrogate),
 }
 
 

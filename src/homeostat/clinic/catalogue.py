@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from homeostat.clinic.faults import (
     data,
+    energy,
     engine,
     experts,
     learning,
@@ -17,7 +18,7 @@ from homeostat.clinic.recipes import BALANCED, Body
 
 INJECTORS: dict[str, type[Injector]] = {
     fault.name: fault
-    for module in (learning, numerics, data, reward, policy, engine, machine, experts)
+    for module in (learning, numerics, data, reward, policy, engine, machine, experts, energy)
     for fault in module.FAULTS
 }
 
@@ -38,6 +39,10 @@ HEALTHY: dict[str, Body] = {
     "cispo_reverse": Body("reverse", "cispo", steps=60, num_digits=(4,)),
     "rloo_largest": Body("largest", "rloo", steps=60),
     "reinforce_pp_copy": Body("copy", "reinforce_pp", steps=60, num_digits=(6,)),
+    "ebft_sort": Body("sort", "ebft", steps=60, changes=energy.ENERGY),
+    "ebft_copy_whitened": Body(
+        "copy", "ebft", steps=60, changes={**energy.ENERGY, "ebft": {"whitening": True}}
+    ),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
     "sft_moe": Body("sort", "sft", family="qwen3_moe", steps=60, changes=BALANCED),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.cluster_combinations import find_cluster_conflicts
+from homeostat.config.ebft_combinations import find_ebft_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.moe_combinations import find_moe_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
@@ -27,6 +28,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
+    problems += find_ebft_conflicts(config)
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)
     return problems

@@ -7,6 +7,7 @@ A key that is left out is null in its class, but has a value in the config that 
     trainer.lr                       2e-5 SFT, 1e-6 RL; ten times as much for an adapter
     trainer.optimizer.weight_decay   0.01; none on an adapter
     eval.sampling.temperature        0 (greedy) for one sample; for several, as in training
+    rollout.max_new_tokens           512; ebft.generate_length where text is continued in strides
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ def with_defaults(config: RunConfig) -> RunConfig:
     if trainer.lr is None:
         trainer = trainer.model_copy(update={"lr": _rate(config)})
     config = config.model_copy(update={"trainer": trainer})
+    if config.is_strided and "max_new_tokens" not in config.rollout.model_fields_set:
+        sized = config.rollout.model_copy(update={"max_new_tokens": config.ebft.generate_length})
+        config = config.model_copy(update={"rollout": sized})
     sampling = config.eval.sampling
     # Without held-out prompts nothing is sampled, so the key stays null.
     if sampling.temperature is None and config.is_rl and config.has_validation:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from homeostat.config.algorithm import CispoConfig, ReinforcePpConfig, SftConfig
 from homeostat.config.correction_combinations import find_correction_conflicts
-from homeostat.config.data import PromptSource, ReasoningGymSource
+from homeostat.config.data import PromptSource, ReasoningGymSource, TextSource
 from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
@@ -59,6 +59,9 @@ def _all_sources(config: RunConfig) -> Iterator[tuple[str, object]]:
 
 
 def _sources(config: RunConfig) -> Iterator[Problem]:
+    if config.is_strided:
+        yield from _texts(config)
+        return
     for place, source in _all_sources(config):
         if not isinstance(source, (PromptSource, ReasoningGymSource)):
             yield Problem(
@@ -72,6 +75,21 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
             "a prompt that is cut off asks for something else.",
             "Set it to drop or refuse.",
         )
+    yield from _in_memory(config)
+
+
+def _texts(config: RunConfig) -> Iterator[Problem]:
+    for place, source in _all_sources(config):
+        if not isinstance(source, TextSource):
+            yield Problem(
+                f"{place}.type",
+                f"ebft.mode=strided continues raw text, and a {source.type} source gives none.",  # type: ignore[attr-defined]
+                "Use text, or ebft.mode=structured.",
+            )
+    yield from _in_memory(config)
+
+
+def _in_memory(config: RunConfig) -> Iterator[Problem]:
     for name in ("cache_dir", "num_processes", "prefetch_updates"):
         if name in config.data.model_fields_set:
             yield Problem(
@@ -139,14 +157,15 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:
-    if config.rewards is None:
+    functions = config.reward_functions.functions
+    if not functions and config.energy is None:
         yield Problem(
             "rewards",
             "RL needs to know what a completion earns.",
             "Add rewards.functions, {type: exact_match, column: answer} say.",
         )
         return
-    names = {reward.label for reward in config.rewards.functions}
+    names = {reward.label for reward in functions}
     solved_by = config.eval.sampling.solved_by
     if solved_by is not None and solved_by not in names:
         yield Problem(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from homeostat.config.algorithm import AnyAlgorithm, SftConfig
+from homeostat.config.algorithm import AnyAlgorithm, EbftPolicyConfig, SftConfig
 from homeostat.config.base import PathText, Settings, key
 from homeostat.config.cluster import AnyCluster, InProcessCluster
 from homeostat.config.data import DataConfig
+from homeostat.config.ebft import EbftConfig
 from homeostat.config.health import HealthConfig
 from homeostat.config.mesh import Mesh
 from homeostat.config.model import LoraConfig, ModelConfig
@@ -49,6 +50,9 @@ class RunConfig(Settings):
     engine: AnyEngine = key(NativeEngineConfig(), help="The engine that samples completions (RL).")
     sync: SyncConfig = key(SyncConfig(), help="How new weights reach the engine (RL).")
     rewards: RewardsConfig | None = key(None, help="Functions that score completions (RL).")
+    ebft: EbftConfig = key(
+        EbftConfig(), help="Features and energy of energy-based fine-tuning (algorithm.type=ebft)."
+    )
     reference: AnyReference | None = key(
         None,
         help="The model with which algorithm.kl compares the policy. Default: the policy from "
@@ -119,6 +123,21 @@ class RunConfig(Settings):
     def is_rl(self) -> bool:
         """Return whether this is reinforcement learning rather than SFT."""
         return not isinstance(self.algorithm, SftConfig)
+
+    @property
+    def energy(self) -> EbftConfig | None:
+        """Return the settings of the energy; None if the run has none."""
+        return self.ebft if isinstance(self.algorithm, EbftPolicyConfig) else None
+
+    @property
+    def is_strided(self) -> bool:
+        """Return whether the run continues raw text at regular positions."""
+        return self.energy is not None and self.energy.is_strided
+
+    @property
+    def reward_functions(self) -> RewardsConfig:
+        """Return the rewards; without any function where the energy is the only reward."""
+        return self.rewards or RewardsConfig()
 
     @property
     def sft(self) -> SftConfig:

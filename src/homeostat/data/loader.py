@@ -24,7 +24,7 @@ from homeostat.algorithms.sft import loss_spec
 from homeostat.config.algorithm import SftConfig
 from homeostat.config.data import DataConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.data.packing import Bins, group, pack
+from homeostat.data.packing import Bins, group, pack, pack_nested
 from homeostat.data.prepare import shuffled
 from homeostat.data.store import RowStore
 from homeostat.errors import DataError
@@ -168,9 +168,20 @@ def eval_batches(
 
 
 def micro_batches(
-    rows: Sequence[TokenRow], trainer: TrainerConfig, *, num_data_groups: int = 1
+    rows: Sequence[TokenRow],
+    trainer: TrainerConfig,
+    *,
+    num_data_groups: int = 1,
+    nested: bool = False,
 ) -> tuple[TrainBatch, ...]:
-    """Split the rows of an update as the trainer's settings say, in full rounds of data groups."""
+    """Split the rows of an update as the trainer's settings say, in full rounds of data groups.
+
+    `nested`: neighbouring rows continue longer and longer prefixes of a text, which is computed
+    once for all rows of a micro-batch (ops/branches.py). So they stay together, and count once.
+    """
+    if nested and trainer.packing and trainer.share_prompts:
+        budget = trainer.tokens_per_micro_batch
+        return _batches(rows, pack_nested(rows, budget, multiple_of=num_data_groups))
     return _batches(rows, _split([len(row) for row in rows], trainer, num_data_groups))
 
 

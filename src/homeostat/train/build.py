@@ -1,11 +1,12 @@
 """From a recipe to the models that a trainer works with: the policy and, where a KL term asks for
-one, the reference. Every backend decides here, so that all of them decide alike.
+one, the reference; where an energy does, the model of its features. Every backend decides here, so
+that all of them decide alike.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -62,7 +63,29 @@ def role_models(
     elif choice is not None:
         changes = choice.refresh_steps is not None
         models[Role.REFERENCE] = RoleModel(starting_policy(policy), changes=changes)
+    if config.energy is not None:
+        models[Role.FEATURES] = _features(config, models, starting_policy)
     return models
+
+
+def _features(
+    config: RunConfig,
+    models: Mapping[Role, RoleModel],
+    starting_policy: Callable[[LoadedModel], LoadedModel],
+) -> RoleModel:
+    """Return the model from which the run starts. It never changes, so it may have other roles."""
+    policy, reference = models[Role.POLICY], models.get(Role.REFERENCE)
+    if _starts_bare(config):
+        return RoleModel(policy.loaded, without_adapter=True)
+    is_start = isinstance(reference_of(config), InitialReference)
+    if reference is not None and is_start and not reference.changes:
+        return reference
+    return RoleModel(starting_policy(policy.loaded))
+
+
+def _starts_bare(config: RunConfig) -> bool:
+    """Return whether the starting policy is the model without its adapter."""
+    return config.lora is not None and config.lora.path is None
 
 
 def reference_of(config: RunConfig) -> AnyReference | None:
@@ -76,8 +99,8 @@ def reference_of(config: RunConfig) -> AnyReference | None:
         return None
     if config.reference is not None:
         return config.reference
-    starts_bare = config.lora is not None and config.lora.path is None
-    return AdapterOffReference(type="adapter_off") if starts_bare else InitialReference()
+    bare = _starts_bare(config)
+    return AdapterOffReference(type="adapter_off") if bare else InitialReference()
 
 
 def _from_checkpoint(
