@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource, RlSource
-from homeostat.data.chat import encode_prompt, parse_prompt
+from homeostat.data.chat import encode_prompt, parse_prompt, with_system
 from homeostat.data.gym import GymRows
 from homeostat.data.overlong import OverlongTextError
 from homeostat.data.prepare import Progress, shuffled
@@ -175,7 +175,7 @@ def _messages(prompt: Any, source: RlSource) -> list[Any] | None:
     if isinstance(prompt, str) and not source.chat:
         return None
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return _with_system(messages, source.system)
+    return with_system(messages, source.system)
 
 
 def _read(row: dict[str, Any], source: RlSource) -> tuple[Any, dict[str, Any]]:
@@ -187,14 +187,6 @@ def _read(row: dict[str, Any], source: RlSource) -> tuple[Any, dict[str, Any]]:
         kind = type(prompt).__name__
         raise BadRowError("wrong type", f"column {source.prompt_column!r} holds a {kind}")
     return prompt, {name: held for name, held in row.items() if name != source.prompt_column}
-
-
-def _with_system(messages: list[Any], system: str | None) -> list[Any]:
-    first = messages[0] if messages else None
-    has_own = isinstance(first, dict) and first.get("role") == "system"
-    if system is None or has_own or not messages:
-        return messages
-    return [{"role": "system", "content": system}, *messages]
 
 
 def _open(source: RlSource) -> RowSource:
