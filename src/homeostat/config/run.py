@@ -161,6 +161,12 @@ class RunConfig(Settings):
         return self.energy is not None and self.energy.is_strided
 
     @property
+    def requests_per_step(self) -> int:
+        """Return the largest number of completions in a step."""
+        positions = len(self.ebft.anchors(self.data.max_length)) if self.is_strided else 1
+        return self.rollout.samples_per_step * positions
+
+    @property
     def reward_functions(self) -> RewardsConfig:
         """Return the rewards; without any function where the energy is the only reward."""
         return self.rewards or RewardsConfig()

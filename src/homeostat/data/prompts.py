@@ -56,6 +56,11 @@ class PromptSet:
     def __len__(self) -> int:
         return len(self._prompts)
 
+    @property
+    def asked_per_row(self) -> float:
+        """Return how many prompts a row asks on average."""
+        return 1.0
+
     def drawn(self, prompt_id: int) -> Sequence[int]:
         """Return the ids of the prompts that are asked when a row is drawn: the row's own."""
         return (prompt_id,)

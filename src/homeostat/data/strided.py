@@ -48,6 +48,10 @@ class StridedSet(PromptSet):
         """Return the number of anchors of all texts."""
         return int(self._first[-1])
 
+    @property
+    def asked_per_row(self) -> float:
+        return self.num_asked / len(self)
+
     def drawn(self, prompt_id: int) -> Sequence[int]:
         return range(int(self._first[prompt_id]), int(self._first[prompt_id + 1]))
 

@@ -94,13 +94,20 @@ def _features(
     starting_policy: Callable[[LoadedModel], LoadedModel],
 ) -> RoleModel:
     """Return the model from which the run starts. It never changes, so it may have other roles."""
-    policy, reference = models[Role.POLICY], models.get(Role.REFERENCE)
+    policy = models[Role.POLICY].loaded
+    if copies_features(config):
+        return RoleModel(starting_policy(policy))
     if _starts_bare(config):
-        return RoleModel(policy.loaded, without_adapter=True)
-    is_start = isinstance(reference_of(config), InitialReference)
-    if reference is not None and is_start and not reference.changes:
-        return reference
-    return RoleModel(starting_policy(policy.loaded))
+        return RoleModel(policy, without_adapter=True)
+    return models[Role.REFERENCE]
+
+
+def copies_features(config: RunConfig) -> bool:
+    """Return whether the features of an energy need a copy of the starting policy."""
+    if config.energy is None or _starts_bare(config):
+        return False
+    reference = reference_of(config)
+    return not isinstance(reference, InitialReference) or reference.refresh_steps is not None
 
 
 def _starts_bare(config: RunConfig) -> bool:
