@@ -205,6 +205,11 @@ COLUMNS: dict[str, Column] = {
         Reader.LOSS,
     ),
     "return": _floats("what the critic is trained towards at the token", Reader.LOSS),
+    "truth": _floats(
+        "1 for a token of the truth, whose cross-entropy is in the loss; 0 for a sampled one",
+        Reader.MODEL,
+        Reader.LOSS,
+    ),
     "routed_experts": Column(
         "experts that the engine sent the token to, in slot order; none of a row's last token, "
         "which no engine runs",
@@ -231,6 +236,8 @@ COLUMNS: dict[str, Column] = {
     ),
 }
 
+# Marks tokens that are imitated, in rows beside those that were sampled.
+TRUTH = "truth"
 
 # The sets that tokens were drawn from, and the most ids that one may have (rollout/kept.py).
 KEPT_IDS = "kept_ids"

@@ -47,6 +47,8 @@ class Role(StrEnum):
     POLICY = "policy"
     REFERENCE = "reference"
     CRITIC = "critic"
+    # Computes the features by which energy-based fine-tuning compares texts.
+    FEATURES = "features"
 
 
 class StopReason(StrEnum):
@@ -170,12 +172,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A row to answer. `prompt` is its text or its messages; `columns` holds the other columns."""
+    """A row to answer. `prompt` is its text or its messages; `columns` holds the other columns.
+
+    `reference_T` is what the policy should have answered, in tokens that follow those of the
+    prompt; None if the run compares samples with nothing.
+    """
 
     prompt_id: int
     tokens_T: IntArray
     prompt: str | list[dict[str, Any]]
     columns: Mapping[str, Any]
+    reference_T: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from homeostat.algorithms.energy import Energies
 from homeostat.types import BoolArray, FloatArray64, IntArray
 
 # Added to a standard deviation before dividing: bounds the advantages of nearly equal rewards.
@@ -47,7 +48,7 @@ class RewardBatch:
     `lengths_S` counts completion tokens. `trained_S` is False for masked samples, whose rewards
     still count in their groups. `penalty_ST` is the KL penalty of every completion token, including
     the coefficient, if it is subtracted from the rewards. `critic` is there if the algorithm has
-    one.
+    one. `energies` are part of the rewards, where a run has them.
     """
 
     rewards_S: FloatArray64
@@ -56,6 +57,7 @@ class RewardBatch:
     trained_S: BoolArray
     penalty_ST: list[FloatArray64] | None
     critic: CriticValues | None = None
+    energies: Energies | None = None
 
     def __post_init__(self) -> None:
         sizes = {len(self.rewards_S), len(self.group_S), len(self.lengths_S), len(self.trained_S)}
@@ -88,6 +90,14 @@ def has_signal(rewards_G: FloatArray64) -> bool:
         return False
     # Relative to the largest: rewards of 1e6 and of 1e-3 round by different amounts.
     return bool(np.ptp(known_G) > ROUNDING * np.abs(known_G).max())
+
+
+def signal_S(rewards_S: FloatArray64, group_S: IntArray) -> BoolArray:
+    """Return a mask of the samples that have a reward, in groups whose rewards differ."""
+    found_S = np.zeros(len(rewards_S), dtype=bool)
+    for members in _groups_with_signal(rewards_S, group_S):
+        found_S[members] = True
+    return found_S
 
 
 def group_mean_off(rewards_S: FloatArray64, group_S: IntArray) -> FloatArray64:

@@ -13,6 +13,7 @@ from homeostat.algorithms import (
     cpgd,
     dapo,
     dr_grpo,
+    ebft,
     gmpo,
     grpo,
     gspo,
@@ -51,6 +52,7 @@ ALGORITHMS = {
     "cpgd": Algorithm(cpgd.advantages, cpgd.surrogate),
     "sapo": Algorithm(sapo.advantages, sapo.surrogate),
     "gmpo": Algorithm(gmpo.advantages, gmpo.surrogate),
+    "ebft": Algorithm(ebft.advantages, ebft.surrogate),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from homeostat.clinic.faults import (
     critic,
     data,
+    energy,
     engine,
     experts,
     learning,
@@ -16,10 +17,9 @@ from homeostat.clinic.faults import (
 from homeostat.clinic.injector import Injector
 from homeostat.clinic.recipes import BALANCED, Body
 
+MODULES = (learning, critic, numerics, data, reward, policy, engine, machine, experts, energy)
 INJECTORS: dict[str, type[Injector]] = {
-    fault.name: fault
-    for module in (learning, critic, numerics, data, reward, policy, engine, machine, experts)
-    for fault in module.FAULTS
+    fault.name: fault for module in MODULES for fault in module.FAULTS
 }
 
 _LORA = {"lora": {"rank": 8, "targets": ["all-linear"]}, "trainer.lr": 1e-2}
@@ -43,6 +43,10 @@ HEALTHY: dict[str, Body] = {
     "cpgd_copy": Body("copy", "cpgd", steps=40, num_digits=(6,)),
     "sapo_reverse": Body("reverse", "sapo", steps=40, num_digits=(4,)),
     "gmpo_shift": Body("shift", "gmpo", steps=40),
+    "ebft_sort": Body("sort", "ebft", steps=60, changes=energy.ENERGY),
+    "ebft_copy_whitened": Body(
+        "copy", "ebft", steps=60, changes={**energy.ENERGY, "ebft": {"whitening": True}}
+    ),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
     "sft_moe": Body("sort", "sft", family="qwen3_moe", steps=60, changes=BALANCED),

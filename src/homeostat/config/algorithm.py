@@ -364,6 +364,24 @@ class GmpoConfig(PolicyGradientConfig):
     )
 
 
+class EbftPolicyConfig(PolicyGradientConfig):
+    """Energy-based fine-tuning (arXiv:2603.12248): the energy is the reward; see section `ebft`.
+
+    The gradient is that of the log-probs of whole completions, as in rloo.
+    """
+
+    type: Literal["ebft"]
+    normalise: Literal["token", "sequence", "fixed"] = key(
+        "fixed",
+        help="How the loss is normalised over the update; token, sequence and fixed are "
+        "explained above.",
+    )
+    scale: Literal["group", "batch", "none"] = key(
+        "none",
+        help="Must be none: ebft.advantage_estimator says whether advantages are scaled.",
+    )
+
+
 AnyPolicyGradient = (
     GrpoConfig
     | DrGrpoConfig
@@ -376,5 +394,6 @@ AnyPolicyGradient = (
     | CpgdConfig
     | SapoConfig
     | GmpoConfig
+    | EbftPolicyConfig
 )
 AnyAlgorithm = Annotated[SftConfig | AnyPolicyGradient | AnyPreference, Field(discriminator="type")]

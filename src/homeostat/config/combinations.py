@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.critic_combinations import find_critic_length_conflicts
 from homeostat.config.curriculum_combinations import find_late_points, find_mixing_conflicts
+from homeostat.config.ebft_combinations import find_ebft_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.moe_combinations import find_moe_conflicts
 from homeostat.config.preference_combinations import find_preference_conflicts
@@ -31,6 +32,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
     problems += find_mixing_conflicts(config)
+    problems += find_ebft_conflicts(config)
     problems += find_preference_conflicts(config)
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)

@@ -12,6 +12,7 @@ A key that is left out is null in its class, but has a value in the config that 
     critic.lr                        1e-5; ten times as much for an adapter
     critic.optimizer.weight_decay    as trainer.optimizer.weight_decay
     eval.sampling.temperature        0 (greedy) for one sample; for several, as in training
+    rollout.max_new_tokens           512; ebft.generate_length where text is continued in strides
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ def with_defaults(config: RunConfig) -> RunConfig:
     if trainer.lr is None:
         trainer = trainer.model_copy(update={"lr": _rate(config)})
     config = config.model_copy(update={"trainer": trainer, "critic": _critic(config)})
+    if config.is_strided and "max_new_tokens" not in config.rollout.model_fields_set:
+        sized = config.rollout.model_copy(update={"max_new_tokens": config.ebft.generate_length})
+        config = config.model_copy(update={"rollout": sized})
     if isinstance(config.algorithm, PreferenceAlgorithm) and config.preference.beta is None:
         shared = config.preference.model_copy(update={"beta": config.algorithm.beta})
         config = config.model_copy(update={"preference": shared})

@@ -13,7 +13,7 @@ from homeostat.config.algorithm import (
 from homeostat.config.correction_combinations import find_correction_conflicts
 from homeostat.config.critic_combinations import find_critic_conflicts
 from homeostat.config.curriculum_combinations import find_filter_conflicts
-from homeostat.config.data import RlSource, all_sources
+from homeostat.config.data import RlSource, TextSource, all_sources
 from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
@@ -69,6 +69,9 @@ def _not_rl(config: RunConfig) -> Iterator[Problem]:
 
 
 def _sources(config: RunConfig) -> Iterator[Problem]:
+    if config.is_strided:
+        yield from _texts(config)
+        return
     for place, source in all_sources(config.data):
         if not isinstance(source, RlSource):
             yield Problem(
@@ -82,6 +85,21 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
             "a prompt that is cut off asks for something else.",
             "Set it to drop or refuse.",
         )
+    yield from _in_memory(config)
+
+
+def _texts(config: RunConfig) -> Iterator[Problem]:
+    for place, source in all_sources(config.data):
+        if not isinstance(source, TextSource):
+            yield Problem(
+                f"{place}.type",
+                f"ebft.mode=strided continues raw text, and a {source.type} source gives none.",
+                "Use text, or ebft.mode=structured.",
+            )
+    yield from _in_memory(config)
+
+
+def _in_memory(config: RunConfig) -> Iterator[Problem]:
     for name in ("cache_dir", "num_processes", "prefetch_updates"):
         if name in config.data.model_fields_set:
             yield Problem(
@@ -149,14 +167,15 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:
-    if config.rewards is None:
+    functions = config.reward_functions.functions
+    if not functions and config.energy is None:
         yield Problem(
             "rewards",
             "RL needs to know what a completion earns.",
             "Add rewards.functions, {type: exact_match, column: answer} say.",
         )
         return
-    names = {reward.label for reward in config.rewards.functions}
+    names = {reward.label for reward in functions}
     solved_by = config.eval.sampling.solved_by
     if solved_by is not None and solved_by not in names:
         yield Problem(

@@ -21,7 +21,9 @@ from homeostat.data.curriculum import CurriculumDraws
 from homeostat.data.mixing import EpochOrder, Mixture, orders_of
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
 from homeostat.data.prompts import PromptDraws, PromptSampler, PromptSet, prepare_prompts
+from homeostat.data.references import References
 from homeostat.data.store import RowStore
+from homeostat.data.strided import prepare_texts
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import ConfigError, ModelError, Problem
 from homeostat.types import IntArray
@@ -85,8 +87,17 @@ def prepare_row_part(
 def prepare_prompt_part(
     config: RunConfig, tokenizer: ChatTokenizer, part: Part, *, progress: Progress | None = None
 ) -> PromptSet:
-    """Tokenise one part of an RL run's prompts."""
-    return prepare_prompts(_sources(config.data, part), tokenizer, config.data, progress=progress)
+    """Tokenise one part of an RL run's prompts, or of the texts that it continues."""
+    sources, energy = _sources(config.data, part), config.energy
+    if energy is not None and energy.is_strided:
+        return prepare_texts(sources, tokenizer, config.data, ebft=energy, progress=progress)
+    references = None
+    # Held-out prompts are judged by reward functions, which need no reference.
+    if energy is not None and part == "train":
+        references = References(energy.reference_column, config.rollout.max_new_tokens)
+    return prepare_prompts(
+        sources, tokenizer, config.data, references=references, progress=progress
+    )
 
 
 def choose_rows(config: RunConfig, train: Rows, validation: Rows | None) -> Inputs[Rows]:
@@ -149,7 +160,7 @@ def require_turn_end(
     config: RunConfig, tokenizer: ChatTokenizer, prompts: PromptSet, part: Part
 ) -> None:
     """Require that a chat has a token that ends the answer, unless the recipe says what ends it."""
-    if config.rollout.stop or config.rollout.stop_token_ids:
+    if config.rollout.stop or config.rollout.stop_token_ids or config.is_strided:
         return
     sources = _sources(config.data, part)
     has_chat = any(isinstance(source, RlSource) and source.chat for source in sources)

@@ -28,7 +28,7 @@ from homeostat.algorithms.row_loss import RowLoss
 from homeostat.config.data import DataConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.mixing import EpochOrder, MixedRows, Mixture, orders_of
-from homeostat.data.packing import Bins, group, pack
+from homeostat.data.packing import Bins, group, pack, pack_nested
 from homeostat.data.store import RowStore
 from homeostat.errors import DataError
 from homeostat.types import IntArray, StepPlan, TokenRow, TrainBatch
@@ -199,8 +199,16 @@ def micro_batches(
     *,
     num_data_groups: int = 1,
     rows_per_example: int = 1,
+    nested: bool = False,
 ) -> tuple[TrainBatch, ...]:
-    """Split the rows of an update as the trainer's settings say, in full rounds of data groups."""
+    """Split the rows of an update as the trainer's settings say, in full rounds of data groups.
+
+    `nested`: neighbouring rows continue longer and longer prefixes of a text, which is computed
+    once for all rows of a micro-batch (ops/branches.py). So they stay together, and count once.
+    """
+    if nested and trainer.packing and trainer.share_prompts:
+        budget = trainer.tokens_per_micro_batch
+        return _batches(rows, pack_nested(rows, budget, multiple_of=num_data_groups))
     lengths = [len(row) for row in rows]
     return _batches(rows, _split(lengths, trainer, num_data_groups, rows_per_example))
 

@@ -26,6 +26,7 @@ from homeostat.data.gym import GymRows
 from homeostat.data.mixing import EpochOrder
 from homeostat.data.overlong import OverlongTextError
 from homeostat.data.prepare import Progress
+from homeostat.data.references import References, with_reference
 from homeostat.data.rows import cell, opening
 from homeostat.data.sources import BadRowError, RowSource, open_rows
 from homeostat.data.store import PrepareReport
@@ -65,6 +66,19 @@ class PromptSet:
     def __len__(self) -> int:
         return len(self._prompts)
 
+    @property
+    def asked_per_row(self) -> float:
+        """Return how many prompts a row asks on average."""
+        return 1.0
+
+    def drawn(self, prompt_id: int) -> Sequence[int]:
+        """Return the ids of the prompts that are asked when a row is drawn: the row's own."""
+        return (prompt_id,)
+
+    def asked(self, prompt_id: int) -> Prompt:
+        """Return a prompt of `drawn` by its id."""
+        return self[prompt_id]
+
     def __getitem__(self, prompt_id: int) -> Prompt:
         if not 0 <= prompt_id < len(self):
             raise IndexError(f"prompt {prompt_id} of {len(self)}")
@@ -85,15 +99,17 @@ def prepare_prompts(
     tokenizer: ChatTokenizer,
     data: DataConfig,
     *,
+    references: References | None = None,
     progress: Progress | None = None,
 ) -> PromptSet:
-    """Tokenise the prompts of the sources. Raises DataError."""
+    """Tokenise the prompts of the sources, with their reference answers. Raises DataError."""
     for source in sources:
         if source.chat:
             tokenizer.require_chat_template(wanted_by=_describe(source))
     opened = [_open(source) for source in sources]
     sizes = [_size(source, rows) for source, rows in zip(sources, opened, strict=True)]
-    gathered = _Gathered(tokenizer.bounded(data.max_length), data.max_length)
+    bounded = tokenizer.bounded(data.max_length)
+    gathered = _Gathered(bounded, data.max_length, references, tokenizer)
     for number, (source, rows, size) in enumerate(zip(sources, opened, sizes, strict=True)):
         for index in range(size):
             if progress is not None and gathered.tally.seen % PROGRESS_ROWS == 0:
@@ -113,6 +129,9 @@ class _Gathered:
 
     tokenizer: ChatTokenizer
     max_length: int
+    references: References | None
+    # Answers may be longer than prompts.
+    unbounded: ChatTokenizer
     tally: Tally = field(default_factory=Tally)
     prompts: list[Prompt] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
@@ -123,7 +142,7 @@ class _Gathered:
         place = f"{before}{rows.number(index)}{after}"
         self.tally.seen += 1
         try:
-            prompt = make_prompt(rows.row(index), len(self.prompts), source, self.tokenizer)
+            prompt = self._prompt(rows.row(index), source)
         except OverlongTextError as error:
             least = error.least_tokens
             self.tally.drop_overlong(place, num_tokens=least, max_length=self.max_length)
@@ -138,6 +157,15 @@ class _Gathered:
         self.prompts.append(prompt)
         self.origins.append(place)
 
+    def _prompt(self, row: dict[str, Any], source: RlSource) -> Prompt:
+        prompt = make_prompt(row, len(self.prompts), source, self.tokenizer)
+        if self.references is None:
+            return prompt
+        messages = _messages(prompt.prompt, source)
+        return with_reference(
+            prompt, messages, source, references=self.references, tokenizer=self.unbounded
+        )
+
     def report(self) -> PrepareReport:
         tokens = sum(len(prompt.tokens_T) for prompt in self.prompts)
         return self.tally.report(kept=len(self.prompts), tokens=tokens, trained_tokens=0)
@@ -150,14 +178,21 @@ def make_prompt(
     prompt, columns = _read(row, source)
     if isinstance(prompt, str) and not prompt.strip():
         raise BadRowError("empty prompt", "the prompt holds no text")
-    if isinstance(prompt, str) and not source.chat:
+    messages = _messages(prompt, source)
+    if messages is None:
         tokens_T, _ = tokenizer.encode(prompt)
         opened_by = np.array(opening(tokens_T, tokenizer), dtype=np.int64)
         return Prompt(prompt_id, np.concatenate([opened_by, tokens_T]), prompt, columns)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     tokenizer.require_chat_template(wanted_by=_describe(source))
-    chat = parse_prompt(with_system(messages, source.system))
-    return Prompt(prompt_id, encode_prompt(chat, tokenizer), prompt, columns)
+    return Prompt(prompt_id, encode_prompt(parse_prompt(messages), tokenizer), prompt, columns)
+
+
+def _messages(prompt: Any, source: RlSource) -> list[Any] | None:
+    """Return the messages of a chat; None for a text that is used as it is."""
+    if isinstance(prompt, str) and not source.chat:
+        return None
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return with_system(messages, source.system)
 
 
 def _read(row: dict[str, Any], source: RlSource) -> tuple[Any, dict[str, Any]]:

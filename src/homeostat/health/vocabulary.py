@@ -142,6 +142,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "initial-loss-implausible": "Loss at the start is higher than guessing would give.",
         "eval-missing": "Nothing held out is evaluated.",
         "ebft-alignment-falls": "Energy-based fine-tuning: samples move away from the truth.",
+        "ebft-no-progress": "Energy-based fine-tuning: samples come no closer to the truth.",
         "trained-weights-unmoved": "Weights that should train do not change.",
         "frozen-weights-moved": "Weights that should not train change.",
         "no-trainable-parameters": "No parameter of the model is trained.",

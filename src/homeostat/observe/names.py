@@ -99,6 +99,29 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("advantages/std", "", _MEAN, "Standard deviation of the samples' advantages."),
     MetricInfo("advantages/zero_share", "share", _MEAN, "Share of samples with advantage 0."),
     MetricInfo(
+        "ebft/alignment",
+        "",
+        _MEAN,
+        "Twice the cosine between the features of a sample and of the truth: from -2 to 2.",
+    ),
+    MetricInfo(
+        "ebft/diversity",
+        "",
+        _MEAN,
+        "Twice the mean product of a sample's features with those of the prompt's other samples: "
+        "2 if all are the same, 0 for whitened ones that differ.",
+    ),
+    MetricInfo(
+        "ebft/cfm_loss",
+        "",
+        _MEAN,
+        "Squared distance of the mean features of a prompt's samples from those of the truth, "
+        "before whitening: from 0 to 4.",
+    ),
+    MetricInfo(
+        "ebft/ce_loss", "nats/token", _MEAN, "Cross-entropy of the truth (ebft.ce_coefficient)."
+    ),
+    MetricInfo(
         "entropy",
         "nats/token",
         _MEAN,

@@ -87,7 +87,8 @@ class RewardPool:
     def __enter__(self) -> RewardPool:
         with ExitStack() as stack:
             stack.callback(self._workers.close)
-            self._workers.start()
+            if self.labels:
+                self._workers.start()
             self._bell, wake = map(stack.enter_context, socket.socketpair())
             executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="rewards"))
             stack.callback(self._end_thread)

@@ -116,6 +116,7 @@ class Collector:
         journal: Journal,
         origin: str,
         moe: MoeConfig,
+        is_strided: bool = False,
     ) -> None:
         """Create the collector of a run; a run that is complete has no sampler.
 
@@ -134,20 +135,21 @@ class Collector:
         self.moments = moments
         self.journal = journal
         self.moe = moe
+        self.is_strided = is_strided
         self.reconfigure(rollout, origin=origin)
 
     def reconfigure(self, rollout: RolloutConfig, *, origin: str) -> None:
         """Sample by these settings from now on."""
         self.rollout = rollout
         self.origin = origin
-        self.sampling = training_sampling(rollout, self.tokenizer)
+        self.sampling = training_sampling(rollout, self.tokenizer, is_strided=self.is_strided)
         self.sampled_with = sampled_with(self.sampling, self.tokenizer)
 
     def collect(self, step: int, *, tell: Tell) -> StepRollouts:
         """Return the groups of a step; those that were sampled now are in the journal."""
         wanted = self.rollout.prompts_per_step
         found = StepRollouts()
-        buffer = RouteBuffer(self.moe.replay_buffer_bytes, self.journal, self.prompts.__getitem__)
+        buffer = RouteBuffer(self.moe.replay_buffer_bytes, self.journal, self.prompts.asked)
         while len(found.groups) < wanted:
             keys = self._draw(step, found.num_rounds, wanted - len(found.groups))
             records = self._replayed(keys, found)
@@ -169,8 +171,9 @@ class Collector:
             self.prompt_sampler.learn(step, [solved_by.outcome(group) for group in groups])
 
     def _draw(self, step: int, round: int, count: int) -> dict[GroupKey, int]:
-        """Draw prompts. Returns their ids by the keys of the groups, in the order of drawing."""
-        prompt_ids = self.prompt_sampler.draw(count, step=step, round=round)
+        """Draw rows. Returns the ids of their prompts by the keys of the groups, in order."""
+        rows = self.prompt_sampler.draw(count, step=step, round=round)
+        prompt_ids = [prompt_id for row in rows for prompt_id in self.prompts.drawn(row)]
         return {GroupKey(step, round, place): id for place, id in enumerate(prompt_ids)}
 
     def _replayed(
@@ -178,7 +181,7 @@ class Collector:
     ) -> list[GroupRecord] | None:
         """Return a round from the journal, or None if it has to be sampled."""
         try:
-            records = [self.journal.read(key, self.prompts.__getitem__) for key in keys]
+            records = [self.journal.read(key, self.prompts.asked) for key in keys]
         except DataError:
             # Of prompts that are no more: a run without a checkpoint may begin again with others.
             records = []
@@ -211,7 +214,7 @@ class Collector:
         facts = {**self._facts(), "sampled_with": self.sampled_with}
         started = time.perf_counter()
         pending = sample_and_score(
-            [Draw(str(key), self.prompts[prompt_id]) for key, prompt_id in keys.items()],
+            [Draw(str(key), self.prompts.asked(prompt_id)) for key, prompt_id in keys.items()],
             sampler=self.sampler,
             scorer=self.scorer,
             sampling=self.sampling,
@@ -290,8 +293,15 @@ def sample_and_score(
     return [pending[place] for place in range(len(draws))]
 
 
-def training_sampling(rollout: RolloutConfig, tokenizer: ChatTokenizer) -> Sampling:
-    """Return the sampling parameters of rollouts that are trained on."""
+def training_sampling(
+    rollout: RolloutConfig, tokenizer: ChatTokenizer, *, is_strided: bool = False
+) -> Sampling:
+    """Return the sampling parameters of rollouts that are trained on.
+
+    Nothing ends the continuation of a text (`is_strided`) before its length.
+    """
+    if is_strided:
+        return Sampling(rollout.max_new_tokens, temperature=rollout.temperature)
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,
         temperature=rollout.temperature,

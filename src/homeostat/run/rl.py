@@ -81,9 +81,9 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
         with healer.rescuing(), parts.profiler.around(step, emit=recorder.event):
-            learned = learner.learn(
-                step, rollouts.groups, epoch=int(collector.prompt_sampler.epoch)
-            )
+            rollouts.groups, energies = learner.energies(step, rollouts.groups)
+            epoch = int(collector.prompt_sampler.epoch)
+            learned = learner.learn(step, rollouts.groups, epoch=epoch, energies=energies)
         hooks.after_update(step, parts)
         state.step = step
         at_end = step == parts.total_steps

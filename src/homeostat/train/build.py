@@ -1,5 +1,6 @@
 """From a recipe to the models that a trainer works with: the policy, the reference where the loss
-asks for one, and the critic of PPO. Every backend decides here, so that all of them decide alike.
+asks for one, the critic of PPO, and the model of an energy's features. Every backend decides here,
+so that all of them decide alike.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def role_models(
         loaded = _critic_model(config, config.critic, load, policy.sheet)
         how = config.critic.trained_as(config.trainer)
         models[Role.CRITIC] = RoleModel(loaded, config=how, bias_rate=rate)
+    if config.energy is not None:
+        models[Role.FEATURES] = _features(config, models, starting_policy)
     return models
 
 
@@ -107,6 +110,33 @@ def _critic_model(
     return loaded
 
 
+def _features(
+    config: RunConfig,
+    models: Mapping[Role, RoleModel],
+    starting_policy: Callable[[LoadedModel], LoadedModel],
+) -> RoleModel:
+    """Return the model from which the run starts. It never changes, so it may have other roles."""
+    policy = models[Role.POLICY].loaded
+    if copies_features(config):
+        return RoleModel(starting_policy(policy))
+    if _starts_bare(config):
+        return RoleModel(policy, without_adapter=True)
+    return models[Role.REFERENCE]
+
+
+def copies_features(config: RunConfig) -> bool:
+    """Return whether the features of an energy need a copy of the starting policy."""
+    if config.energy is None or _starts_bare(config):
+        return False
+    reference = reference_of(config)
+    return not isinstance(reference, InitialReference) or reference.refresh_steps is not None
+
+
+def _starts_bare(config: RunConfig) -> bool:
+    """Return whether the starting policy is the model without its adapter."""
+    return config.lora is not None and config.lora.path is None
+
+
 def reference_of(config: RunConfig) -> AnyReference | None:
     """The reference that a KL term or a preference algorithm asks for; None where none does.
 
@@ -118,8 +148,8 @@ def reference_of(config: RunConfig) -> AnyReference | None:
         return None
     if config.reference is not None:
         return config.reference
-    starts_bare = config.lora is not None and config.lora.path is None
-    return AdapterOffReference(type="adapter_off") if starts_bare else InitialReference()
+    bare = _starts_bare(config)
+    return AdapterOffReference(type="adapter_off") if bare else InitialReference()
 
 
 def _needs_reference(config: RunConfig) -> bool:

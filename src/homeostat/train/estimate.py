@@ -28,7 +28,7 @@ from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
-from homeostat.train.build import critic_lora, reference_of
+from homeostat.train.build import copies_features, critic_lora, reference_of
 from homeostat.train.forward import Forward
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TrainBatch
@@ -159,15 +159,18 @@ def _num_bytes(parameters: Iterable[Tensor]) -> int:
 
 
 def _reference_bytes(config: RunConfig, parameters: Iterable[Tensor], *, slots: int = 0) -> int:
-    """Bytes of those parameters of the reference that it does not share with the policy, and of
-    its slots, over all ranks."""
-    choice = reference_of(config)
-    if choice is None or isinstance(choice, AdapterOffReference) or config.precomputes_reference:
-        return 0
+    """Bytes of those parameters of the reference, and of the model of features, that they do not
+    share with the policy, and of their slots, over all ranks."""
+    choice, parameters = reference_of(config), list(parameters)
     # In one process a copy of the policy shares what is frozen; ranks load the files again.
-    shares = isinstance(choice, InitialReference) and config.trainer.backend.type == "local"
-    own = (p for p in parameters if p.requires_grad or not shares)
-    return _num_bytes(own) + slots
+    is_local = config.trainer.backend.type == "local"
+    copied = _num_bytes(p for p in parameters if p.requires_grad or not is_local) + slots
+    features = copied if copies_features(config) else 0
+    if choice is None or isinstance(choice, AdapterOffReference) or config.precomputes_reference:
+        return features
+    if isinstance(choice, InitialReference):
+        return features + copied
+    return features + _num_bytes(parameters) + slots
 
 
 def estimate_prefill(config: RunConfig, runtime: Runtime, *, num_tokens: int) -> int:

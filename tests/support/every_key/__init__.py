@@ -14,6 +14,7 @@ pytest.register_assert_rewrite(
             "rl_workshop",
             "rl_algorithm",
             "rl_correction",
+            "rl_ebft",
             "rl_sampling",
             "rl_rewards",
             "rl_sources",

@@ -39,9 +39,6 @@ PLANNED: dict[str, str] = {
     "agents.update_strategy": "Which agents are updated in a step.",
     "agents.update_interval": "Steps between updates of an agent.",
     "agents.population": "Copies of an agent that are kept.",
-    "ebft.alignment_coefficient": "Weight of likeness to the truth in the energy.",
-    "ebft.diversity_coefficient": "Weight of likeness among the samples.",
-    "ebft.feature_layers": "Depths whose features are compared.",
 }
 
 FOREIGN: dict[str, str] = {

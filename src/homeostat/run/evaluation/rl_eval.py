@@ -33,8 +33,7 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
         return {}
     started = time.perf_counter()
     groups = _sampled(parts)
-    rules, rewards = parts.config.eval.sampling, parts.config.rewards
-    assert rewards is not None, "combinations asks for rewards"
+    rules, rewards = parts.config.eval.sampling, parts.config.reward_functions
     weights = {reward.label: reward.weight for reward in rewards.functions}
     samples = [sample for group in groups for sample in group.samples]
     lengths = [sample.completion.num_policy_tokens for sample in samples]

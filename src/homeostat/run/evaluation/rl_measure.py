@@ -14,6 +14,7 @@ from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.critic import critic_metrics
+from homeostat.run.learning.energies import energy_metrics
 from homeostat.run.learning.kept import kept_metrics
 from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.probes import worst
@@ -32,7 +33,8 @@ def rl_metrics(
     labels = list(samples[0].rewards)
     metrics = {
         **_reward_metrics(groups, labels),
-        **_completion_metrics(samples),
+        **_completion_metrics(samples, fixed_length=parts.config.is_strided),
+        **energy_metrics(learned.energies, learned.reports),
         **update_metrics(learned.reports),
         **critic_metrics(learned.critic, learned.rows),
         **policy_metrics(learned.measured),
@@ -88,7 +90,8 @@ def _missing_metrics(samples: list[Sample], labels: list[str]) -> dict[str, floa
     return metrics | {"rollout/failed_share": lost / len(samples)}
 
 
-def _completion_metrics(samples: list[Sample]) -> dict[str, float]:
+def _completion_metrics(samples: list[Sample], *, fixed_length: bool) -> dict[str, float]:
+    """Return lengths and ends. Completions of a fixed length (`fixed_length`) are not cut off."""
     lengths = np.array([sample.completion.num_policy_tokens for sample in samples])
     is_cut = np.array([sample.completion.stop_reason.is_cut for sample in samples])
     ended = lengths[~is_cut]
@@ -96,9 +99,11 @@ def _completion_metrics(samples: list[Sample]) -> dict[str, float]:
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
-        "completions/clipped_ratio": float(is_cut.mean()),
         "completions/distinct_share": len({s.text for s in samples}) / len(samples),
     }
+    if fixed_length:
+        return metrics
+    metrics["completions/clipped_ratio"] = float(is_cut.mean())
     if len(ended):
         metrics |= {
             "completions/mean_terminated_length": float(ended.mean()),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from homeostat.algorithms.catalogue import advantages, policy_gradient
+from homeostat.algorithms.energy import Energies
 from homeostat.algorithms.kl import ESTIMATORS, next_coefficient
 from homeostat.columns import dense
 from homeostat.config.algorithm import AnyPolicyGradient
@@ -24,6 +25,7 @@ from homeostat.config.run import RunConfig
 from homeostat.errors import TrainingHaltedError
 from homeostat.run.learning.coverage import num_trained, scaled_up, some_of, together
 from homeostat.run.learning.critic import CriticLearner, CriticStep
+from homeostat.run.learning.energies import scored_groups, truth_rows
 from homeostat.run.learning.kept import require_kept
 from homeostat.run.learning.mismatch import WorstToken, compare, known_logp, with_text
 from homeostat.run.learning.passes import Passes, by_row, numbered
@@ -74,6 +76,7 @@ class Learned:
     advantages_S: list[np.ndarray] = field(default_factory=list)
     rows: StepRows | None = None
     reports: list[UpdateReport] = field(default_factory=list)
+    energies: Energies | None = None
     # Of each update that has rows: what its loss measured, of all rows (run/learning/coverage.py).
     measured: list[Mapping[str, float]] = field(default_factory=list)
     num_without_signal: int = 0
@@ -128,7 +131,21 @@ class Learner:
         """Return the algorithm's settings in force."""
         return policy_gradient(self.config.algorithm)
 
-    def learn(self, step: int, groups: Sequence[RolloutGroup], *, epoch: int) -> Learned:
+    def energies(
+        self, step: int, groups: Sequence[RolloutGroup]
+    ) -> tuple[list[RolloutGroup], Energies | None]:
+        """Return the groups with their energies as rewards, and these, if the run has any."""
+        trainer, run = self.trainer, self.passes.run
+        return scored_groups(groups, self.config.energy, trainer=trainer, run=run, step=step)
+
+    def learn(
+        self,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        *,
+        epoch: int,
+        energies: Energies | None = None,
+    ) -> Learned:
         kl = self.algorithm.kl
         if kl is not None and kl.target is None:
             # Without a target the coefficient is the setting, which may have changed.
@@ -142,7 +159,7 @@ class Learner:
         rows = step_rows(groups, self.config)
         spans = split_groups(len(groups), self.config.trainer.updates_per_step)
         penalty_ST = self._score(rows, spans, step, learned)
-        learned.rows = rows
+        learned.rows, learned.energies = rows, energies
         self._estimate(rows, groups, penalty_ST, step, learned)
         learned.score_s = time.perf_counter() - started
         started = time.perf_counter()
@@ -167,7 +184,7 @@ class Learner:
         """Compute the advantages and, where there is a critic, what it is trained towards."""
         critic = self.critic
         values = None if critic is None else critic.values(rows, groups, step=step)
-        batch = reward_batch(rows, penalty_ST=penalty_ST, critic=values)
+        batch = reward_batch(rows, penalty_ST=penalty_ST, critic=values, energies=learned.energies)
         learned.advantages_S = advantages(self.algorithm, batch)
         if critic is not None and values is not None:
             learned.critic = critic.targets(values, batch)
@@ -196,7 +213,7 @@ class Learner:
     ) -> None:
         rows = learned.rows
         assert rows is not None, "rows come first"
-        kl = self.algorithm.kl
+        kl, trained = self.algorithm.kl, [groups[index] for index in chosen]
         built = build_update(
             rows,
             learned.advantages_S,
@@ -206,6 +223,7 @@ class Learner:
             kl_coefficient=self.rl_state.kl_coefficient if kl and kl.place == "loss" else None,
             step=step,
             epoch=epoch,
+            truth=truth_rows(trained, self.config, first_id=len(rows.rows)),
         )
         plan, others = built.plan, self._measure_left_out(built, step)
         if plan is None:
@@ -217,7 +235,7 @@ class Learner:
         number = (step - first - 1) * per_step + place + 1
         total = (self.total_steps - first) * per_step
         rate = self.config.trainer.learning_rate(number, total)
-        scored = self._score_again(plan, step) if place == 0 else {}
+        scored = self._score_again(plan, step, len(rows.rows)) if place == 0 else {}
         report = self.guarded.run(plan, learning_rate=rate)
         learned.reports.append(report)
         learned.measured.append(report.stats if others is None else together(report, others))
@@ -244,11 +262,14 @@ class Learner:
         )
         return scaled_up(found, num_tokens=sum(map(num_trained, built.left_out)))
 
-    def _score_again(self, plan: StepPlan, step: int) -> dict[int, FloatArray]:
-        """Log-probs of a few rows of the step's first update, before it, at measured steps."""
+    def _score_again(self, plan: StepPlan, step: int, num_rows: int) -> dict[int, FloatArray]:
+        """Log-probs of a few sampled rows of the first update, before it, at measured steps."""
         if not is_measured(step):
             return {}
-        rows = [row for batch in plan.micro_batches for row in batch.rows()][:NUM_SCORED]
+        rows = [row for batch in plan.micro_batches for row in batch.rows()]
+        rows = [row for row in rows if row.row_id < num_rows][:NUM_SCORED]
+        if not rows:
+            return {}
         found = self._logprobs(Role.POLICY, rows, step=step)
         return {row.row_id: logp_M for row, logp_M in zip(rows, found, strict=True)}
 

@@ -40,7 +40,8 @@ class Passes:
         while True:
             sizes = current_sizes(self.live.now.trainer, self.state)
             groups = self.trainer.num_data_groups
-            batches = micro_batches(rows, sizes, num_data_groups=groups)
+            nested = self.live.now.is_strided
+            batches = micro_batches(rows, sizes, num_data_groups=groups, nested=nested)
             found = self.memory.attempt(lambda batches=batches: work(batches), role=role, step=step)
             if found is not None:
                 return batches, found

@@ -24,14 +24,17 @@ import torch
 from homeostat.algorithms.baselines import CriticValues, RewardBatch
 from homeostat.algorithms.catalogue import advantages, policy_gradient
 from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
+from homeostat.algorithms.energy import Energies
 from homeostat.algorithms.normalise import row_weights
 from homeostat.algorithms.overlong import penalty as overlong_penalty
 from homeostat.algorithms.policy import policy_spec
 from homeostat.columns import ROUTES, ColumnArray, aligned, dense, joined
+from homeostat.config.ebft import EbftConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import micro_batches
 from homeostat.data.prepare import shuffled
+from homeostat.run.learning.energies import beside
 from homeostat.train.replay import REPLAYED
 from homeostat.types import (
     BoolArray,
@@ -175,14 +178,23 @@ def _shaping(sample: Sample, config: RunConfig) -> float:
 
 
 def step_advantages(
-    step: StepRows, config: RunConfig, *, penalty_ST: list[np.ndarray] | None
+    step: StepRows,
+    config: RunConfig,
+    *,
+    penalty_ST: list[np.ndarray] | None,
+    energies: Energies | None = None,
 ) -> list[np.ndarray]:
     """Per sample, one value for each token that the policy sampled."""
-    return advantages(policy_gradient(config.algorithm), reward_batch(step, penalty_ST=penalty_ST))
+    batch = reward_batch(step, penalty_ST=penalty_ST, energies=energies)
+    return advantages(policy_gradient(config.algorithm), batch)
 
 
 def reward_batch(
-    step: StepRows, *, penalty_ST: list[np.ndarray] | None, critic: CriticValues | None = None
+    step: StepRows,
+    *,
+    penalty_ST: list[np.ndarray] | None,
+    critic: CriticValues | None = None,
+    energies: Energies | None = None,
 ) -> RewardBatch:
     """What advantages are computed from. `penalty_ST`: KL in the reward, times its weight, for
     each token that the policy sampled; `critic` has the values of the same tokens."""
@@ -193,6 +205,7 @@ def reward_batch(
         trained_S=step.trained_S,
         penalty_ST=penalty_ST,
         critic=critic,
+        energies=energies,
     )
 
 
@@ -255,8 +268,9 @@ def build_update(
     kl_coefficient: float | None,
     step: int,
     epoch: int,
+    truth: Sequence[TokenRow] = (),
 ) -> Update:
-    """One update over the chosen rows."""
+    """One update over the chosen rows, and over rows of the truth beside them."""
     algorithm, rollout = policy_gradient(config.algorithm), config.rollout
     rows, weight_R, denominator = _row_weights(step_rows, chosen, config)
     # The routers' loss has a gradient in every row, too.
@@ -269,21 +283,40 @@ def build_update(
             places_T = step_rows.policy_places(index)
             weighted = _weighted(row, advantage_T, places_T, weight=float(weight))
             counted.append((weighted, keep_all or bool(np.any(advantage_T))))
-    if not counted:
+    if not counted and not truth:
         return Update(None, [], None)
     spec = policy_spec(
         algorithm,
-        denominator=denominator,
+        denominator=denominator or 1.0,
         temperature=rollout.temperature,
         kl_coefficient=kl_coefficient,
         weight_mean=_weight_mean(rows, weight_R, config),
     )
     kept = [row for row, is_kept in counted if is_kept]
     left_out = [row for row, is_kept in counted if not is_kept]
+    if truth:
+        kept, left_out, spec = _with_truth(kept, left_out, truth, spec, config.ebft)
     if not kept:
         return Update(None, left_out, spec)
-    batches = micro_batches(kept, sizes, num_data_groups=config.mesh.num_data_groups)
+    batches = micro_batches(
+        kept, sizes, num_data_groups=config.mesh.num_data_groups, nested=config.is_strided
+    )
     return Update(StepPlan(step, epoch, batches, spec), left_out, spec)
+
+
+def _with_truth(
+    kept: list[TokenRow],
+    left_out: list[TokenRow],
+    truth: Sequence[TokenRow],
+    spec: LossSpec,
+    ebft: EbftConfig,
+) -> tuple[list[TokenRow], list[TokenRow], LossSpec]:
+    """Add the mean cross-entropy of the truth, times its coefficient, to the loss."""
+    num_tokens = sum(int(row.weights_T.sum()) for row in truth)
+    weight = ebft.ce_coefficient * spec.denominator / num_tokens
+    sampled, imitated = beside([*kept, *left_out], truth, weight=weight)
+    spec = replace(spec, name="policy_and_truth")
+    return [*sampled[: len(kept)], *imitated], sampled[len(kept) :], spec
 
 
 def _row_weights(
@@ -304,7 +337,8 @@ def _row_weights(
         normalise=algorithm.normalise,
         fixed_length=algorithm.fixed_length or config.rollout.max_new_tokens,
     )
-    return rows, weight_S[sample_R], denominator
+    factor = 1.0 if config.energy is None else config.energy.rl_coefficient
+    return rows, factor * weight_S[sample_R], denominator
 
 
 def _weight_mean(rows: Sequence[TokenRow], weight_R: np.ndarray, config: RunConfig) -> float:

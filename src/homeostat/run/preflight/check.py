@@ -36,6 +36,7 @@ from homeostat.models.expert_offload import require_experts
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
+from homeostat.run.preflight.energy import energy_item
 from homeostat.run.preflight.experts import expert_item
 from homeostat.run.preflight.health import (
     compile_facts,
@@ -237,8 +238,8 @@ class Preflight:
             yield from size_items(self.config, self.prompts)
             yield from mix_items(self.config, self.prompts.train)
             if self.config.has_validation:
-                assert self.config.rewards is not None, "combinations asks for rewards"
-                yield from evaluation_items(self.config.rewards, self.config.eval.sampling)
+                functions = self.config.reward_functions
+                yield from evaluation_items(functions, self.config.eval.sampling)
 
     def _engine(self) -> Iterator[Item]:
         if self.prompts is not None and self.preview is not None:
@@ -248,9 +249,10 @@ class Preflight:
     def _rewards(self) -> Iterator[Item]:
         if self.prompts is None or self.tokenizer is None:
             return
-        assert self.config.rewards is not None, "combinations asks for rewards"
-        prompts = self.prompts.train.rows
-        tried = reward_items(self.config.rewards, prompts, self.tokenizer)
+        functions, prompts = self.config.reward_functions, self.prompts.train.rows
+        if self.config.energy is not None:
+            yield energy_item(self.config.energy, prompts, preview=self.preview)
+        tried = reward_items(functions, prompts, self.tokenizer)
         for item in chain(tried, filter_items(self.config, prompts)):
             self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
             yield item

@@ -57,19 +57,23 @@ def size_items(config: RunConfig, inputs: Inputs[PromptSet]) -> Iterator[Item]:
     sizes = {"rows_per_step": config.rows_per_step}
     total = trainer.total_steps(num_prompts, **sizes)
     longest = int(prompts.lengths.max()) + rollout.max_new_tokens
-    most = rollout.samples_per_step * (float(np.mean(prompts.lengths)) + rollout.max_new_tokens)
+    samples = round(rollout.samples_per_step * prompts.asked_per_row)
+    most = samples * (float(np.mean(prompts.lengths)) + rollout.max_new_tokens)
     facts = {
         "prompts": num_prompts,
         "steps_per_epoch": trainer.steps_per_epoch(num_prompts, **sizes),
         "total_steps": total,
-        "samples_per_step": rollout.samples_per_step,
-        "rows_per_update": rollout.samples_per_step / trainer.updates_per_step,
+        "samples_per_step": samples,
+        "rows_per_update": samples / trainer.updates_per_step,
         "longest_row_tokens": longest,
         "tokens_per_step_at_most": round(most),
     }
+    asked = "prompts"
+    if config.is_strided:
+        asked = f"texts x about {prompts.asked_per_row:.0f} positions"
     text = (
-        f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = "
-        f"{rollout.samples_per_step} rows a step, in {trainer.updates_per_step} updates of about "
+        f"{rollout.prompts_per_step} {asked} x {rollout.samples_per_prompt} samples = "
+        f"{samples} rows a step, in {trainer.updates_per_step} updates of about "
         f"{facts['rows_per_update']:.0f}; {facts['steps_per_epoch']} steps an epoch, {total} in "
         f"all; a row has at most {longest} tokens, a step {fmt.count(most)}"
     )
@@ -116,7 +120,7 @@ def engine_items(
 ) -> Iterator[Item]:
     engine, device = config.engine, resolve_device(config)
     require_stop_ids(config, vocab_size=preview.vocab_size)
-    running = min(engine.max_concurrency, config.rollout.samples_per_step)
+    running = min(engine.max_concurrency, config.requests_per_step)
     prospect = Prospect(
         engine=engine,
         model=config.model,

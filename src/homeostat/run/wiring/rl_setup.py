@@ -197,8 +197,7 @@ def is_complete(state: RunState, total_steps: int) -> bool:
 
 def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     """Names all that rollouts come from: settings, prompts, reward files, the first weights."""
-    assert config.rewards is not None, "combinations asks for rewards"
-    functions = [r.path for r in config.rewards.functions if isinstance(r, FunctionReward)]
+    functions = [r.path for r in config.reward_functions.functions if isinstance(r, FunctionReward)]
     functions += [f.path for f in config.rollout.filters if isinstance(f, FunctionFilter)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
     weights = dict(trainer.checksums(Role.POLICY))
@@ -220,7 +219,6 @@ def _collector(
     origin: str,
 ) -> Collector | SavedRollouts:
     """Return the source of rollouts: the engine and this run's journal, or another run's."""
-    assert config.rewards is not None, "combinations asks for rewards"
     assert config.algorithm.type != "sft", "RL has an algorithm of RL"
     filters = GroupFilters(
         config.rollout,
@@ -231,7 +229,7 @@ def _collector(
     if saved is not None:
         return SavedRollouts(
             config.rollout,
-            config.rewards,
+            config.reward_functions,
             filters=filters,
             prompts=prompts,
             prompt_sampler=prompt_sampler,
@@ -242,7 +240,7 @@ def _collector(
         )
     return Collector(
         config.rollout,
-        config.rewards,
+        config.reward_functions,
         filters=filters,
         judges=judges,
         prompts=prompts,
@@ -254,6 +252,7 @@ def _collector(
         journal=journal,
         origin=origin,
         moe=config.model.moe,
+        is_strided=config.is_strided,
     )
 
 
@@ -282,9 +281,8 @@ def _journal(session: Session) -> Journal:
 
 
 def _rewards(config: RunConfig, session: Session, problems: ProblemLog) -> RewardPool:
-    assert config.rewards is not None, "combinations asks for rewards"
     log_file = session.run_dir.path / "rewards.log"
-    return RewardPool(config.rewards, on_problem=problems.take, log_file=log_file)
+    return RewardPool(config.reward_functions, on_problem=problems.take, log_file=log_file)
 
 
 @contextmanager
