@@ -21,6 +21,7 @@ from tests.support.every_key import (
     inputs,
     moe,
     outputs,
+    preference,
     rl_algorithm,
     rl_correction,
     rl_health,
@@ -38,7 +39,7 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, moe, trainer, cluster, outputs)
+SFT_PARTS = (inputs, moe, trainer, cluster, outputs, preference)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,
