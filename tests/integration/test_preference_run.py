@@ -4,6 +4,7 @@ reference that the recipe names."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,21 @@ def trained(folder: Path, algorithm: str, *overrides: str, **sections: Any) -> R
     config = tiny_preference.config(folder, algorithm, *overrides, **sections)
     runs.train(config)
     return config
+
+
+def write_weights(model: Path, folder: Path, *, seed: int) -> None:
+    """Write a checkpoint of the tiny model with random weights."""
+    made = load_model(
+        ModelConfig(path=str(model), init="random"),
+        None,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        seed=seed,
+        gradient_checkpointing=False,
+    )
+    shutil.copytree(model, folder)
+    named = made.module.causal_lm.named_parameters()
+    save_hf(named, folder, source_config=made.sheet.source_config)
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +147,7 @@ def test_another_reference_is_scored_freed_and_told_from_the_policy(
     tmp_path: Path, dpo: RunConfig
 ) -> None:
     model = tiny.write_model(tmp_path / "model")
-    settings = {"dtype": torch.float32, "device": torch.device("cpu"), "seed": 5}
-    other = load_model(ModelConfig(path=str(model), init="random"), None, **settings)
-    save_hf(other, tmp_path / "other")
+    write_weights(model, tmp_path / "other", seed=5)
     found = {}
     for how in ("precomputed", "live"):
         config = trained(
@@ -152,9 +166,7 @@ def test_another_reference_is_scored_freed_and_told_from_the_policy(
 def test_an_adapter_is_compared_with_the_model_without_it(tmp_path: Path) -> None:
     lora = {"rank": 4, "targets": ["all-linear"]}
     model = tiny.write_model(tmp_path / "model")
-    settings = {"dtype": torch.float32, "device": torch.device("cpu"), "seed": 0}
-    save_hf(load_model(ModelConfig(path=str(model), init="random"), None, **settings),
-            tmp_path / "base")  # fmt: skip
+    write_weights(model, tmp_path / "base", seed=0)
     path = {"path": str(tmp_path / "base"), "init": "pretrained"}
     config = trained(tmp_path, "dpo", lora=lora, model=path)
     first, *_, last = metrics_of(config)
@@ -191,7 +203,7 @@ def test_prompts_of_the_baseline_have_completions_of_other_rows(folder: Path) ->
     own, other = store[1], store[0]
     cut, start = (int(np.flatnonzero(one.weights_T)[0]) for one in (own, other))
     assert row.tokens_T.tolist() == [*own.tokens_T[:cut], *other.tokens_T[start:]]
-    assert row.weights_T.tolist() == [0.0] * cut + [1.0] * (len(other) - start)
+    assert row.weights_T.tolist() == [*[0.0] * cut, *other.weights_T[start:]]
 
 
 def test_no_row_is_its_own_partner() -> None:

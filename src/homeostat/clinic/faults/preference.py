@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from homeostat.clinic import bodies
 from homeostat.clinic.injector import FROM_START, Injector
 from homeostat.clinic.recipes import Body, Raw
 from homeostat.health.finding import Family
@@ -17,23 +16,15 @@ PAIRS = Body("sort", "dpo", steps=40)
 
 
 class BothPushedDown(Injector):
-    """The two answers of a pair are nearly alike, and the rate is far too high for that."""
+    """The rate is far too high: rejected answers are pushed down, and the chosen ones with them."""
 
     name, family = "preference_both_down", Family.LEARNING
     expects = ("likelihood-displacement",)
-    body, onset, strength = PAIRS, FROM_START, (8.0, 16.0)
+    body, onset, strength = PAIRS, FROM_START, (20.0, 40.0)
 
     def prepare(self, raw: Raw, folder: Path) -> None:
         raw["trainer"]["lr"] *= self.dose.strength
-        raw["preference"] = {"beta": 0.02}
-        file = Path(raw["data"]["train"][0]["path"])
-        rows = bodies.read_rows(file)
-        for row in rows:
-            # Other answers to the same digits, as unlikely as each other: neither is sorted.
-            wrong = row["chosen"][::-1]
-            last = str((int(wrong[-1]) + 1) % 10)
-            row["chosen"], row["rejected"] = wrong, wrong[:-1] + last
-        bodies.write_rows(file, rows)
+        raw["preference"] = {"beta": 0.05}
 
 
 class WrongReference(Injector):
