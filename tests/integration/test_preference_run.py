@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support import runs, tiny, tiny_preference
+from tests.support import ranks, runs, tiny, tiny_preference
 from typer.testing import CliRunner
 
 from homeostat.config import RunConfig
@@ -158,7 +158,7 @@ def test_another_reference_is_scored_freed_and_told_from_the_policy(
             reference={"type": "checkpoint", "path": str(tmp_path / "other")},
         )
         found[how] = runs.losses(config)
-        assert abs(metrics_of(config)[0]["preference/chosen_reward"]) > 0.01
+        assert abs(metrics_of(config)[0]["preference/chosen_reward"]) > 1e-3
     assert found["live"] == pytest.approx(found["precomputed"], rel=1e-5)
     assert found["live"] != pytest.approx(runs.losses(dpo), rel=1e-3)
 
@@ -172,6 +172,27 @@ def test_an_adapter_is_compared_with_the_model_without_it(tmp_path: Path) -> Non
     first, *_, last = metrics_of(config)
     assert first["train/loss"] == pytest.approx(np.log(2), abs=1e-6)
     assert last["preference/margin"] > 0
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+def test_ranks_learn_what_one_process_learns(
+    folder: Path, algorithm: str, request: pytest.FixtureRequest
+) -> None:
+    with ranks.forked():
+        config = trained(folder, algorithm, *ranks.over(2), name=f"ranks_{algorithm}")
+    wanted = runs.losses(request.getfixturevalue(algorithm))
+    assert runs.losses(config) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.ranks
+def test_ranks_free_a_reference_that_has_scored(tmp_path: Path) -> None:
+    write_weights(tiny.write_model(tmp_path / "model"), tmp_path / "other", seed=5)
+    reference = {"type": "checkpoint", "path": str(tmp_path / "other")}
+    alone = trained(tmp_path, "dpo", name="alone", reference=reference)
+    with ranks.forked():
+        over = trained(tmp_path, "dpo", *ranks.over(2), name="over", reference=reference)
+    assert runs.losses(over) == pytest.approx(runs.losses(alone), rel=1e-5)
 
 
 def test_a_damaged_file_of_scores_is_computed_again(tmp_path: Path) -> None:

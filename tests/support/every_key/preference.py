@@ -48,7 +48,7 @@ COMMON = {"path": "fewer_pairs.jsonl", "limit": "9", "chat": "false", "system": 
 # Of each type of source: key -> the change that is seen.
 SOURCE_CHANGES = {
     "preference": {
-        **COMMON, "prompt_column": "question", "chosen_column": "rejected",
+        **COMMON, "prompt_column": "question", "chosen_column": "answer",
         "rejected_column": "answer",
     },
     "unpaired_preference": {
