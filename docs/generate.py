@@ -76,7 +76,9 @@ RUN_FOLDER = {
     "highest `eval/reward`.",
     "checkpoints/set_aside_*/": "Checkpoints after the step to which `checkpoint.load_step` went "
     "back.",
-    "data/": "The tokenised rows, memory-mapped (`data.cache_dir` names another place). SFT only.",
+    "data/": "The tokenised rows, memory-mapped (`data.cache_dir` names another place). Not in RL.",
+    "reference/": "Log-probs of all rows under the reference (preference training with "
+    "`preference.reference_logps: precomputed`).",
     "journal/": "Scored rollouts, one file per step and sampling round, written before they are "
     "trained on. Only those that a resumed run would need, unless `rollout.keep_journal` is "
     "set.",

@@ -22,6 +22,7 @@ from tests.support.every_key import (
     inputs,
     moe,
     outputs,
+    preference,
     rl_algorithm,
     rl_correction,
     rl_critic,
@@ -41,7 +42,7 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, moe, trainer, cluster, outputs)
+SFT_PARTS = (inputs, moe, trainer, cluster, outputs, preference)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,

@@ -29,9 +29,11 @@ from homeostat.cli.verbs import app
 from homeostat.config import load_config
 from homeostat.config.data import (
     MessagesSource,
+    PreferenceSource,
     PromptCompletionSource,
     PromptSource,
     TextSource,
+    UnpairedPreferenceSource,
 )
 from homeostat.config.load import build_config
 from homeostat.config.model import ModelConfig
@@ -59,6 +61,12 @@ RL_BASE = {
     "data": {"train": [{"type": "prompts", "path": "prompts.jsonl"}]},
     "rewards": {"functions": [{"type": "exact_match"}]},
 }
+PREFERENCE_BASE = {
+    **BASE,
+    "algorithm": {"type": "dpo"},
+    "data": {"train": [{"type": "preference", "path": "pairs.jsonl"}]},
+}
+PREFERENCES = {"dpo", "ipo", "kto", "orpo", "simpo"}
 RL_KEYS = {"rollout", "engine", "rewards", "reference", "debug"}
 RL_SOURCES = {"prompts", "reasoning_gym"}
 
@@ -175,17 +183,21 @@ def test_a_run_writes_nothing_that_is_not_documented(beside_a_run: Path) -> None
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_yaml_is_a_recipe_or_a_part_of_one(text: str) -> None:
     raw, _ = parse_yaml(text, name="docs")
-    build_config(fill(raw, RL_BASE if is_rl(raw) else BASE), [], file=None)
+    build_config(fill(raw, base_of(raw)), [], file=None)
 
 
-def is_rl(raw: dict[str, Any]) -> bool:
+def base_of(raw: dict[str, Any]) -> dict[str, Any]:
     types = {source["type"] for source in raw.get("data", {}).get("train", [])}
     algorithm = raw.get("algorithm", {}).get("type", "sft")
-    return algorithm != "sft" or bool(RL_KEYS & raw.keys() or RL_SOURCES & types)
+    if algorithm in PREFERENCES:
+        return PREFERENCE_BASE
+    is_rl = algorithm != "sft" or bool(RL_KEYS & raw.keys() or RL_SOURCES & types)
+    return RL_BASE if is_rl else BASE
 
 
 @pytest.mark.parametrize("text", blocks("jsonl"))
 def test_rows_can_be_trained_on(text: str) -> None:
+    from homeostat.data.preferences import encode_labelled
     from homeostat.data.prompts import make_prompt
     from homeostat.data.rows import encode_row
     from homeostat.data.tokenizer import load_tokenizer
@@ -196,8 +208,17 @@ def test_rows_can_be_trained_on(text: str) -> None:
         "completion": PromptCompletionSource(type="prompt_completion", path="x"),
         "text": TextSource(type="text", path="x"),
     }
+    labelled = {
+        "chosen": PreferenceSource(type="preference", path="x"),
+        "label": UnpairedPreferenceSource(type="unpaired_preference", path="x"),
+    }
     for line in text.splitlines():
         row = json.loads(line)
+        source = next((source for column, source in labelled.items() if column in row), None)
+        if source is not None:
+            made = encode_labelled(row, source=source, tokenizer=tokenizer)
+            assert all(weights_T.any() for (_, weights_T), _ in made)
+            continue
         source = next((source for column, source in sources.items() if column in row), None)
         if source is None:
             prompts = PromptSource(type="prompts", path="x")

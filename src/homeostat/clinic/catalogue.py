@@ -12,12 +12,16 @@ from homeostat.clinic.faults import (
     machine,
     numerics,
     policy,
+    preference,
     reward,
 )
 from homeostat.clinic.injector import Injector
 from homeostat.clinic.recipes import BALANCED, Body
 
-MODULES = (learning, critic, numerics, data, reward, policy, engine, machine, experts, energy)
+MODULES = (
+    *(learning, critic, preference, numerics, data, reward, policy),
+    *(engine, machine, experts, energy),
+)
 INJECTORS: dict[str, type[Injector]] = {
     fault.name: fault for module in MODULES for fault in module.FAULTS
 }
@@ -49,6 +53,11 @@ HEALTHY: dict[str, Body] = {
     ),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
+    "dpo_sort": Body("sort", "dpo", steps=60),
+    "ipo_shift": Body("shift", "ipo", steps=40),
+    "kto_copy": Body("copy", "kto", steps=60),
+    "orpo_reverse": Body("reverse", "orpo", steps=40),
+    "simpo_sort": Body("sort", "simpo", steps=40, num_digits=(4,)),
     "sft_moe": Body("sort", "sft", family="qwen3_moe", steps=60, changes=BALANCED),
     "grpo_moe": Body("sort", family="qwen3_moe", steps=60),
     "grpo_moe_replayed": Body("copy", family="qwen3_moe", steps=60, changes=experts.REPLAY),

@@ -133,6 +133,8 @@ WORDS: dict[Family, dict[str, str]] = {
         "overfitting": "Eval loss rises while training loss falls.",
         "grad-norm-spikes": "Isolated huge pre-clip gradient norms with ordinary loss.",
         "dpo-over-optimisation": "DPO loss 0, accuracy 1, very large margins early.",
+        "likelihood-displacement": "Preference training pushes chosen answers down, rejected ones more.",
+        "reference-mismatch": "Policy and reference differ before the first update.",
         "loss-divergence": "Training loss rises and does not come back.",
         "loss-spikes": "Training loss jumps by a multiple for single steps.",
         "loss-plateau": "Training loss stops falling early.",

@@ -11,6 +11,7 @@ pytest.register_assert_rewrite(
             "trainer",
             "cluster",
             "outputs",
+            "preference",
             "rl_workshop",
             "rl_algorithm",
             "rl_correction",
