@@ -14,6 +14,7 @@ import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.data import DataConfig, RlSource
+from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
 from homeostat.data.prompts import PromptSet, prepare_prompts
@@ -51,7 +52,7 @@ def parts_of(data: DataConfig) -> tuple[Part, ...]:
 
 
 def prepare_row_part(
-    config: RunConfig,
+    data: DataConfig,
     tokenizer: ChatTokenizer,
     part: Part,
     *,
@@ -60,20 +61,20 @@ def prepare_row_part(
 ) -> RowStore:
     """Tokenise one part of an SFT run's rows, or take them from the cache."""
     return prepare_rows(
-        _sources(config.data, part),
+        _sources(data, part),
         tokenizer,
-        config.data,
+        data,
         cache_dir=cache_dir,
-        num_processes=config.data.num_processes,
+        num_processes=data.num_processes,
         progress=progress,
     )
 
 
 def prepare_prompt_part(
-    config: RunConfig, tokenizer: ChatTokenizer, part: Part, *, progress: Progress | None = None
+    data: DataConfig, tokenizer: ChatTokenizer, part: Part, *, progress: Progress | None = None
 ) -> PromptSet:
     """Tokenise one part of an RL run's prompts."""
-    return prepare_prompts(_sources(config.data, part), tokenizer, config.data, progress=progress)
+    return prepare_prompts(_sources(data, part), tokenizer, data, progress=progress)
 
 
 def choose_rows(config: RunConfig, train: Rows, validation: Rows | None) -> Inputs[Rows]:
@@ -122,9 +123,9 @@ def require_known_tokens(rows: RowStore | PromptSet, part: Part, *, vocab_size: 
         )
 
 
-def require_stop_ids(config: RunConfig, *, vocab_size: int) -> None:
+def require_stop_ids(rollout: RolloutConfig, *, vocab_size: int) -> None:
     """Require that the model can sample every token that is to stop it."""
-    unknown = [token for token in config.rollout.stop_token_ids if token >= vocab_size]
+    unknown = [token for token in rollout.stop_token_ids if token >= vocab_size]
     if unknown:
         why = f"token {unknown[0]} lies outside the model's vocabulary of {vocab_size}."
         raise ConfigError([Problem("rollout.stop_token_ids", why, "Remove it.")])

@@ -33,7 +33,9 @@ def open_rows(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> 
     parts: dict[Part, RowStore] = {}
     for part in parts_of(config.data):
         with progress_of(f"tokenising {part} rows", session.console) as progress:
-            rows = prepare_row_part(config, tokenizer, part, cache_dir=cache_dir, progress=progress)
+            rows = prepare_row_part(
+                config.data, tokenizer, part, cache_dir=cache_dir, progress=progress
+            )
         report = rows.report
         log.info(
             "%s rows: %d of %d kept (%d overlong dropped, %d cut, %d unusable), %s tokens, %.0f %% "
@@ -59,7 +61,7 @@ def open_prompts(
     parts: dict[Part, PromptSet] = {}
     for part in parts_of(config.data):
         with progress_of(f"tokenising {part} prompts", session.console) as progress:
-            prompts = prepare_prompt_part(config, tokenizer, part, progress=progress)
+            prompts = prepare_prompt_part(config.data, tokenizer, part, progress=progress)
         require_turn_end(config, tokenizer, prompts, part)
         log.info("%s prompts: %d of %d kept", part, prompts.report.kept, prompts.report.seen)
         _record(session, part, prompts.report)

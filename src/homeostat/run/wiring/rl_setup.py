@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homeostat.algorithms.catalogue import policy_gradient
+from homeostat.config.algorithm import AnyAlgorithm
 from homeostat.config.live import LiveConfig
 from homeostat.config.resume import experiment_digest
-from homeostat.config.rewards import FunctionReward
+from homeostat.config.rewards import FunctionReward, RewardsConfig
+from homeostat.config.rollout import DebugConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import Inputs, RowSet, count_steps, require_stop_ids
 from homeostat.data.prompts import PromptSampler, PromptSet
@@ -90,7 +92,6 @@ class RlParts:
 @contextmanager
 def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     """The parts, and an end to what they started."""
-    found = session.resume.found
     state, runtime = begin_state(config, session)
     tokenizer = load_tokenizer(config.model)
     prompts = open_prompts(config, tokenizer, session)
@@ -99,17 +100,18 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         trainer = stack.enter_context(open_trainer(config, runtime, session))
         origin = _origin(config, prompts.train.rows, trainer)
         require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
-        require_stop_ids(config, vocab_size=trainer.sheet.vocab_size)
-        if found is not None:
+        require_stop_ids(config.rollout, vocab_size=trainer.sheet.vocab_size)
+        if (found := session.resume.found) is not None:
             trainer.load(found.path)
-        rl_state, moments = _rl_state(config, session)
+        rl_state, moments = _rl_state(config.algorithm, session)
         problems = ProblemLog(session)
-        rewards = _rewards(config, session, problems)
+        rewards = _rewards(config.rewards, session, problems)
         version = None if is_complete(state, total_steps) else state.policy_version
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
-        require_replay(config, trainer.sheet.moe, engine.capabilities if engine else None)
+        can = engine.capabilities if engine is not None else None
+        require_replay(config.model.moe, trainer.sheet.moe, can)
         if engine is not None:
             # Without an engine nothing new is to be scored: the journal holds the values.
             stack.enter_context(rewards)
@@ -211,7 +213,7 @@ def _collector(
     """Return the source of rollouts: the engine and this run's journal, or another run's."""
     assert config.rewards is not None, "combinations asks for rewards"
     assert config.algorithm.type != "sft", "RL has an algorithm of RL"
-    dynamic, saved = config.algorithm.dynamic_sampling, saved_journal(config)
+    dynamic, saved = config.algorithm.dynamic_sampling, saved_journal(config.debug)
     if saved is not None:
         return SavedRollouts(
             config.rollout,
@@ -264,10 +266,10 @@ def _journal(session: Session) -> Journal:
     return journal
 
 
-def _rewards(config: RunConfig, session: Session, problems: ProblemLog) -> RewardPool:
-    assert config.rewards is not None, "combinations asks for rewards"
+def _rewards(config: RewardsConfig | None, session: Session, problems: ProblemLog) -> RewardPool:
+    assert config is not None, "combinations asks for rewards"
     log_file = session.run_dir.path / "rewards.log"
-    return RewardPool(config.rewards, on_problem=problems.take, log_file=log_file)
+    return RewardPool(config, on_problem=problems.take, log_file=log_file)
 
 
 def _prompt_sampler(
@@ -283,8 +285,8 @@ def _prompt_sampler(
     )
 
 
-def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMoments]:
-    found, kl = session.resume.found, policy_gradient(config.algorithm).kl
+def _rl_state(algorithm: AnyAlgorithm, session: Session) -> tuple[RlState, RunningMoments]:
+    found, kl = session.resume.found, policy_gradient(algorithm).kl
     if found is None:
         coefficient = kl.coefficient if kl is not None else None
         return RlState(kl_coefficient=coefficient), RunningMoments()
@@ -294,11 +296,11 @@ def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMome
     return state, RunningMoments(*moments)
 
 
-def saved_journal(config: RunConfig) -> Journal | None:
+def saved_journal(debug: DebugConfig | None) -> Journal | None:
     """The journal that a debug mode takes its rollouts from."""
-    if config.debug is None or config.debug.rollouts is None:
+    if debug is None or debug.rollouts is None:
         return None
-    folder = Path(config.debug.rollouts) / "journal"
+    folder = Path(debug.rollouts) / "journal"
     if not folder.is_dir():
         raise DataError(
             f"debug.rollouts: {folder} does not exist. Name the directory of a run that sampled."
