@@ -23,6 +23,7 @@ from tests.support.every_key import (
     outputs,
     rl_algorithm,
     rl_correction,
+    rl_critic,
     rl_health,
     rl_replay,
     rl_rewards,
@@ -42,6 +43,7 @@ SFT_PARTS = (inputs, moe, trainer, cluster, outputs)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,
+    rl_critic,
     rl_sampling,
     rl_rewards,
     rl_sources,

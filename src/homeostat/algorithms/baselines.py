@@ -28,12 +28,26 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
+class CriticValues:
+    """The critic's values: of the state in which each token was chosen, and after the last one.
+
+    `last_S` is 0 where the completion is over.
+    """
+
+    values_ST: list[FloatArray64]
+    last_S: FloatArray64
+    gamma: float
+    gae_lambda: float
+
+
+@dataclass(frozen=True, slots=True)
 class RewardBatch:
     """The inputs from which the advantages of a step's samples are computed.
 
     `lengths_S` counts completion tokens. `trained_S` is False for masked samples, whose rewards
     still count in their groups. `penalty_ST` is the KL penalty of every completion token, including
-    the coefficient, if it is subtracted from the rewards.
+    the coefficient, if it is subtracted from the rewards. `critic` is there if the algorithm has
+    one.
     """
 
     rewards_S: FloatArray64
@@ -41,6 +55,7 @@ class RewardBatch:
     lengths_S: IntArray
     trained_S: BoolArray
     penalty_ST: list[FloatArray64] | None
+    critic: CriticValues | None = None
 
     def __post_init__(self) -> None:
         sizes = {len(self.rewards_S), len(self.group_S), len(self.lengths_S), len(self.trained_S)}
@@ -54,6 +69,10 @@ class RewardBatch:
     def known_S(self) -> BoolArray:
         """Return a mask of the samples that have a reward."""
         return ~np.isnan(self.rewards_S)
+
+    def penalties(self) -> list[FloatArray64]:
+        """Return the KL penalty of every token; 0 if it is not in the rewards."""
+        return self.penalty_ST or [np.zeros(length) for length in self.lengths_S]
 
     def sequence_rewards(self) -> FloatArray64:
         """Return the reward of each completion minus the penalties of all its tokens."""

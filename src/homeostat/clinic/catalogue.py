@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from homeostat.clinic.faults import (
+    critic,
     data,
     engine,
     experts,
@@ -17,7 +18,7 @@ from homeostat.clinic.recipes import BALANCED, Body
 
 INJECTORS: dict[str, type[Injector]] = {
     fault.name: fault
-    for module in (learning, numerics, data, reward, policy, engine, machine, experts)
+    for module in (learning, critic, numerics, data, reward, policy, engine, machine, experts)
     for fault in module.FAULTS
 }
 
@@ -38,6 +39,10 @@ HEALTHY: dict[str, Body] = {
     "cispo_reverse": Body("reverse", "cispo", steps=60, num_digits=(4,)),
     "rloo_largest": Body("largest", "rloo", steps=60),
     "reinforce_pp_copy": Body("copy", "reinforce_pp", steps=60, num_digits=(6,)),
+    "ppo_sort": critic.SORT_PPO,
+    "cpgd_copy": Body("copy", "cpgd", steps=40, num_digits=(6,)),
+    "sapo_reverse": Body("reverse", "sapo", steps=40, num_digits=(4,)),
+    "gmpo_shift": Body("shift", "gmpo", steps=40),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
     "sft_moe": Body("sort", "sft", family="qwen3_moe", steps=60, changes=BALANCED),

@@ -76,7 +76,8 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         with healer.rescuing():
             rollouts = collector.collect(step, tell=recorder.status)
         compared = replay_metrics(parts, rollouts)
-        compared |= verifier.verify(rollouts.groups, step=step, version=state.policy_version)
+        version = config.policy_version(state.step)
+        compared |= verifier.verify(rollouts.groups, step=step, version=version)
         hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
         with healer.rescuing(), parts.profiler.around(step, emit=recorder.event):
@@ -91,7 +92,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         )
         # An evaluation is of the weights of its step, whatever the engine samples with otherwise.
         with healer.rescuing():
-            published = parts.feed.publish(step, must=evaluates)
+            published = parts.feed.publish(config.policy_version(step), must=evaluates)
         _refresh_reference(parts)
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)

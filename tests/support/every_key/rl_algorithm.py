@@ -61,12 +61,16 @@ def refused(workshop: Workshop, kind: str, change: str, why: str) -> None:
 
 
 def a_type_is_an_algorithm_with_its_defaults(workshop: Workshop, kind: str) -> None:
-    made = {name: workshop.run(*SAVED, f"algorithm={{type: {name}}}") for name in KINDS}
+    # With one update, ratios are 1 and some of them are the same.
+    made = {name: workshop.run(*SAVED, f"algorithm={{type: {name}}}", *UPDATES) for name in KINDS}
     mine = weight_bytes(made.pop(kind))
     assert all(weight_bytes(run) != mine for run in made.values())
 
 
 def a_bound_clips(workshop: Workshop, kind: str, *, side: str) -> None:
+    if kind == "sapo":
+        refused(workshop, kind, f"algorithm.clip_{side}=0.3", "soft gate")
+        return
     other = {"low": "high", "high": "low"}[side]
     tight = (*UPDATES, "algorithm.clip_low=0.001", "algorithm.clip_high=0.001")
     before = learned(workshop, kind, *tight)
@@ -79,8 +83,14 @@ def a_bound_clips(workshop: Workshop, kind: str, *, side: str) -> None:
 
 def a_dual_clip_bounds_what_became_likely(workshop: Workshop, kind: str) -> None:
     change = "algorithm.dual_clip=1.001"
-    if kind == "cispo":
-        refused(workshop, kind, change, "bounds the weight of a token on both sides")
+    why = {
+        "cispo": "bounds the weight of a token on both sides",
+        "cpgd": "weights no token by its ratio",
+        "sapo": "closes its gate",
+        "gmpo": "before it enters the mean",
+    }
+    if kind in why:
+        refused(workshop, kind, change, why[kind])
         return
     # Nothing else is clipped, and the ratios of rows with a negative advantage rise, too.
     loose = (*UPDATES, "algorithm.clip_low=0.999", "algorithm.clip_high=1000.0")
@@ -116,7 +126,7 @@ def a_fixed_length_divides(workshop: Workshop, kind: str) -> None:
 
 
 def advantages_are_scaled(workshop: Workshop, kind: str) -> None:
-    if kind == "reinforce_pp":
+    if kind in ("reinforce_pp", "ppo"):
         refused(workshop, kind, "algorithm.scale=group", "from whitening")
         return
     none, group, batch = (
@@ -166,8 +176,8 @@ def later_rewards_are_discounted(workshop: Workshop, kind: str) -> None:
 
 
 def rows_without_advantage_are_left_out(workshop: Workshop, kind: str) -> None:
-    # Of whitened returns none is 0.
-    raw = ("algorithm.whiten=false",)
+    # Of whitened returns none is 0, and a drift has a gradient everywhere.
+    raw = ("algorithm.whiten=false", *(("algorithm.drift=0.0",) if kind == "cpgd" else ()))
     skipped, whole = (
         learned(workshop, kind, *raw, f"algorithm.skip_zero_advantage={on}")
         for on in ("true", "false")
@@ -177,6 +187,36 @@ def rows_without_advantage_are_left_out(workshop: Workshop, kind: str) -> None:
     assert only("data/trained_rows", whole) == 16
     for name in ("train/loss", "grad_norm"):
         assert only(name, skipped) == pytest.approx(only(name, whole), abs=1e-6)
+
+
+def a_drift_holds_back(workshop: Workshop, kind: str) -> None:
+    free, held = (
+        learned(workshop, kind, *UPDATES, f"algorithm.drift={weight}") for weight in (0.0, 50.0)
+    )
+    assert weight_bytes(free) != weight_bytes(held)
+    # Of three steps' worth of updates the later ones stay nearer to the policy that sampled.
+    more = ("trainer.epochs_per_step=3",)
+    drifts = [
+        only("policy/update_kl", learned(workshop, kind, *UPDATES, *more, f"algorithm.drift={w}"))
+        for w in (0.0, 50.0)
+    ]
+    assert drifts[1] < drifts[0]
+
+
+def a_drift_has_a_slope(workshop: Workshop, kind: str) -> None:
+    strong = (*UPDATES, "algorithm.drift=50.0")
+    wide, tight = (
+        learned(workshop, kind, *strong, f"algorithm.drift_clip={bound}") for bound in (5.0, 1e-4)
+    )
+    assert weight_bytes(wide) != weight_bytes(tight)
+    refused(workshop, kind, "algorithm={type: cpgd, drift: 0.0, drift_clip: 0.1}", "no drift term")
+
+
+def a_gate_closes(workshop: Workshop, kind: str, *, side: str) -> None:
+    slow, fast = (
+        learned(workshop, kind, *UPDATES, f"algorithm.tau_{side}={tau}") for tau in (1.0, 50.0)
+    )
+    assert weight_bytes(slow) != weight_bytes(fast)
 
 
 # What is added to the objective.
@@ -283,7 +323,7 @@ def overlong_samples_are(workshop: Workshop, kind: str, *, how: str) -> None:
     assert only("rollout/overlong_penalty", run) == pytest.approx(expected)
     plain = samples(overlong(workshop, kind, "type: keep")).advantage_S
     # Masked samples still count in their groups; whitening is over what is trained.
-    same = how == "keep" or (how == "mask" and kind != "reinforce_pp")
+    same = how == "keep" or (how == "mask" and kind not in ("reinforce_pp", "ppo"))
     assert (found.advantage_S == pytest.approx(plain)) == same
 
 
@@ -321,6 +361,10 @@ TYPED: dict[str, KindCase] = {
 OWN: dict[str, tuple[str, KindCase]] = {
     "baseline": ("reinforce_pp", a_group_mean_is_taken_off),
     "discount": ("reinforce_pp", later_rewards_are_discounted),
+    "drift": ("cpgd", a_drift_holds_back),
+    "drift_clip": ("cpgd", a_drift_has_a_slope),
+    "tau_pos": ("sapo", partial(a_gate_closes, side="pos")),
+    "tau_neg": ("sapo", partial(a_gate_closes, side="neg")),
 }
 # Keys of a part that all algorithms have: their names do not tell the algorithm.
 SHARED: dict[str, KindCase] = {

@@ -15,7 +15,7 @@ METRICS: dict[str, str] = {
     "train/grad_norm": "grad_norm",
     "train/lr-pg_0": "learning_rate",
     "train/value_loss": "critic/loss",
-    "train/value_clipfrac": "critic/clip_share",
+    "train/value_clipfrac": "critic/clipped_share",
     "train/train_rollout_logprob_abs_diff": "sampling/sampling_logp_difference/mean",
     "train/train_rollout_kl": "sampling/k3",
     "train/mis_k3_kl": "sampling/k3",

@@ -12,6 +12,7 @@ from homeostat.columns import dense
 from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.expert_load import load_metrics
+from homeostat.run.learning.critic import critic_metrics
 from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.probes import worst
 from homeostat.run.learning.routes import route_metrics
@@ -31,6 +32,7 @@ def rl_metrics(
         **_reward_metrics(groups, labels),
         **_completion_metrics(samples),
         **update_metrics(learned.reports),
+        **critic_metrics(learned.critic, learned.rows),
         **policy_metrics(learned.measured),
         **route_metrics(learned.reports),
         **load_metrics(learned.reports, parts.config.model.moe, sheet=parts.trainer.sheet),

@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from homeostat.algorithms.baselines import RewardBatch
+from homeostat.algorithms.baselines import CriticValues, RewardBatch
 from homeostat.algorithms.catalogue import advantages, policy_gradient
 from homeostat.algorithms.corrections.weight import WeightRule, mean_weight
 from homeostat.algorithms.normalise import row_weights
@@ -31,6 +31,7 @@ from homeostat.columns import ROUTES, ColumnArray, aligned, dense, joined
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import TrainerConfig
 from homeostat.data.loader import micro_batches
+from homeostat.data.prepare import shuffled
 from homeostat.train.replay import REPLAYED
 from homeostat.types import (
     BoolArray,
@@ -73,6 +74,10 @@ class StepRows:
     @property
     def group_R(self) -> IntArray:
         return self.group_S[self.sample_R]
+
+    @property
+    def num_groups(self) -> int:
+        return int(self.group_S.max(initial=-1)) + 1
 
     def completion_places(self, row: int) -> IntArray:
         """Place of each token of a row in the sample's completion; below 0 if not in it."""
@@ -172,16 +177,23 @@ def _shaping(sample: Sample, config: RunConfig) -> float:
 def step_advantages(
     step: StepRows, config: RunConfig, *, penalty_ST: list[np.ndarray] | None
 ) -> list[np.ndarray]:
-    """Per sample, one value for each token that the policy sampled. `penalty_ST`: KL in the reward,
-    times its weight, for the same tokens."""
-    batch = RewardBatch(
+    """Per sample, one value for each token that the policy sampled."""
+    return advantages(policy_gradient(config.algorithm), reward_batch(step, penalty_ST=penalty_ST))
+
+
+def reward_batch(
+    step: StepRows, *, penalty_ST: list[np.ndarray] | None, critic: CriticValues | None = None
+) -> RewardBatch:
+    """What advantages are computed from. `penalty_ST`: KL in the reward, times its weight, for
+    each token that the policy sampled; `critic` has the values of the same tokens."""
+    return RewardBatch(
         rewards_S=step.rewards_S,
         group_S=step.group_S,
         lengths_S=step.lengths_S,
         trained_S=step.trained_S,
         penalty_ST=penalty_ST,
+        critic=critic,
     )
-    return advantages(policy_gradient(config.algorithm), batch)
 
 
 def split_groups(num_groups: int, num_updates: int) -> list[range]:
@@ -189,6 +201,29 @@ def split_groups(num_groups: int, num_updates: int) -> list[range]:
     borders = [update * num_groups // num_updates for update in range(num_updates + 1)]
     spans = [range(*pair) for pair in pairwise(borders)]
     return [span for span in spans if len(span)]
+
+
+def epoch_spans(
+    num_groups: int, num_updates: int, *, shuffle: tuple[int, int, int]
+) -> list[IntArray]:
+    """Groups of each update of one pass over the samples of a step.
+
+    `shuffle` is (seed, step, pass). The first pass, 0, takes the groups as they come; every other
+    one in an order of its own, so that updates are made of other groups.
+    """
+    order = np.arange(num_groups)
+    if shuffle[-1] > 0:
+        order = shuffled(num_groups, shuffle)
+    return [order[span.start : span.stop] for span in split_groups(num_groups, num_updates)]
+
+
+def rows_of_groups(step_rows: StepRows, groups: IntArray) -> list[int]:
+    """The numbers of the rows of these groups, in the groups' order."""
+    place_G = np.full(step_rows.num_groups, -1)
+    place_G[groups] = np.arange(len(groups))
+    place_R = place_G[step_rows.group_R]
+    chosen = np.flatnonzero(place_R >= 0)
+    return chosen[np.argsort(place_R[chosen], kind="stable")].tolist()
 
 
 def with_column(row: TokenRow, name: str, values: np.ndarray) -> TokenRow:
@@ -224,11 +259,8 @@ def build_update(
     """One update over the chosen rows."""
     algorithm, rollout = policy_gradient(config.algorithm), config.rollout
     rows, weight_R, denominator = _row_weights(step_rows, chosen, config)
-    needs_all = algorithm.entropy_bonus > 0 or (
-        algorithm.kl is not None and algorithm.kl.place == "loss"
-    )
-    # The routers' loss has a gradient in every row.
-    needs_all = needs_all or config.model.moe.has_loss
+    # The routers' loss has a gradient in every row, too.
+    needs_all = algorithm.has_other_terms or config.model.moe.has_loss
     keep_all = needs_all or not algorithm.skip_zero_advantage
     counted = []
     for row, weight, index in zip(rows, weight_R, chosen, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from homeostat.config.critic import CriticConfig
 from homeostat.config.model import ModelConfig
 from homeostat.config.observe import EvalSamplingConfig
 from homeostat.config.rewards import RewardsConfig
@@ -27,7 +28,7 @@ from homeostat.run.evaluation.solved import deciding_rewards
 from homeostat.run.preflight.item import Item
 from homeostat.run.wiring.replay import require_replay, route_bytes_per_token
 from homeostat.run.wiring.rl_setup import saved_journal
-from homeostat.train.build import named_reference, reference_model
+from homeostat.train.build import critic_lora, naming, reference_model
 from homeostat.train.runtime import resolve_device, resolve_dtype
 
 # Number of prompts on which every reward function is tried.
@@ -182,19 +183,42 @@ def _weights_item(config: RunConfig, engine: Capabilities) -> Item:
     return Item("weights", "ok", text, {"transport": transport, "interval_steps": steps})
 
 
+def _critic_item(config: RunConfig, critic: CriticConfig) -> Item:
+    device = resolve_device(config)
+    with naming("critic.path" if critic.path else "model.path"):
+        preview = preview_model(
+            critic.start(config.model),
+            critic_lora(config, critic),
+            dtype=resolve_dtype(config.trainer, device),
+            device=device,
+            head=critic.head_init,
+        )
+    text = (
+        f"{preview.family} with a value head, {fmt.count(preview.num_trainable)} of "
+        f"{fmt.count(preview.num_params)} parameters trained"
+    )
+    if critic.warmup_steps:
+        text += f"; it learns alone in the first {critic.warmup_steps} steps"
+    facts = {"num_params": preview.num_params, "num_trainable": preview.num_trainable}
+    return Item("critic", "ok", text, facts)
+
+
 def other_run_items(config: RunConfig) -> Iterator[Item]:
     """Check what the run reads from elsewhere: a reference checkpoint, another run's rollouts."""
     if isinstance(config.reference, CheckpointReference):
         device = resolve_device(config)
-        with named_reference():
+        with naming("reference.path"):
             preview = preview_model(
                 reference_model(config.model, config.reference),
                 None,
                 dtype=resolve_dtype(config.trainer, device),
                 device=device,
+                offload_experts=config.trainer.backend.offload_experts,
             )
         text = f"{preview.family}, {fmt.count(preview.num_params)} parameters"
         yield Item("reference", "ok", text, {"num_params": preview.num_params})
+    if config.critic is not None:
+        yield _critic_item(config, config.critic)
     if (journal := saved_journal(config.debug)) is not None:
         steps = journal.steps()
         if not steps:

@@ -106,7 +106,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         rl_state, moments = _rl_state(config.algorithm, session)
         problems = ProblemLog(session)
         rewards = _rewards(config.rewards, session, problems)
-        version = None if is_complete(state, total_steps) else state.policy_version
+        version = None if is_complete(state, total_steps) else config.policy_version(state.step)
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
