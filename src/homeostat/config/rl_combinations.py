@@ -12,6 +12,7 @@ from homeostat.config.algorithm import (
 )
 from homeostat.config.correction_combinations import find_correction_conflicts
 from homeostat.config.critic_combinations import find_critic_conflicts
+from homeostat.config.curriculum_combinations import find_filter_conflicts
 from homeostat.config.data import RlSource, all_sources
 from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.rollout import AdapterOffReference, InitialReference
@@ -44,6 +45,7 @@ def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
     for check in checks:
         yield from check(config)
     yield from find_engine_conflicts(config)
+    yield from find_filter_conflicts(config)
     yield from find_correction_conflicts(config.algorithm)
     yield from find_critic_conflicts(config)
 

@@ -6,18 +6,22 @@ and model -> rows to train on, rows held out -> number of steps
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from homeostat.config.combinations import find_length_conflicts
+from homeostat.config.curriculum import CurriculumConfig
 from homeostat.config.data import DataConfig, RlSource
 from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
+from homeostat.data.curriculum import CurriculumDraws
+from homeostat.data.mixing import EpochOrder, Mixture, orders_of
 from homeostat.data.prepare import Progress, prepare_rows, split_rows
-from homeostat.data.prompts import PromptSet, prepare_prompts
+from homeostat.data.prompts import PromptDraws, PromptSampler, PromptSet, prepare_prompts
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import ConfigError, ModelError, Problem
@@ -40,6 +44,11 @@ class RowSet(Generic[Rows]):
 
     def __len__(self) -> int:
         return len(self.ids) // self.rows_per_example
+
+    @property
+    def sources(self) -> IntArray:
+        """Return the number of the source of each example."""
+        return self.rows.source_B[self.ids[:: self.rows_per_example]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,37 @@ def count_steps(config: RunConfig, num_rows: int) -> int:
     if problems := find_length_conflicts(config, total_steps=total):
         raise ConfigError(problems)
     return total
+
+
+def open_draws(
+    data: DataConfig,
+    curriculum: CurriculumConfig | None,
+    prompts: RowSet[PromptSet],
+    *,
+    seed: int,
+    state: Mapping[str, Any] | None = None,
+) -> PromptDraws:
+    """Return the order in which an RL run uses its prompts, from a checkpoint's state if given."""
+    mixture, rows = Mixture.of(data), prompts.rows
+    if mixture is None and curriculum is None:
+        return PromptSampler(
+            prompts.ids, seed=seed, shuffle=data.shuffle, fingerprint=rows.fingerprint, state=state
+        )
+    if mixture is None:
+        orders = [EpochOrder(prompts.ids, key=(seed,), shuffle=data.shuffle)]
+    else:
+        orders = orders_of(
+            prompts.ids, rows.source_B, names=mixture.names, seed=seed, shuffle=data.shuffle
+        )
+    return CurriculumDraws(
+        orders,
+        mixture=mixture,
+        curriculum=curriculum,
+        num_prompts=len(rows),
+        seed=seed,
+        fingerprint=rows.fingerprint,
+        state=state,
+    )
 
 
 def require_turn_end(

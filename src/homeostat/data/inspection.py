@@ -14,10 +14,12 @@ from typing import Any, Literal
 import numpy as np
 
 from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.curriculum import AnyFilter
 from homeostat.config.data import DataConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import choose_rows, prepare_prompt_part, prepare_row_part
+from homeostat.data.inputs import RowSet, choose_rows, prepare_prompt_part, prepare_row_part
 from homeostat.data.loader import PlanLoader
+from homeostat.data.mixing import SourcePart, source_parts
 from homeostat.data.packing import fill
 from homeostat.data.prepare import Progress
 from homeostat.data.prompts import PromptSet
@@ -109,6 +111,10 @@ class Inspection:
     updates: tuple[InspectedUpdate, ...]
     warnings: tuple[Warned, ...]
     unit: Literal["rows", "pairs"] = "rows"
+    # The part of every source, if there are several.
+    mix: tuple[SourcePart, ...] = ()
+    # The filters of sampled groups and their settings (RL).
+    filters: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -144,6 +150,7 @@ def inspect_rows(
         updates=_first_updates(config, store, train.ids),
         warnings=tuple(find_warnings(store.report, config.data)),
         unit="rows" if config.rows_per_example == 1 else "pairs",
+        mix=_mix(config, train),
     )
 
 
@@ -154,7 +161,7 @@ def inspect_prompts(
     tokenizer = load_tokenizer(config.model)
     lenient = _lenient(config.data, overlong="drop")
     prompts = prepare_prompt_part(lenient, tokenizer, "train", progress=progress)
-    train_ids = choose_rows(config, prompts, None).train.ids
+    train = choose_rows(config, prompts, None).train
     chosen = row_ids or list(range(min(num_rows, len(prompts))))
     return Inspection(
         is_rl=True,
@@ -162,13 +169,29 @@ def inspect_prompts(
         stops=_stops(tokenizer),
         notes=tokenizer.notes,
         report=prompts.report,
-        train_rows=len(train_ids),
+        train_rows=len(train),
         total_steps=None,
         lengths=length_bins(prompts.lengths),
         rows=tuple(_look_at_prompt(prompts, prompt_id, tokenizer) for prompt_id in chosen),
         updates=(),
         warnings=tuple(find_warnings(prompts.report, config.data, is_rl=True)),
+        mix=_mix(config, train),
+        filters=tuple(map(_described, config.rollout.filters)),
     )
+
+
+def _described(one: AnyFilter) -> str:
+    """Return a filter's type with the settings that the recipe gives it."""
+    given = one.model_dump(exclude={"type"}, exclude_unset=True)
+    return ", ".join([one.type, *(f"{name} {value}" for name, value in given.items())])
+
+
+def _mix(config: RunConfig, train: RowSet[RowStore] | RowSet[PromptSet]) -> tuple[SourcePart, ...]:
+    if len(config.data.train) < 2:
+        return ()
+    per_step = config.rows_per_step
+    total = config.trainer.total_steps(len(train), rows_per_step=per_step)
+    return source_parts(config.data, train.sources, total_steps=total, rows_per_step=per_step)
 
 
 def _stops(tokenizer: ChatTokenizer) -> tuple[str, ...]:

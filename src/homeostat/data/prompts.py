@@ -16,15 +16,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource, RlSource
 from homeostat.data.chat import encode_prompt, parse_prompt, with_system
 from homeostat.data.gym import GymRows
+from homeostat.data.mixing import EpochOrder
 from homeostat.data.overlong import OverlongTextError
-from homeostat.data.prepare import Progress, shuffled
+from homeostat.data.prepare import Progress
 from homeostat.data.rows import cell, opening
 from homeostat.data.sources import BadRowError, RowSource, open_rows
 from homeostat.data.store import PrepareReport
@@ -39,9 +40,18 @@ PROGRESS_ROWS = 256
 class PromptSet:
     """Prompts by number."""
 
-    def __init__(self, prompts: list[Prompt], origins: list[str], report: PrepareReport) -> None:
+    def __init__(
+        self,
+        prompts: list[Prompt],
+        origins: list[str],
+        report: PrepareReport,
+        *,
+        sources: Sequence[int] | None = None,
+    ) -> None:
+        """`sources` has the number of each prompt's source; without it all are of one source."""
         assert prompts, "judge refuses a source without prompts"
         self._prompts, self._origins = prompts, origins
+        self.source_B: IntArray = np.array(sources or [0] * len(prompts), dtype=np.int64)
         self.report = report
         self.lengths: IntArray = np.array([len(prompt.tokens_T) for prompt in prompts])
         self.fingerprint = _content_digest(prompts)
@@ -84,16 +94,17 @@ def prepare_prompts(
     opened = [_open(source) for source in sources]
     sizes = [_size(source, rows) for source, rows in zip(sources, opened, strict=True)]
     gathered = _Gathered(tokenizer.bounded(data.max_length), data.max_length)
-    for source, rows, size in zip(sources, opened, sizes, strict=True):
+    for number, (source, rows, size) in enumerate(zip(sources, opened, sizes, strict=True)):
         for index in range(size):
             if progress is not None and gathered.tally.seen % PROGRESS_ROWS == 0:
                 progress(gathered.tally.seen, sum(sizes))
             gathered.add(source, rows, index)
+        gathered.sources += [number] * (len(gathered.prompts) - len(gathered.sources))
     if progress is not None:
         progress(gathered.tally.seen, sum(sizes))
     report = gathered.report()
     judge(report, data, may_cut=False)
-    return PromptSet(gathered.prompts, gathered.origins, report)
+    return PromptSet(gathered.prompts, gathered.origins, report, sources=gathered.sources)
 
 
 @dataclass(slots=True)
@@ -105,6 +116,7 @@ class _Gathered:
     tally: Tally = field(default_factory=Tally)
     prompts: list[Prompt] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
 
     def add(self, source: RlSource, rows: RowSource, index: int) -> None:
         before, after = rows.brackets
@@ -188,6 +200,37 @@ def _content_digest(prompts: Sequence[Prompt]) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The share of a group's samples that solved its prompt; None if none could be judged."""
+
+    prompt_id: int
+    rate: float | None
+
+
+class PromptDraws(Protocol):
+    """The order in which a run uses its prompts. The state is part of every checkpoint."""
+
+    def draw(self, count: int, *, step: int, round: int) -> list[int]:
+        """Return the prompts of a sampling round."""
+        ...
+
+    def learn(self, step: int, outcomes: Sequence[Outcome]) -> None:
+        """Take in how often the prompts of a step were solved, in the order of their numbers."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the step that was learned last."""
+        ...
+
+    @property
+    def epoch(self) -> float:
+        """Return the number of prompts handed out over the number of prompts."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+
 class PromptSampler:
     """Hand out prompt ids, epoch after epoch.
 
@@ -205,36 +248,36 @@ class PromptSampler:
         fingerprint: str,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        assert len(prompt_ids) > 0, "no prompts to take"
-        self._prompt_ids = np.asarray(prompt_ids, dtype=np.int64)
-        self._seed, self._shuffle = seed, shuffle
+        self._order = EpochOrder(prompt_ids, key=(seed,), shuffle=shuffle)
         digest = hashlib.sha256(f"{fingerprint} {(seed, shuffle)}".encode())
-        digest.update(self._prompt_ids.tobytes())
+        digest.update(self._order.row_ids.tobytes())
         self._fingerprint = digest.hexdigest()
         self._cursor = 0 if state is None else self._resume_from(state)
 
     def take(self, count: int) -> list[int]:
         """Return the next `count` prompts."""
-        taken: list[int] = []
-        while len(taken) < count:
-            epoch, place = divmod(self._cursor, len(self._prompt_ids))
-            part = self._order(epoch)[place : place + count - len(taken)]
-            taken += part.tolist()
-            self._cursor += len(part)
+        taken = self._order.span(self._cursor, count)
+        self._cursor += count
         return taken
+
+    def draw(self, count: int, *, step: int, round: int) -> list[int]:
+        """Return the prompts of a sampling round: the next ones, whatever step it belongs to."""
+        return self.take(count)
+
+    def learn(self, step: int, outcomes: Sequence[Outcome]) -> None:
+        """Take in how often prompts were solved, which an epoch's order does not depend on."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return no metrics of its own."""
+        return {}
 
     @property
     def epoch(self) -> float:
         """Return how often every prompt was handed out."""
-        return self._cursor / len(self._prompt_ids)
+        return self._cursor / len(self._order.row_ids)
 
     def state(self) -> dict[str, Any]:
         return {"cursor": self._cursor, "data": self._fingerprint}
-
-    def _order(self, epoch: int) -> IntArray:
-        if not self._shuffle:
-            return self._prompt_ids
-        return self._prompt_ids[shuffled(len(self._prompt_ids), (self._seed, epoch))]
 
     def _resume_from(self, state: Mapping[str, Any]) -> int:
         cursor, data = state.get("cursor"), state.get("data")

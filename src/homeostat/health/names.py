@@ -25,7 +25,6 @@ FOREIGN: dict[str, str] = {
     "zero_std_groups/<name>": "Groups whose rewards are all alike, by that reward: a count.",
     "zero_std_groups/all_right": "Share of groups whose answers are all right.",
     "zero_std_groups/all_wrong": "Share of groups whose answers are all wrong.",
-    "rollout/filtered_share": "Share of sampled groups that a filter left out.",
     "rollout/aborted_share": "Share of completions that were aborted.",
     "eval/score/<name>": "A score on held-out prompts, by its data and measure.",
     "prompts/mean_length": "Mean length of the prompts.",

@@ -370,7 +370,49 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "rollout/groups_passed_over",
         "groups",
         _SUM,
-        "Number of groups that dynamic sampling discarded.",
+        "Number of groups that filters dropped, dynamic sampling among them.",
+    ),
+    MetricInfo(
+        "rollout/filtered_share",
+        "share",
+        _MEAN,
+        "Share of the sampled groups that filters dropped.",
+    ),
+    MetricInfo(
+        "rollout/groups_lacking",
+        "groups",
+        _SUM,
+        "Number of groups that a step lacks because its sampling rounds were used up.",
+    ),
+    MetricInfo(
+        "filter/<name>",
+        "groups",
+        _SUM,
+        "Number of groups that filters dropped for this reason.",
+    ),
+    MetricInfo(
+        "curriculum/seen_share",
+        "share",
+        _LAST,
+        "Share of the prompts that were sampled at least once.",
+    ),
+    MetricInfo(
+        "curriculum/solve_rate",
+        "share",
+        _LAST,
+        "Mean estimated solve rate of the prompts that were sampled.",
+    ),
+    MetricInfo(
+        "curriculum/drawn_rate",
+        "share",
+        _MEAN,
+        "Mean estimated solve rate of the step's prompts, after the step.",
+    ),
+    MetricInfo(
+        "curriculum/replayed_share",
+        "share",
+        _MEAN,
+        "Share of the step's prompts that were drawn again by rollout.curriculum.replay.",
     ),
     MetricInfo("rollout/untrained_share", "share", _MEAN, "Share of samples that are not trained."),
     MetricInfo(
@@ -614,6 +656,12 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("data/trained_share", "share", _MEAN, "Share of tokens that have a loss."),
     MetricInfo("data/rows", "rows", _SUM, "Number of rows processed."),
     MetricInfo("data/trained_rows", "rows", _SUM, "Number of rows in the updates (RL)."),
+    MetricInfo(
+        "data/share/<name>",
+        "share",
+        _MEAN,
+        "Share of the step's rows, in RL of its prompts, that come from this training source.",
+    ),
     MetricInfo("data/micro_batches", "batches", _MEAN, "Number of micro-batches in one update."),
     MetricInfo(
         "moe/aux_loss",

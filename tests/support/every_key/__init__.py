@@ -19,6 +19,7 @@ pytest.register_assert_rewrite(
             "rl_sources",
             "rl_sync",
             "rl_health",
+            "curriculum",
             "engine_vllm",
         )
     )

@@ -58,6 +58,7 @@ METRICS: dict[str, str] = {
     "rollout/fully_async/avg_staleness": "stale/steps/mean",
     "rollout/fully_async/max_staleness": "stale/steps/max",
     "multi_turn/round_number/mean": "rollout/num_turns/mean",
+    "rollout/dynamic_filter/drop_<name>": "filter/<name>",
     "perf/step_time": "time/step",
     "perf/rollout_time": "time/generate",
     "perf/actor_train_time": "time/train",

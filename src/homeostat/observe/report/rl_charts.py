@@ -72,9 +72,14 @@ def _reward_plots(columns: Columns, markers: list[Marker]) -> list[Plot]:
         Plot("Samples not trained", "percent",
              parts.unless_zero(columns, {"rollout/untrained_share": "samples"}, factor=100.0),
              from_zero=True, markers=markers, about=parts.about("rollout/untrained_share")),
-        Plot("Groups passed over", "groups per record",
-             parts.unless_zero(columns, {"rollout/groups_passed_over": "groups"}), from_zero=True,
-             markers=markers, about=parts.about("rollout/groups_passed_over")),
+        Plot("Groups passed over", "groups per record", parts.unless_zero(columns, {
+            "rollout/groups_passed_over": "all", **parts.labelled(columns, r"filter/([^/]+)")}),
+            from_zero=True, markers=markers, about=parts.about("rollout/groups_passed_over")),
+        Plot("Solve rate", "percent of the samples", parts.many(columns, {
+            "curriculum/solve_rate": "prompts seen", "curriculum/drawn_rate": "prompts drawn"},
+            factor=100.0), from_zero=True, markers=markers,
+            about=parts.about("curriculum/solve_rate")),
+        parts.mix_plot(columns, markers),
         Plot("Rewards without a value", "samples per record",
              parts.unless_zero(columns, parts.labelled(columns, r"rewards/([^/]+)/failed")),
              from_zero=True, markers=markers,

@@ -19,10 +19,10 @@ from dataclasses import replace
 import numpy as np
 
 from homeostat.rewards.combine import weighted_sum
+from homeostat.rewards.solved import deciding_rewards, pass_metrics
 from homeostat.rollout.collect import sample_and_score, training_sampling
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.sampler import Draw
-from homeostat.run.evaluation.solved import deciding_rewards, pass_metrics
 from homeostat.run.wiring.rl_setup import RlParts
 from homeostat.types import RolloutGroup, Sample
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from homeostat.algorithms.baselines import has_signal
 from homeostat.columns import dense
+from homeostat.data.mixing import source_shares
 from homeostat.observe.devices import host_rss
 from homeostat.rollout.collect import StepRollouts
 from homeostat.run.evaluation.expert_load import load_metrics
@@ -39,6 +40,8 @@ def rl_metrics(
         **worst(learned.probes),
         **learned.mismatch,
         **_signal_metrics(rollouts, learned),
+        **_filter_metrics(rollouts, parts),
+        **_mix_metrics(rollouts, parts),
         **_missing_metrics(samples, labels),
         **{name: total / count for name, (total, count) in rollouts.logged.items()},
         **_time_metrics(rollouts, learned, seconds=seconds, num_tokens=_num_tokens(groups)),
@@ -177,6 +180,27 @@ def _signal_metrics(rollouts: StepRollouts, learned: Learned) -> dict[str, float
             "train/updates_without_signal": float(learned.num_without_signal),
         }
     return metrics
+
+
+def _filter_metrics(rollouts: StepRollouts, parts: RlParts) -> dict[str, float]:
+    """Say what filters dropped and why, and how many groups the step lacks for it."""
+    filters, sampled = parts.collector.filters, rollouts.all_groups
+    if not filters.filters:
+        return {}
+    lacking = parts.collector.rollout.prompts_per_step - len(rollouts.groups)
+    return {
+        **filters.counted(rollouts.reasons),
+        "rollout/filtered_share": len(rollouts.passed_over) / len(sampled),
+        "rollout/groups_lacking": float(max(0, lacking)),
+    }
+
+
+def _mix_metrics(rollouts: StepRollouts, parts: RlParts) -> dict[str, float]:
+    """Return the sources of the step's prompts, and what the curriculum knows of them."""
+    prompts = parts.prompts.train.rows
+    ids = [group.prompt.prompt_id for group in rollouts.all_groups]
+    shares = source_shares(prompts.source_B[ids], parts.config.data.source_names)
+    return shares | parts.collector.prompt_sampler.metrics()
 
 
 def _advantage_metrics(

@@ -10,6 +10,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from homeostat.run.preflight.health import (
     row_facts,
 )
 from homeostat.run.preflight.item import Item, Level
+from homeostat.run.preflight.mixing import filter_items, mix_items
 from homeostat.run.preflight.preference import preference_items
 from homeostat.run.preflight.rl import (
     engine_items,
@@ -235,6 +237,7 @@ class Preflight:
     def _rl_sizes(self) -> Iterator[Item]:
         if self.prompts is not None:
             yield from size_items(self.config, self.prompts)
+            yield from mix_items(self.config, self.prompts.train)
             if self.config.has_validation:
                 assert self.config.rewards is not None, "combinations asks for rewards"
                 yield from evaluation_items(self.config.rewards, self.config.eval.sampling)
@@ -248,7 +251,9 @@ class Preflight:
         if self.prompts is None or self.tokenizer is None:
             return
         assert self.config.rewards is not None, "combinations asks for rewards"
-        for item in reward_items(self.config.rewards, self.prompts.train.rows, self.tokenizer):
+        prompts = self.prompts.train.rows
+        tried = reward_items(self.config.rewards, prompts, self.tokenizer)
+        for item in chain(tried, filter_items(self.config, prompts)):
             self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
             yield item
 
@@ -273,6 +278,7 @@ class Preflight:
         plans, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
         sizes = {"num_rows": num_rows, "total_steps": total}
         yield from row_size_items(config.trainer, plans, **sizes, unit=self._unit)
+        yield from mix_items(config, self.rows.train)
         if config.kind is RunKind.PREFERENCE:
             yield from preference_items(config, self.rows.train)
         count_steps(config, num_rows)

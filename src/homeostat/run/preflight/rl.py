@@ -20,11 +20,11 @@ from homeostat.errors import DataError
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.ops.moe_shape import MoeShape
+from homeostat.rewards.solved import deciding_rewards
 from homeostat.rewards.trial import try_rewards
 from homeostat.rollout.backend import Prospect
 from homeostat.rollout.engine import Capabilities
 from homeostat.rollout.registry import ENGINES
-from homeostat.run.evaluation.solved import deciding_rewards
 from homeostat.run.preflight.item import Item
 from homeostat.run.wiring.replay import require_replay, route_bytes_per_token
 from homeostat.run.wiring.rl_setup import saved_journal

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.algorithm import AnyAlgorithm
+from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.live import LiveConfig
 from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward, RewardsConfig
 from homeostat.config.rollout import DebugConfig
 from homeostat.config.run import RunConfig
-from homeostat.data.inputs import Inputs, RowSet, count_steps, require_stop_ids
-from homeostat.data.prompts import PromptSampler, PromptSet
+from homeostat.data.inputs import Inputs, RowSet, count_steps, open_draws, require_stop_ids
+from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import DataError
 from homeostat.observe.devices import GpuSampler
@@ -28,6 +29,7 @@ from homeostat.rewards.functions import source_of
 from homeostat.rewards.pool import RewardPool
 from homeostat.rollout.collect import Collector
 from homeostat.rollout.engine import Engine
+from homeostat.rollout.filters import FilterFunctions, FilterJudges, GroupFilters, SolvedBy
 from homeostat.rollout.journal import Journal
 from homeostat.rollout.sampler import Sampler
 from homeostat.rollout.saved import SavedRollouts
@@ -43,6 +45,7 @@ from homeostat.run.wiring.replay import require_replay
 from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_trainer
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
+from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role
 
@@ -97,12 +100,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     prompts = open_prompts(config, tokenizer, session)
     total_steps = count_steps(config, len(prompts.train))
     with ExitStack() as stack:
-        trainer = stack.enter_context(open_trainer(config, runtime, session))
-        origin = _origin(config, prompts.train.rows, trainer)
-        require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
-        require_stop_ids(config.rollout, vocab_size=trainer.sheet.vocab_size)
-        if (found := session.resume.found) is not None:
-            trainer.load(found.path)
+        trainer, origin = stack.enter_context(_loaded(config, prompts, runtime, session))
         rl_state, moments = _rl_state(config.algorithm, session)
         problems = ProblemLog(session)
         rewards = _rewards(config.rewards, session, problems)
@@ -118,6 +116,9 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         gpus = stack.enter_context(contextlib.closing(GpuSampler()))
         sampler = _sampler(config, engine)
         scorer = Scorer(rewards, tokenizer, total_steps=total_steps)
+        judges = stack.enter_context(
+            _filter_judges(config, engine, session, problems, total_steps=total_steps)
+        )
         journal = stack.enter_context(contextlib.closing(_journal(session)))
         collector = _collector(
             config,
@@ -126,6 +127,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             tokenizer=tokenizer,
             sampler=sampler,
             scorer=scorer,
+            judges=judges,
             moments=moments,
             journal=journal,
             origin=origin,
@@ -150,6 +152,21 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             rl_state=rl_state,
             total_steps=total_steps,
         )
+
+
+@contextmanager
+def _loaded(
+    config: RunConfig, prompts: Inputs[PromptSet], runtime: Runtime, session: Session
+) -> Iterator[tuple[Trainer, str]]:
+    """Yield the trainer, with the weights that the run starts or resumes from, and the origin of
+    its rollouts."""
+    with open_trainer(config, runtime, session) as trainer:
+        origin = _origin(config, prompts.train.rows, trainer)
+        require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
+        require_stop_ids(config.rollout, vocab_size=trainer.sheet.vocab_size)
+        if (found := session.resume.found) is not None:
+            trainer.load(found.path)
+        yield trainer, origin
 
 
 def _sampler(config: RunConfig, engine: Engine | None) -> Sampler | None:
@@ -192,6 +209,7 @@ def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     """Names all that rollouts come from: settings, prompts, reward files, the first weights."""
     assert config.rewards is not None, "combinations asks for rewards"
     functions = [r.path for r in config.rewards.functions if isinstance(r, FunctionReward)]
+    functions += [f.path for f in config.rollout.filters if isinstance(f, FunctionFilter)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
     weights = dict(trainer.checksums(Role.POLICY))
     parts = [experiment_digest(config), prompts.fingerprint, sources, weights]
@@ -202,10 +220,11 @@ def _collector(
     config: RunConfig,
     prompts: PromptSet,
     *,
-    prompt_sampler: PromptSampler,
+    prompt_sampler: PromptDraws,
     tokenizer: ChatTokenizer,
     sampler: Sampler | None,
     scorer: Scorer,
+    judges: FilterJudges | None,
     moments: RunningMoments,
     journal: Journal,
     origin: str,
@@ -213,12 +232,17 @@ def _collector(
     """Return the source of rollouts: the engine and this run's journal, or another run's."""
     assert config.rewards is not None, "combinations asks for rewards"
     assert config.algorithm.type != "sft", "RL has an algorithm of RL"
-    dynamic, saved = config.algorithm.dynamic_sampling, saved_journal(config.debug)
+    filters = GroupFilters(
+        config.rollout,
+        dynamic=config.algorithm.dynamic_sampling,
+        solved_by=SolvedBy.of(config.rollout, config.rewards),
+    )
+    saved = saved_journal(config.debug)
     if saved is not None:
         return SavedRollouts(
             config.rollout,
             config.rewards,
-            dynamic=dynamic,
+            filters=filters,
             prompts=prompts,
             prompt_sampler=prompt_sampler,
             tokenizer=tokenizer,
@@ -229,7 +253,8 @@ def _collector(
     return Collector(
         config.rollout,
         config.rewards,
-        dynamic=dynamic,
+        filters=filters,
+        judges=judges,
         prompts=prompts,
         prompt_sampler=prompt_sampler,
         tokenizer=tokenizer,
@@ -272,16 +297,34 @@ def _rewards(config: RewardsConfig | None, session: Session, problems: ProblemLo
     return RewardPool(config, on_problem=problems.take, log_file=log_file)
 
 
-def _prompt_sampler(
-    config: RunConfig, prompts: RowSet[PromptSet], session: Session
-) -> PromptSampler:
+@contextmanager
+def _filter_judges(
+    config: RunConfig,
+    engine: Engine | None,
+    session: Session,
+    problems: ProblemLog,
+    *,
+    total_steps: int,
+) -> Iterator[FilterJudges | None]:
+    """Yield what asks the filters that are users' functions; None if there are none to ask."""
+    assert config.rewards is not None, "combinations asks for rewards"
+    functions = tuple(f for f in config.rollout.filters if isinstance(f, FunctionFilter))
+    if not functions or engine is None:
+        yield None
+        return
+    settings = FilterFunctions(functions, config.rewards.timeout_s)
+    log_file = session.run_dir.path / "filters.log"
+    with RewardPool(
+        settings, on_problem=problems.take_filter, log_file=log_file, noun="filter"
+    ) as pool:
+        yield FilterJudges(pool, config.rewards, total_steps=total_steps)
+
+
+def _prompt_sampler(config: RunConfig, prompts: RowSet[PromptSet], session: Session) -> PromptDraws:
     found = session.resume.found
-    return PromptSampler(
-        prompts.ids,
-        seed=config.seed,
-        shuffle=config.data.shuffle,
-        fingerprint=prompts.rows.fingerprint,
-        state=found.section("data") if found is not None else None,
+    state = found.section("data") if found is not None else None
+    return open_draws(
+        config.data, config.rollout.curriculum, prompts, seed=config.seed, state=state
     )
 
 
