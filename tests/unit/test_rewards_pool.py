@@ -230,9 +230,9 @@ def test_the_limit_is_for_one_call_not_for_the_group(bench: Bench, tmp_path: Pat
     bench.file = tmp_path / "slow.py"
     bench.file.write_text(
         "import time\n"
-        + "".join(f"def f{n}(completions): time.sleep(0.3); return [1.0]\n" for n in range(4))
+        + "".join(f"def f{n}(completions): time.sleep(0.6); return [1.0]\n" for n in range(4))
     )
-    with bench.pool("f0", "f1", "f2", "f3", timeout_s=1.0) as pool:
+    with bench.pool("f0", "f1", "f2", "f3", timeout_s=2.0, workers=2) as pool:
         scored = score(pool, group(0, ["x"]), group(1, ["x"]))
     assert [one.values for one in scored] == [{f"f{n}": [1.0] for n in range(4)}] * 2
     assert not bench.problems
