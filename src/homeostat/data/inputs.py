@@ -16,6 +16,7 @@ import numpy as np
 from homeostat.config.combinations import find_length_conflicts
 from homeostat.config.curriculum import CurriculumConfig
 from homeostat.config.data import DataConfig, RlSource
+from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.curriculum import CurriculumDraws
 from homeostat.data.mixing import EpochOrder, Mixture, orders_of
@@ -66,7 +67,7 @@ def parts_of(data: DataConfig) -> tuple[Part, ...]:
 
 
 def prepare_row_part(
-    config: RunConfig,
+    data: DataConfig,
     tokenizer: ChatTokenizer,
     part: Part,
     *,
@@ -75,11 +76,11 @@ def prepare_row_part(
 ) -> RowStore:
     """Tokenise one part of the rows that a run trains on, or take them from the cache."""
     return prepare_rows(
-        _sources(config.data, part),
+        _sources(data, part),
         tokenizer,
-        config.data,
+        data,
         cache_dir=cache_dir,
-        num_processes=config.data.num_processes,
+        num_processes=data.num_processes,
         progress=progress,
     )
 
@@ -180,9 +181,9 @@ def require_known_tokens(rows: RowStore | PromptSet, part: Part, *, vocab_size: 
         )
 
 
-def require_stop_ids(config: RunConfig, *, vocab_size: int) -> None:
+def require_stop_ids(rollout: RolloutConfig, *, vocab_size: int) -> None:
     """Require that the model can sample every token that is to stop it."""
-    unknown = [token for token in config.rollout.stop_token_ids if token >= vocab_size]
+    unknown = [token for token in rollout.stop_token_ids if token >= vocab_size]
     if unknown:
         why = f"token {unknown[0]} lies outside the model's vocabulary of {vocab_size}."
         raise ConfigError([Problem("rollout.stop_token_ids", why, "Remove it.")])

@@ -130,7 +130,7 @@ def inspect_rows(
 ) -> Inspection:
     """Tokenise the training rows and inspect `row_ids`, or the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
-    lenient = _lenient(config, overlong=_kept_overlong(config))
+    lenient = _lenient(config.data, overlong=_kept_overlong(config.data))
     store = prepare_row_part(lenient, tokenizer, "train", cache_dir=cache_dir, progress=progress)
     train = choose_rows(config, store, None).train
     chosen = row_ids or list(range(min(num_rows * config.rows_per_example, len(store))))
@@ -159,7 +159,7 @@ def inspect_prompts(
 ) -> Inspection:
     """Tokenise the training prompts and inspect `row_ids`, or the first `num_rows`."""
     tokenizer = load_tokenizer(config.model)
-    lenient = _lenient(config, overlong="drop")
+    lenient = config.model_copy(update={"data": _lenient(config.data, overlong="drop")})
     prompts = prepare_prompt_part(lenient, tokenizer, "train", progress=progress)
     train = choose_rows(config, prompts, None).train
     chosen = row_ids or list(range(min(num_rows, len(prompts))))
@@ -198,14 +198,13 @@ def _stops(tokenizer: ChatTokenizer) -> tuple[str, ...]:
     return tuple(sorted(tokenizer.decode([token]) for token in tokenizer.stop_ids))
 
 
-def _lenient(config: RunConfig, *, overlong: str) -> RunConfig:
-    """Return the recipe with bad rows dropped, so that the sound ones can be looked at."""
-    data = config.data.model_copy(update={"bad_rows": "drop", "overlong": overlong})
-    return config.model_copy(update={"data": data})
+def _lenient(data: DataConfig, *, overlong: str) -> DataConfig:
+    """Return the settings with bad rows dropped, so that the sound ones can be looked at."""
+    return data.model_copy(update={"bad_rows": "drop", "overlong": overlong})
 
 
-def _kept_overlong(config: RunConfig) -> str:
-    return "drop" if config.data.overlong == "refuse" else config.data.overlong
+def _kept_overlong(data: DataConfig) -> str:
+    return "drop" if data.overlong == "refuse" else data.overlong
 
 
 def _require_row(row_id: int, num_rows: int) -> None:

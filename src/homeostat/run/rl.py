@@ -185,7 +185,8 @@ def _keep(parts: RlParts, session: Session, rollouts: StepRollouts, learned: Lea
     for report in learned.reports:
         session.keep_row_losses(report)
     session.keep_expert_load(parts.state.step, step_load(learned.reports))
-    keep_completions(parts.config, session, rollouts, learned, step=parts.state.step)
+    rules = parts.config.observe.completions
+    keep_completions(rules, session, rollouts, learned, step=parts.state.step)
 
 
 def _only_sample(parts: RlParts, session: Session) -> None:

@@ -135,7 +135,7 @@ class Preflight:
 
     def _device(self) -> Iterator[Item]:
         device = resolve_device(self.config)
-        dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
+        dtype = str(resolve_dtype(self.config.trainer, device)).removeprefix("torch.")
         ranks = self.config.ranks_line
         text = f"{device}, {dtype}" + (f"; {ranks}" if ranks else "")
         facts: dict[str, Any] = {"device": str(device)}
@@ -144,7 +144,7 @@ class Preflight:
             facts["bf16_slowdown"] = round(slow, 1)
             text += f", which takes this CPU {slow:.1f} times as long as fp32 (measured)"
         if device.type == "cpu":
-            cores = choose_way(self.config, device)
+            cores = choose_way(self.config.trainer, self.config.mesh, device)
             self.way = cores.way
             facts |= {"threads": cores.way.threads, "lanes": cores.way.lanes}
             text += f"; {cores}"
@@ -165,7 +165,7 @@ class Preflight:
 
     def _model(self) -> Iterator[Item]:
         device = resolve_device(self.config)
-        dtype = resolve_dtype(self.config, device)
+        dtype = resolve_dtype(self.config.trainer, device)
         offload = self.config.trainer.backend.offload_experts
         place = {"dtype": dtype, "device": device, "offload_experts": offload}
         self.preview = preview_model(self.config.model, self.config.lora, **place)
@@ -190,7 +190,7 @@ class Preflight:
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
         if self.preview.decoder is not None and self.preview.decoder.moe is not None:
-            yield expert_item(self.config, self.preview.decoder, self.preview.decoder.moe)
+            yield expert_item(self.config.model.moe, self.preview.decoder, self.preview.decoder.moe)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:
             yield Item(
@@ -264,7 +264,7 @@ class Preflight:
         # A check leaves no files behind: mapped rows stay readable after their files are deleted.
         with tempfile.TemporaryDirectory(prefix="homeostat-check-") as temporary:
             return prepare_row_part(
-                self.config,
+                self.config.data,
                 self.tokenizer,
                 part,
                 cache_dir=folder if folder.is_dir() else Path(temporary),

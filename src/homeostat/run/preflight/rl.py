@@ -8,6 +8,7 @@ import numpy as np
 
 from homeostat.columns import MAX_KEPT_IDS
 from homeostat.config.critic import CriticConfig
+from homeostat.config.model import ModelConfig
 from homeostat.config.observe import EvalSamplingConfig
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import CheckpointReference, RolloutConfig
@@ -119,14 +120,14 @@ def engine_items(
     config: RunConfig, preview: ModelPreview, prompts: PromptSet, *, lanes: int
 ) -> Iterator[Item]:
     engine, device = config.engine, resolve_device(config)
-    require_stop_ids(config, vocab_size=preview.vocab_size)
+    require_stop_ids(config.rollout, vocab_size=preview.vocab_size)
     running = min(engine.max_concurrency, config.requests_per_step)
     prospect = Prospect(
         engine=engine,
         model=config.model,
         preview=preview,
         device=device,
-        dtype=resolve_dtype(config, device),
+        dtype=resolve_dtype(config.trainer, device),
         lanes=lanes,
         max_tokens=config.max_request_tokens,
         running=running,
@@ -142,14 +143,14 @@ def engine_items(
     if config.rollout.is_cut:
         yield _cut_item(config.rollout, vocabulary=preview.vocab_size)
     moe = None if preview.decoder is None else preview.decoder.moe
-    require_replay(config, moe, capabilities)
+    require_replay(config.model.moe, moe, capabilities)
     if moe is not None:
-        yield _routes_item(config, moe, capabilities)
+        yield _routes_item(config.model, moe, capabilities)
 
 
-def _routes_item(config: RunConfig, moe: MoeShape, engine: Capabilities) -> Item:
+def _routes_item(model: ModelConfig, moe: MoeShape, engine: Capabilities) -> Item:
     """Say whether routes are replayed, and what recording them takes."""
-    settings = config.model.moe
+    settings = model.moe
     mode = settings.router_replay
     size = route_bytes_per_token(moe, weights=mode == "weights")
     facts = {"router_replay": mode, "bytes_per_token": size}
@@ -159,7 +160,7 @@ def _routes_item(config: RunConfig, moe: MoeShape, engine: Capabilities) -> Item
             "and trainer round differently, tokens go to other experts in training than when they "
             "were sampled"
         )
-        if config.model.numerics == "invariant":
+        if model.numerics == "invariant":
             # Engine and trainer have the same bits, and so the same routes.
             return Item("routes", "ok", text + "; with model.numerics=invariant they do not", facts)
         if engine.routed_experts:
@@ -212,7 +213,7 @@ def _critic_item(config: RunConfig, critic: CriticConfig) -> Item:
         preview = preview_model(
             critic.start(config.model),
             critic_lora(config, critic),
-            dtype=resolve_dtype(config, device),
+            dtype=resolve_dtype(config.trainer, device),
             device=device,
             head=critic.head_init,
         )
@@ -234,7 +235,7 @@ def other_run_items(config: RunConfig) -> Iterator[Item]:
             preview = preview_model(
                 reference_model(config.model, config.reference),
                 None,
-                dtype=resolve_dtype(config, device),
+                dtype=resolve_dtype(config.trainer, device),
                 device=device,
                 offload_experts=config.trainer.backend.offload_experts,
             )
@@ -242,7 +243,7 @@ def other_run_items(config: RunConfig) -> Iterator[Item]:
         yield Item("reference", "ok", text, {"num_params": preview.num_params})
     if config.critic is not None:
         yield _critic_item(config, config.critic)
-    if (journal := saved_journal(config)) is not None:
+    if (journal := saved_journal(config.debug)) is not None:
         steps = journal.steps()
         if not steps:
             raise DataError(f"debug.rollouts: {journal.folder} holds no steps. Name another run.")

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homeostat.algorithms.catalogue import policy_gradient
+from homeostat.config.algorithm import AnyAlgorithm
 from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.live import LiveConfig
 from homeostat.config.resume import experiment_digest
-from homeostat.config.rewards import FunctionReward
+from homeostat.config.rewards import FunctionReward, RewardsConfig
+from homeostat.config.rollout import DebugConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import Inputs, RowSet, count_steps, open_draws, require_stop_ids
 from homeostat.data.prompts import PromptDraws, PromptSet
@@ -43,6 +45,7 @@ from homeostat.run.wiring.replay import require_replay
 from homeostat.run.wiring.sft_setup import begin_state, describe_model, open_trainer
 from homeostat.train.profile import StepProfiler
 from homeostat.train.run_state import RlState, RunState
+from homeostat.train.runtime import Runtime
 from homeostat.train.trainer import Trainer
 from homeostat.types import Role
 
@@ -92,38 +95,30 @@ class RlParts:
 @contextmanager
 def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
     """The parts, and an end to what they started."""
-    found = session.resume.found
     state, runtime = begin_state(config, session)
     tokenizer = load_tokenizer(config.model)
     prompts = open_prompts(config, tokenizer, session)
     total_steps = count_steps(config, len(prompts.train))
     with ExitStack() as stack:
-        trainer = stack.enter_context(open_trainer(config, runtime, session))
-        origin = _origin(config, prompts.train.rows, trainer)
-        require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
-        require_stop_ids(config, vocab_size=trainer.sheet.vocab_size)
-        if found is not None:
-            trainer.load(found.path)
-        rl_state, moments = _rl_state(config, session)
+        trainer, origin = stack.enter_context(_loaded(config, prompts, runtime, session))
+        rl_state, moments = _rl_state(config.algorithm, session)
         problems = ProblemLog(session)
-        rewards = _rewards(config, session, problems)
-        now = config.policy_version(state.step)
-        version = None if is_complete(state, total_steps) else now
+        rewards = _rewards(config.reward_functions, session, problems)
+        version = None if is_complete(state, total_steps) else config.policy_version(state.step)
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
-        require_replay(config, trainer.sheet.moe, engine.capabilities if engine else None)
+        can = engine.capabilities if engine is not None else None
+        require_replay(config.model.moe, trainer.sheet.moe, can)
         if engine is not None:
             # Without an engine nothing new is to be scored: the journal holds the values.
             stack.enter_context(rewards)
         gpus = stack.enter_context(contextlib.closing(GpuSampler()))
         sampler = _sampler(config, engine)
         scorer = Scorer(rewards, tokenizer, total_steps=total_steps)
-        judges = None
-        if engine is not None:
-            judges = stack.enter_context(
-                _filter_judges(config, session, problems, total_steps=total_steps)
-            )
+        judges = stack.enter_context(
+            _filter_judges(config, engine, session, problems, total_steps=total_steps)
+        )
         journal = stack.enter_context(contextlib.closing(_journal(session)))
         collector = _collector(
             config,
@@ -157,6 +152,21 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
             rl_state=rl_state,
             total_steps=total_steps,
         )
+
+
+@contextmanager
+def _loaded(
+    config: RunConfig, prompts: Inputs[PromptSet], runtime: Runtime, session: Session
+) -> Iterator[tuple[Trainer, str]]:
+    """Yield the trainer, with the weights that the run starts or resumes from, and the origin of
+    its rollouts."""
+    with open_trainer(config, runtime, session) as trainer:
+        origin = _origin(config, prompts.train.rows, trainer)
+        require_vocabulary(prompts, vocab_size=trainer.sheet.vocab_size)
+        require_stop_ids(config.rollout, vocab_size=trainer.sheet.vocab_size)
+        if (found := session.resume.found) is not None:
+            trainer.load(found.path)
+        yield trainer, origin
 
 
 def _sampler(config: RunConfig, engine: Engine | None) -> Sampler | None:
@@ -225,7 +235,7 @@ def _collector(
         dynamic=config.algorithm.dynamic_sampling,
         solved_by=SolvedBy.of(config.rollout, config.rewards),
     )
-    saved = saved_journal(config)
+    saved = saved_journal(config.debug)
     if saved is not None:
         return SavedRollouts(
             config.rollout,
@@ -280,19 +290,24 @@ def _journal(session: Session) -> Journal:
     return journal
 
 
-def _rewards(config: RunConfig, session: Session, problems: ProblemLog) -> RewardPool:
+def _rewards(config: RewardsConfig, session: Session, problems: ProblemLog) -> RewardPool:
     log_file = session.run_dir.path / "rewards.log"
-    return RewardPool(config.reward_functions, on_problem=problems.take, log_file=log_file)
+    return RewardPool(config, on_problem=problems.take, log_file=log_file)
 
 
 @contextmanager
 def _filter_judges(
-    config: RunConfig, session: Session, problems: ProblemLog, *, total_steps: int
+    config: RunConfig,
+    engine: Engine | None,
+    session: Session,
+    problems: ProblemLog,
+    *,
+    total_steps: int,
 ) -> Iterator[FilterJudges | None]:
-    """Yield what asks the filters that are users' functions; None if there are none."""
+    """Yield what asks the filters that are users' functions; None if there are none to ask."""
     assert config.rewards is not None, "combinations asks for rewards"
     functions = tuple(f for f in config.rollout.filters if isinstance(f, FunctionFilter))
-    if not functions:
+    if not functions or engine is None:
         yield None
         return
     settings = FilterFunctions(functions, config.rewards.timeout_s)
@@ -311,8 +326,8 @@ def _prompt_sampler(config: RunConfig, prompts: RowSet[PromptSet], session: Sess
     )
 
 
-def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMoments]:
-    found, kl = session.resume.found, policy_gradient(config.algorithm).kl
+def _rl_state(algorithm: AnyAlgorithm, session: Session) -> tuple[RlState, RunningMoments]:
+    found, kl = session.resume.found, policy_gradient(algorithm).kl
     if found is None:
         coefficient = kl.coefficient if kl is not None else None
         return RlState(kl_coefficient=coefficient), RunningMoments()
@@ -322,11 +337,11 @@ def _rl_state(config: RunConfig, session: Session) -> tuple[RlState, RunningMome
     return state, RunningMoments(*moments)
 
 
-def saved_journal(config: RunConfig) -> Journal | None:
+def saved_journal(debug: DebugConfig | None) -> Journal | None:
     """The journal that a debug mode takes its rollouts from."""
-    if config.debug is None or config.debug.rollouts is None:
+    if debug is None or debug.rollouts is None:
         return None
-    folder = Path(config.debug.rollouts) / "journal"
+    folder = Path(debug.rollouts) / "journal"
     if not folder.is_dir():
         raise DataError(
             f"debug.rollouts: {folder} does not exist. Name the directory of a run that sampled."

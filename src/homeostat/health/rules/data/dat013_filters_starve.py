@@ -70,8 +70,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
         fixes=tuple(_fixes(reason)),
         first_step=first,
         last_step=last,
-        value=share,
-        limit=options.max_share,
+        # The numbers that were compared; where groups were lacking the share is context.
+        value=share if lacking is None else float(lacking.values[spell.end]),
+        limit=options.max_share if lacking is None else 0.0,
     )
 
 
