@@ -29,6 +29,7 @@ from tests.support.every_key import (
     rl_rewards,
     rl_sampling,
     rl_sources,
+    rl_surrogates,
     rl_sync,
     trainer,
 )
@@ -44,6 +45,7 @@ RL_PARTS = (
     rl_algorithm,
     rl_correction,
     rl_critic,
+    rl_surrogates,
     rl_sampling,
     rl_rewards,
     rl_sources,

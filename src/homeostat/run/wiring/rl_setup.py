@@ -105,8 +105,7 @@ def set_up_rl(config: RunConfig, session: Session) -> Iterator[RlParts]:
         rl_state, moments = _rl_state(config, session)
         problems = ProblemLog(session)
         rewards = _rewards(config, session, problems)
-        now = config.policy_version(state.step)
-        version = None if is_complete(state, total_steps) else now
+        version = None if is_complete(state, total_steps) else config.policy_version(state.step)
         engine, feed = stack.enter_context(
             _engine_and_feed(config, session, trainer, tokenizer, rl_state, version=version)
         )
