@@ -32,6 +32,7 @@ from tests.support.every_key import (
     rl_rewards,
     rl_sampling,
     rl_sources,
+    rl_surrogates,
     rl_sync,
     trainer,
 )
@@ -48,6 +49,7 @@ RL_PARTS = (
     rl_correction,
     rl_critic,
     rl_ebft,
+    rl_surrogates,
     rl_sampling,
     rl_rewards,
     rl_sources,

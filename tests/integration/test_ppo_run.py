@@ -156,7 +156,7 @@ def test_check_and_estimate_know_the_critic(tmp_path: Path) -> None:
     plans = {}
     for name, algorithm in (("grpo", {"type": "grpo"}), ("ppo", PPO)):
         config = tiny_rl.config(tmp_path / name, algorithm=algorithm)
-        preflight = Preflight(config)
+        preflight = Preflight(config, progress=lambda done, total: None)
         preflight.read_inputs()
         plans[name] = preflight.memory_plan(config)
     assert plans["grpo"].update.critic == 0

@@ -6,10 +6,10 @@
     R_t     = A_t + V_t                                    what the critic is trained towards
     loss as in GRPO
 
-V_t is the critic's value of the state in which token t was chosen, before the step's updates.
-After the last token it is 0, because the completion is over. A completion that was cut off may go
-on with the critic's value of all that was written (`critic.bootstrap_truncated`). Only tokens that
-the policy sampled count as steps: what a tool writes in between belongs to the next state.
+V_t is the critic's value of the state in which token t was chosen, before the step's updates. After
+the last token it is 0, because the completion is over; after one that was cut off it may be the
+critic's value of all that was written (`critic.bootstrap_truncated`). Only tokens that the policy
+sampled count as steps: what a tool writes in between belongs to the next state.
 
 Everything is float64 on the controller.
 """

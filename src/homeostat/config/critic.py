@@ -10,8 +10,8 @@ from homeostat.config.trainer import AdamWConfig, AnySchedule, ConstantSchedule,
 class CriticConfig(Settings):
     """The model that estimates what a completion will still earn, and how it is trained.
 
-    It is a model of its own, with its own optimizer and schedule, of the size of the policy if it
-    starts from it. With `lora` it trains an adapter of its own, and its head.
+    It is a separate model with its own optimizer and schedule, as large as the policy if it starts
+    from it. With `lora` it trains its own adapter, and its head.
     """
 
     path: PathText | None = key(
@@ -58,8 +58,8 @@ class CriticConfig(Settings):
     )
     bootstrap_truncated: bool = key(
         False,
-        help="Let a completion that was cut off go on with the critic's value of it, in addition "
-        "to its reward. Off: it ends there, as the reward judged it.",
+        help="Add the critic's value of a completion that was cut off to its reward, as if it "
+        "continued. Off: it ends there, as the reward judged it.",
     )
     warmup_steps: int = key(
         0, ge=0, help="Number of steps at the beginning in which only the critic learns."

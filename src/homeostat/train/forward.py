@@ -60,7 +60,7 @@ class TokenScores:
 
     @property
     def head_M(self) -> Tensor:
-        """What the model's head gives for each trained token: its log-prob, or its value."""
+        """Return what the head gives for each trained token: its log-prob, or its value."""
         found = self.value_M if self.logp_M is None else self.logp_M
         assert found is not None, "a model has one head or the other"
         return found

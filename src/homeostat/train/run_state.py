@@ -23,7 +23,7 @@ class RunState:
     num_skipped: int = 0
     # Kept over a resume: a run that only ever skips must halt, however often it is begun again.
     skipped_in_a_row: int = 0
-    # The same of a critic, which goes on by itself.
+    # The same of a critic, whose updates are separate.
     critic_skipped_in_a_row: int = 0
     best_eval: float | None = None
     best_step: int | None = None

@@ -199,36 +199,6 @@ def rows_without_advantage_are_left_out(workshop: Workshop, kind: str) -> None:
         assert only(name, skipped) == pytest.approx(only(name, whole), abs=1e-6)
 
 
-def a_drift_holds_back(workshop: Workshop, kind: str) -> None:
-    free, held = (
-        learned(workshop, kind, *UPDATES, f"algorithm.drift={weight}") for weight in (0.0, 50.0)
-    )
-    assert weight_bytes(free) != weight_bytes(held)
-    # Of three steps' worth of updates the later ones stay nearer to the policy that sampled.
-    more = ("trainer.epochs_per_step=3",)
-    drifts = [
-        only("policy/update_kl", learned(workshop, kind, *UPDATES, *more, f"algorithm.drift={w}"))
-        for w in (0.0, 50.0)
-    ]
-    assert drifts[1] < drifts[0]
-
-
-def a_drift_has_a_slope(workshop: Workshop, kind: str) -> None:
-    strong = (*UPDATES, "algorithm.drift=50.0")
-    wide, tight = (
-        learned(workshop, kind, *strong, f"algorithm.drift_clip={bound}") for bound in (5.0, 1e-4)
-    )
-    assert weight_bytes(wide) != weight_bytes(tight)
-    refused(workshop, kind, "algorithm={type: cpgd, drift: 0.0, drift_clip: 0.1}", "no drift term")
-
-
-def a_gate_closes(workshop: Workshop, kind: str, *, side: str) -> None:
-    slow, fast = (
-        learned(workshop, kind, *UPDATES, f"algorithm.tau_{side}={tau}") for tau in (1.0, 50.0)
-    )
-    assert weight_bytes(slow) != weight_bytes(fast)
-
-
 # What is added to the objective.
 
 
@@ -374,10 +344,6 @@ TYPED: dict[str, KindCase] = {
 OWN: dict[str, tuple[str, KindCase]] = {
     "baseline": ("reinforce_pp", a_group_mean_is_taken_off),
     "discount": ("reinforce_pp", later_rewards_are_discounted),
-    "drift": ("cpgd", a_drift_holds_back),
-    "drift_clip": ("cpgd", a_drift_has_a_slope),
-    "tau_pos": ("sapo", partial(a_gate_closes, side="pos")),
-    "tau_neg": ("sapo", partial(a_gate_closes, side="neg")),
 }
 # Keys of a part that all algorithms have: their names do not tell the algorithm.
 SHARED: dict[str, KindCase] = {

@@ -42,7 +42,7 @@ CRITIC = Role.CRITIC
 
 @dataclass(slots=True)
 class CriticStep:
-    """What a step knows of its critic: values before the updates, what was earned, the updates."""
+    """The record of a step's critic: values before the updates, what was earned, its updates."""
 
     values: CriticValues
     returns_ST: list[FloatArray64] = field(default_factory=list)
@@ -87,7 +87,7 @@ class CriticLearner:
         return CriticValues(values_ST, last_S, self.critic.gamma, self.critic.gae_lambda)
 
     def targets(self, values: CriticValues, batch: RewardBatch) -> CriticStep:
-        """What the critic is trained towards, and what was really earned."""
+        """Compute what the critic is trained towards, and what was really earned."""
         plain = ppo.advantages(self.config.algorithm, batch)  # type: ignore[arg-type]
         pairs = zip(plain, values.values_ST, strict=True)
         returns_ST = [advantages_T + values_T for advantages_T, values_T in pairs]
@@ -170,7 +170,7 @@ def critic_metrics(critic: CriticStep | None, rows: StepRows | None) -> dict[str
 
 
 def _value_metrics(critic: CriticStep, rows: StepRows) -> dict[str, float]:
-    """Of all tokens that are trained: the values, what was earned, and how well they agree."""
+    """Compare the values with what was earned, over all tokens that are trained."""
     counted = np.flatnonzero(rows.trained_S & (rows.lengths_S > 0))
     if not len(counted):
         return {}

@@ -196,8 +196,11 @@ def reward_batch(
     critic: CriticValues | None = None,
     energies: Energies | None = None,
 ) -> RewardBatch:
-    """What advantages are computed from. `penalty_ST`: KL in the reward, times its weight, for
-    each token that the policy sampled; `critic` has the values of the same tokens."""
+    """Collect what advantages are computed from.
+
+    `penalty_ST` is the KL in the reward, times its weight, for each token that the policy sampled;
+    `critic` has the values of the same tokens.
+    """
     return RewardBatch(
         rewards_S=step.rewards_S,
         group_S=step.group_S,
@@ -222,7 +225,7 @@ def epoch_spans(
     """Groups of each update of one pass over the samples of a step.
 
     `shuffle` is (seed, step, pass). The first pass, 0, takes the groups as they come; every other
-    one in an order of its own, so that updates are made of other groups.
+    one in another order, so that updates are made of other groups.
     """
     order = np.arange(num_groups)
     if shuffle[-1] > 0:
