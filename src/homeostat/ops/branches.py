@@ -81,16 +81,13 @@ class Branches:
         """
         starts_B = np.cumsum(lengths_B) - lengths_B
         prefixes = [
-            [values_N[start : start + size] for values_N in (tokens_N, *alike)]
+            tuple(values_N[start : start + size].tobytes() for values_N in (tokens_N, *alike))
             for start, size in zip(starts_B, prefix_lengths_B, strict=True)
         ]
         # Of rows with the same prefix the first stands for all.
-        first_with: dict[bytes, int] = {}
-        first_B = [
-            first_with.setdefault(b"".join(part.tobytes() for part in parts), row)
-            for row, parts in enumerate(prefixes)
-        ]
-        trunk_of = _trunks({row: prefixes[row] for row in first_with.values()})
+        first_with: dict[tuple[bytes, ...], int] = {}
+        first_B = [first_with.setdefault(prefix, row) for row, prefix in enumerate(prefixes)]
+        trunk_of = _trunks({row: prefix for prefix, row in first_with.items()})
         trunk_of_B = np.array([trunk_of[row] for row in first_B])
         num_blocks = int((lengths_B - prefix_lengths_B).sum())
         size = int(prefix_lengths_B[np.unique(trunk_of_B)].sum()) + num_blocks
@@ -147,21 +144,22 @@ class Branches:
         )
 
 
-def _trunks(prefixes: Mapping[int, Sequence[np.ndarray]]) -> dict[int, int]:
-    """Return, for each row, the row whose prefix is its trunk: the longest that begins alike."""
-    longest_first = sorted(prefixes, key=lambda row: -len(prefixes[row][0]))
+def _trunks(prefixes: Mapping[int, tuple[bytes, ...]]) -> dict[int, int]:
+    """Return, for each row, the row whose prefix is its trunk: the longest that begins alike.
+
+    A prefix is the raw bytes of its tokens, and of the other values that decide.
+    """
     trunk_of: dict[int, int] = {}
     trunks: list[int] = []
-    for row in longest_first:
-        size = len(prefixes[row][0])
-
-        def continues(trunk: int, row: int = row, size: int = size) -> bool:
+    for row in sorted(prefixes, key=lambda row: -len(prefixes[row][0])):
+        for trunk in trunks:
             pairs = zip(prefixes[trunk], prefixes[row], strict=True)
-            return all(np.array_equal(long[:size], short) for long, short in pairs)
-
-        trunk_of[row] = next((trunk for trunk in trunks if continues(trunk)), row)
-        if trunk_of[row] == row:
+            if all(long.startswith(short) for long, short in pairs):
+                trunk_of[row] = trunk
+                break
+        else:
             trunks.append(row)
+            trunk_of[row] = row
     return trunk_of
 
 

@@ -74,7 +74,7 @@ def _goes_wrong(name: str, series: Series, options: Options) -> str:
 
 
 def _stands_still(series: Series, options: Options) -> bool:
-    return len(series) >= options.flat_records and is_flat(series)
+    return len(series) >= options.flat_records and is_flat(series, sigmas=3.0)
 
 
 def _sighting(view: RunView, name: str, series: Series, told: str) -> Sighting:
