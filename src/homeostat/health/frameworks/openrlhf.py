@@ -110,6 +110,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "--vllm_is_truncated_threshold",
     ),
     "algorithm.dynamic_sampling": ("--algo.dynamic_filtering_enable", "--dynamic_filtering"),
+    "rollout.filters": ("--algo.dynamic_filtering_range",),
     "algorithm.overlong.buffer_tokens": ("--reward.overlong_buffer_len", "--overlong_buffer_len"),
     "algorithm.overlong.penalty": (
         "--reward.overlong_penalty_factor",
