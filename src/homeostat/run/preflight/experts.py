@@ -21,6 +21,8 @@ def expert_item(config: MoeConfig, decoder: DecoderConfig, moe: MoeShape) -> Ite
         f"{moe.num_experts} experts in {len(moe.layers)} layers, {moe.top_k} for each token, "
         f"{fmt.count(decoder.num_active_params)} parameters at work; {_balancing(config, moe)}"
     )
+    if config.trainer.backend.offload_experts:
+        text += "; they stay in host memory and are streamed to the GPU layer by layer"
     return Item("experts", "ok", text, facts)
 
 
