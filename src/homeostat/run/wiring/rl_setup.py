@@ -229,11 +229,10 @@ def _collector(
     origin: str,
 ) -> Collector | SavedRollouts:
     """Return the source of rollouts: the engine and this run's journal, or another run's."""
-    assert config.algorithm.type != "sft", "RL has an algorithm of RL"
     filters = GroupFilters(
         config.rollout,
-        dynamic=config.algorithm.dynamic_sampling,
-        solved_by=SolvedBy.of(config.rollout, config.rewards),
+        dynamic=policy_gradient(config.algorithm).dynamic_sampling,
+        solved_by=SolvedBy.of(config.rollout, config.reward_functions),
     )
     saved = saved_journal(config.debug)
     if saved is not None:
