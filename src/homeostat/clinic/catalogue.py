@@ -13,7 +13,7 @@ from homeostat.clinic.faults import (
     reward,
 )
 from homeostat.clinic.injector import Injector
-from homeostat.clinic.recipes import BALANCED, Body
+from homeostat.clinic.recipes import BALANCED, GOLD, Body
 
 INJECTORS: dict[str, type[Injector]] = {
     fault.name: fault
@@ -40,6 +40,7 @@ HEALTHY: dict[str, Body] = {
     "reinforce_pp_copy": Body("copy", "reinforce_pp", steps=60, num_digits=(6,)),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
+    "grpo_gold": Body("reverse", "grpo", steps=60, num_digits=(4,), changes=GOLD),
     "sft_moe": Body("sort", "sft", family="qwen3_moe", steps=60, changes=BALANCED),
     "grpo_moe": Body("sort", family="qwen3_moe", steps=60),
     "grpo_moe_replayed": Body("copy", family="qwen3_moe", steps=60, changes=experts.REPLAY),

@@ -154,6 +154,12 @@ def _rewards(config: RunConfig) -> Iterator[Problem]:
             f"no reward is called {solved_by!r}.",
             f"Known: {', '.join(sorted(names))}.",
         )
+    if config.rewards.gold and not config.has_validation:
+        yield Problem(
+            "rewards.functions[].role",
+            f"{config.rewards.gold[0].label} has role eval, and there are no held-out prompts.",
+            "Set data.validation or data.validation_share.",
+        )
 
 
 def _algorithm(config: RunConfig) -> Iterator[Problem]:

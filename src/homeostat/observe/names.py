@@ -89,6 +89,20 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         _MEAN,
         "Share of samples on which the reward failed.",
     ),
+    MetricInfo("judge/calls", "calls", _SUM, "Number of requests sent to judges, with retries."),
+    MetricInfo(
+        "judge/cached", "samples", _SUM, "Number of samples for which a judge's answer was known."
+    ),
+    MetricInfo("judge/retries", "calls", _SUM, "Number of requests to judges that were repeated."),
+    MetricInfo(
+        "judge/failed",
+        "samples",
+        _SUM,
+        "Number of samples that a judge gave no score: no answer, or one that cannot be read.",
+    ),
+    MetricInfo(
+        "judge/seconds", "s", _SUM, "Time spent in calls of judges, summed over concurrent calls."
+    ),
     MetricInfo(
         "rewards/<name>/none",
         "samples",
@@ -383,6 +397,21 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "Share of the held-out samples on which no reward failed.",
     ),
     MetricInfo(
+        "eval/gold_reward",
+        "",
+        _LAST,
+        "Mean gold reward on the held-out prompts: the rewards of role eval, which are not "
+        "trained on.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/gold_coverage",
+        "share",
+        _LAST,
+        "Share of the held-out samples on which no gold reward failed.",
+        own_step=True,
+    ),
+    MetricInfo(
         "eval/rewards/<name>/mean",
         "",
         _LAST,
@@ -394,6 +423,11 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         _LAST,
         "Number of held-out samples on which the reward failed.",
     ),
+    MetricInfo("eval/judge/calls", "calls", _SUM, "judge/calls of the evaluation."),
+    MetricInfo("eval/judge/cached", "samples", _SUM, "judge/cached of the evaluation."),
+    MetricInfo("eval/judge/retries", "calls", _SUM, "judge/retries of the evaluation."),
+    MetricInfo("eval/judge/failed", "samples", _SUM, "judge/failed of the evaluation."),
+    MetricInfo("eval/judge/seconds", "s", _SUM, "judge/seconds of the evaluation."),
     MetricInfo(
         "eval/pass@<i>",
         "share",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_type_hints
 
 from homeostat.errors import CheckpointError
 from homeostat.train.cores import Way
 
 # Older checkpoints have none of it.
-_LATER = {"chosen_tokens"}
+_LATER = {"chosen_tokens", "own_rewards"}
 # As trainer.threads and trainer.lanes.
 _LARGEST = {"threads": 1024, "lanes": 64}
 
@@ -80,6 +80,8 @@ class RlState:
     rewards_count: int = 0
     rewards_mean: float = 0.0
     rewards_squares: float = 0.0
+    # The same of each reward that is standardised by itself, as a list of the three numbers.
+    own_rewards: dict = field(default_factory=dict)
     # The step whose weights the engine samples with.
     published_version: int = 0
 
