@@ -66,7 +66,7 @@ MILES: tuple[Row, ...] = (
     ("--moe-capacity-factor", "model.moe.capacity_factor", "No limit by default; SFT only, as drops depend on the batch. MOE003 says when tokens are dropped."),
     ("--expert-model-parallel-size", "pending: trainer.backend.expert_parallel_size", "Experts over devices: a later stage. Until then ranks split every tensor (FSDP), experts included."),
     ("--micro-batch-size", "trainer.max_tokens_per_device trainer.micro_batch_rows", "Tokens with packing, rows without."),
-    ("--offload-experts", "pending: trainer.backend.offload_experts", "Experts in host memory, streamed in layer by layer for training and prefill."),
+    ("--offload-experts", "trainer.backend.offload_experts", "Experts and their optimizer state in host memory, streamed in layer by layer for training, scoring and prompts; one GPU. Decoding in CUDA graphs refuses it."),
     ("co_evolution.strategy", "pending: agents.update_strategy", "All at once, or in turn."),
     ("--co-evolution-interval", "pending: agents.update_interval", "Steps between updates of an agent."),
     ("co_evolution.population_size", "pending: agents.population", "Older policies to play against."),

@@ -195,6 +195,10 @@ COLUMNS: dict[str, Column] = {
         Reader.COMPARISON,
     ),
     "ref_logp": _floats("log-prob under the reference", Reader.LOSS),
+    "label": _floats(
+        "label of the row's completion: 1 for a chosen or desirable one, -1 for another",
+        Reader.LOSS,
+    ),
     "advantage": _floats("advantage of the token", Reader.LOSS),
     "routed_experts": Column(
         "experts that the engine sent the token to, in slot order; none of a row's last token, "

@@ -32,6 +32,15 @@ BoolArray = NDArray[np.bool_]
 POLICY_ID = "policy"
 
 
+class RunKind(StrEnum):
+    """The kind of training that an algorithm asks for; each has its loop under `run`."""
+
+    SFT = "sft"
+    RL = "rl"
+    PREFERENCE = "preference"
+    REWARD_MODEL = "reward_model"
+
+
 class Role(StrEnum):
     """The model that a Trainer call addresses."""
 
@@ -272,10 +281,10 @@ class Outputs:
     """A request for outputs of a forward pass.
 
     `logp` and `entropy` are of the trained tokens, under the distribution at `temperature`;
-    `value` needs a model with a value head. `hidden` names layers as transformers numbers them (0
-    is the embedding, the last one is after the final norm). Hidden states never leave the rank
-    that computed them: `reducer` names what is made of them there (train/reducers.py). `load` is
-    the load of the model's experts.
+    `value` needs a model with a value head, which gives no log-probs. `hidden` names layers as
+    transformers numbers them (0 is the embedding, the last one is after the final norm). Hidden
+    states never leave the rank that computed them: `reducer` names what is made of them there
+    (train/reducers.py). `load` is the load of the model's experts.
     """
 
     logp: bool = False
@@ -296,12 +305,15 @@ class Outputs:
 class Computed:
     """The outputs of a forward pass over one batch; None or no entry for what was not asked for.
 
-    `hidden` maps a layer to what the reducer made of its states.
+    `value_M` is the value of the state in which each trained token was chosen, that is of the text
+    before it; `value_B` that of each whole row, at its last token. `hidden` maps a layer to what
+    the reducer made of its states.
     """
 
     logp_M: FloatArray | None = None
     entropy_M: FloatArray | None = None
     value_M: FloatArray | None = None
+    value_B: FloatArray | None = None
     hidden: Mapping[int, FloatArray] = field(default_factory=dict)
     load_LE: FloatArray | None = None
 
@@ -345,9 +357,10 @@ class UpdateReport:
 
     `applied` is False if the loss or gradient was not finite; weights and optimizer are then
     exactly as before the step. `stats` holds the values that the loss measured. `row_logp` holds,
-    for each row, the log-probs of its trained tokens under the weights before the update. `probes`
-    holds the measurements of this update by metric name, if it was measured; `unmeasured` says why
-    a measurement is missing. `load` is None if the model has no experts.
+    for each row, the log-probs of its trained tokens under the weights before the update; their
+    values, if the model has a value head. `probes` holds the measurements of this update by metric
+    name, if it was measured; `unmeasured` says why a measurement is missing. `load` is None if the
+    model has no experts.
     """
 
     step: int

@@ -79,6 +79,8 @@ RESULTS = {
 
 def acting(completions, act, **rest):
     act = act[0]
+    if "BEGUN_FILE" in os.environ:
+        Path(os.environ["BEGUN_FILE"]).touch()
     if act in ACTS:
         ACTS[act]()
     if act in RESULTS:
@@ -158,7 +160,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait for the condition, as long as a busy machine may need."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -202,7 +205,7 @@ def test_hangs_end_at_the_limit_and_show_where(bench: Bench) -> None:
     started = time.monotonic()
     with bench.pool("acting", "length", timeout_s=1.0) as pool:
         scored = score(pool, *(group(n, act=act) for n, act in enumerate(acts)))
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 120
     assert [one.values["acting"][0] for one in scored] == [None, 1.0, None, None, 1.0]
     assert all(one.values["length"] == [1, 2, 3] for one in scored)
     assert [t.kind for t in bench.problems] == [ProblemKind.TIMEOUT] * 3
@@ -315,7 +318,7 @@ def test_groups_are_scored_while_the_caller_goes_on(bench: Bench) -> None:
             pool.submit(group(number, act=act), step=2, total_steps=9)
             for number, act in enumerate(acts)
         ]
-        assert eventually(lambda: all(one.job.done.done() for one in pending), seconds=20.0)
+        assert eventually(lambda: all(one.job.done.done() for one in pending))
         assert bench.problems == []
         found = {number: pending[number].result() for number in (3, 2, 1, 0)}
     assert [problem.prompt_id for problem in bench.problems] == [2, 1]
@@ -541,7 +544,6 @@ from homeostat.types import Prompt
 path = {"type": "function", "path": sys.argv[1] + ":acting"}
 config = RewardsConfig.model_validate({"functions": (path,), "workers": 2, "timeout_s": 500.0})
 with RewardPool(config, on_problem=print) as pool:
-    print("ready", flush=True)
     prompt = Prompt(0, np.array([1]), "p", {"act": sys.argv[2]})
     pool.score([UnscoredGroup(prompt, ["x"], [[1]])] * 2, step=0, total_steps=1)
     sys.stdin.read()
@@ -567,8 +569,7 @@ def parent(rewards_file: Path) -> Iterator[Callable[[str], subprocess.Popen[byte
 
     def start(act: str) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-c", PARENT, str(rewards_file), act]
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe))
+        started.append(subprocess.Popen(argv, stdin=subprocess.PIPE))
         return started[0]
 
     yield start
@@ -579,12 +580,15 @@ def parent(rewards_file: Path) -> Iterator[Callable[[str], subprocess.Popen[byte
 
 @pytest.mark.parametrize("act", ["", "sleep", "backtrack"])
 def test_workers_end_with_a_parent_that_was_killed(
-    parent: Callable[[str], subprocess.Popen[bytes]], act: str
+    parent: Callable[[str], subprocess.Popen[bytes]],
+    act: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    begun = tmp_path / "begun"
+    monkeypatch.setenv("BEGUN_FILE", str(begun))
     process = parent(act)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    time.sleep(0.2)
+    assert eventually(begun.exists)
     workers = session_members(process.pid)
     assert len(workers) == 4  # a guardian and a worker, twice
     os.kill(process.pid, signal.SIGKILL)
@@ -599,7 +603,7 @@ def test_a_daemon_ends_with_a_parent_that_was_killed(
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("PID_FILE", str(pid_file))
     process = parent("daemon_then_hang")
-    assert eventually(lambda: pid_file.exists() and bool(pid_file.read_text()), 30)
+    assert eventually(lambda: pid_file.exists() and bool(pid_file.read_text()))
     os.kill(process.pid, signal.SIGKILL)
     assert eventually(lambda: not is_alive(int(pid_file.read_text())))
 

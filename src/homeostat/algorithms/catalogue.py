@@ -19,7 +19,7 @@ from homeostat.algorithms import (
 )
 from homeostat.algorithms.baselines import RewardBatch
 from homeostat.algorithms.terms import Surrogate
-from homeostat.config.algorithm import AnyAlgorithm, AnyPolicyGradient, SftConfig
+from homeostat.config.algorithm import AnyAlgorithm, AnyPolicyGradient, PolicyGradientConfig
 from homeostat.types import FloatArray64
 
 
@@ -48,7 +48,7 @@ ALGORITHMS = {
 
 def policy_gradient(algorithm: AnyAlgorithm) -> AnyPolicyGradient:
     """The algorithm of a run that samples."""
-    assert not isinstance(algorithm, SftConfig), "supervised runs have no policy gradient"
+    assert isinstance(algorithm, PolicyGradientConfig), f"{algorithm.type} samples nothing"
     return algorithm
 
 

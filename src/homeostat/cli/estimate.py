@@ -81,6 +81,12 @@ def _show(console: Console, plan: MemoryPlan, rungs: list[tuple[list[str], Memor
         f"{byte_size(plan.capacity)} to give: {verdict}",
         highlight=False,
     )
+    if held.host:
+        console.print(
+            f"{byte_size(held.host)} of experts are in host memory, which has "
+            f"{byte_size(plan.host_capacity)} to give",
+            highlight=False,
+        )
     for changes, other in rungs:
         mark = "[green]fits[/green]" if other.fits else "not yet"
         console.print(

@@ -7,16 +7,20 @@ update, and optional terms. The formulas are in `homeostat.algorithms`, one file
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from homeostat.config.base import Settings, key
+from homeostat.config.base import Algorithm, RowAlgorithm, Settings, key
 from homeostat.config.correction import CorrectionConfig, GspoCorrectionConfig
+from homeostat.config.preference import AnyPreference
+from homeostat.types import RunKind
 
 
-class SftConfig(Settings):
+class SftConfig(RowAlgorithm):
     """Supervised fine-tuning: cross-entropy on the trained tokens."""
+
+    kind: ClassVar[RunKind] = RunKind.SFT
 
     type: Literal["sft"] = "sft"
     normalise: Literal["token", "row"] = key(
@@ -104,8 +108,10 @@ class ShapeOverlong(Settings):
 AnyOverlong = Annotated[KeepOverlong | MaskOverlong | ShapeOverlong, Field(discriminator="type")]
 
 
-class PolicyGradientConfig(Settings):
+class PolicyGradientConfig(Algorithm):
     """Settings that all policy-gradient algorithms share."""
+
+    kind: ClassVar[RunKind] = RunKind.RL
 
     clip_low: float = key(0.2, ge=0, help="The ratio is clipped below 1 - clip_low.")
     clip_high: float = key(0.2, ge=0, help="The ratio is clipped above 1 + clip_high.")
@@ -273,4 +279,4 @@ AnyPolicyGradient = (
     | RlooConfig
     | ReinforcePpConfig
 )
-AnyAlgorithm = Annotated[SftConfig | AnyPolicyGradient, Field(discriminator="type")]
+AnyAlgorithm = Annotated[SftConfig | AnyPolicyGradient | AnyPreference, Field(discriminator="type")]

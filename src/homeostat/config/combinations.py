@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from homeostat.config.cluster_combinations import find_cluster_conflicts
 from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.moe_combinations import find_moe_conflicts
+from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
@@ -27,6 +28,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems = [problem for check in checks for problem in check(config)]
     problems += [*find_rl_conflicts(config), *find_cluster_conflicts(config)]
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
+    problems += find_preference_conflicts(config)
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)
     return problems
@@ -83,11 +85,12 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
             "Set trainer.packing=true, or size with trainer.micro_batch_rows.",
         )
     tokens = trainer.max_tokens_per_device
-    too_small = tokens is not None and tokens < config.data.max_length
+    too_small = tokens is not None and tokens < config.longest_example
     if trainer.packing and too_small and not config.is_rl:
+        one = "one row" if config.rows_per_example == 1 else "a pair of rows"
         yield Problem(
             "trainer.max_tokens_per_device",
-            f"{tokens} tokens cannot hold one row of data.max_length={config.data.max_length}.",
+            f"{tokens} tokens cannot hold {one} of data.max_length={config.data.max_length}.",
             "Raise it, or lower data.max_length.",
         )
     rows = trainer.micro_batch_rows
@@ -296,6 +299,12 @@ def _on_cpu(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "trainer.empty_cache_interval",
             "it returns cached GPU memory, and this run is on the CPU.",
+            "Remove it.",
+        )
+    if trainer.backend.offload_experts:
+        yield Problem(
+            "trainer.backend.offload_experts",
+            "experts are in host memory already: this run is on the CPU.",
             "Remove it.",
         )
     if config.model.attention == "varlen":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -99,9 +100,55 @@ class ReasoningGymSource(Settings):
     )
 
 
+class PreferenceSource(Source):
+    """Pairs: a prompt, and two completions of which the first is better.
+
+    Prompt and completions are texts or lists of messages. If a row has no prompt, what both
+    completions begin with is the prompt.
+    """
+
+    type: Literal["preference"]
+    prompt_column: str = key(
+        "prompt", help="Column with the prompt. Rows need not have it (see above)."
+    )
+    chosen_column: str = key("chosen", help="Column with the better completion.")
+    rejected_column: str = key("rejected", help="Column with the worse completion.")
+    chat: bool = key(
+        True,
+        help="true: texts become a user turn and an assistant turn of the chat template. false: "
+        "the texts are concatenated and followed by the end-of-sequence token. Lists of messages "
+        "are always a chat.",
+    )
+    system: str | None = key(
+        None, help="System message that is put before each chat that does not begin with one."
+    )
+
+
+class UnpairedPreferenceSource(Source):
+    """Single completions that are labelled desirable or undesirable (kto)."""
+
+    type: Literal["unpaired_preference"]
+    prompt_column: str = key("prompt", help="Column with the prompt: a text or messages.")
+    completion_column: str = key("completion", help="Column with the completion.")
+    label_column: str = key(
+        "label", help="Column with the label: true for a desirable completion, false for another."
+    )
+    chat: bool = key(
+        True,
+        help="true: texts become a user turn and an assistant turn of the chat template. false: "
+        "the texts are concatenated and followed by the end-of-sequence token. Lists of messages "
+        "are always a chat.",
+    )
+    system: str | None = key(
+        None, help="System message that is put before each chat that does not begin with one."
+    )
+
+
 SftSource = MessagesSource | PromptCompletionSource | TextSource
+LabelledSource = PreferenceSource | UnpairedPreferenceSource
+TrainSource = SftSource | LabelledSource
 RlSource = PromptSource | ReasoningGymSource
-AnySource = Annotated[SftSource | RlSource, Field(discriminator="type")]
+AnySource = Annotated[TrainSource | RlSource, Field(discriminator="type")]
 
 
 class DataConfig(Settings):
@@ -145,3 +192,10 @@ class DataConfig(Settings):
         resume="free",
         help="Folder for tokenised rows, shared between runs. Default: inside the run directory.",
     )
+
+
+def all_sources(data: DataConfig) -> Iterator[tuple[str, AnySource]]:
+    """Yield every source with the name of its key."""
+    for group, sources in (("train", data.train), ("validation", data.validation)):
+        for index, source in enumerate(sources):
+            yield f"data.{group}.{index}", source

@@ -4,13 +4,16 @@ A key that is left out is null in its class, but has a value in the config that 
 `config.json` and `check` show it. The guide gives the reasons and sources
 (docs/guide/reinforcement_learning.md, "Defaults that depend on the method").
 
-    trainer.lr                       2e-5 SFT, 1e-6 RL; ten times as much for an adapter
+    trainer.lr                       2e-5 SFT, 1e-6 RL and most preference algorithms (each names
+                                     its own); ten times as much for an adapter
+    preference.beta                  0.1; 2 for simpo
     trainer.optimizer.weight_decay   0.01; none on an adapter
     eval.sampling.temperature        0 (greedy) for one sample; for several, as in training
 """
 
 from __future__ import annotations
 
+from homeostat.config.preference import PreferenceAlgorithm
 from homeostat.config.run import RunConfig
 
 SFT_RATE = 2e-5
@@ -29,6 +32,9 @@ def with_defaults(config: RunConfig) -> RunConfig:
     if trainer.lr is None:
         trainer = trainer.model_copy(update={"lr": _rate(config)})
     config = config.model_copy(update={"trainer": trainer})
+    if isinstance(config.algorithm, PreferenceAlgorithm) and config.preference.beta is None:
+        shared = config.preference.model_copy(update={"beta": config.algorithm.beta})
+        config = config.model_copy(update={"preference": shared})
     sampling = config.eval.sampling
     # Without held-out prompts nothing is sampled, so the key stays null.
     if sampling.temperature is None and config.is_rl and config.has_validation:
@@ -41,6 +47,8 @@ def with_defaults(config: RunConfig) -> RunConfig:
 
 def _rate(config: RunConfig) -> float:
     rate = RL_RATE if config.is_rl else SFT_RATE
+    if isinstance(config.algorithm, PreferenceAlgorithm):
+        rate = config.algorithm.lr
     return rate if config.lora is None else round(rate * ADAPTER_FACTOR, 12)
 
 

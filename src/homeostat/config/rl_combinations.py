@@ -1,24 +1,33 @@
-"""Find settings of reinforcement learning that cannot work together or have no effect in SFT."""
+"""Find settings of RL that cannot work together, or have no effect where nothing is sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.algorithm import CispoConfig, ReinforcePpConfig, SftConfig
+from homeostat.config.algorithm import CispoConfig, PolicyGradientConfig, ReinforcePpConfig
 from homeostat.config.correction_combinations import find_correction_conflicts
-from homeostat.config.data import PromptSource, ReasoningGymSource
+from homeostat.config.data import RlSource, all_sources
 from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
+from homeostat.types import RunKind
 
-_RL_ONLY = ("rollout", "engine", "sync", "rewards", "reference", "debug")
+_RL_ONLY = ("rollout", "engine", "sync", "rewards", "debug")
+
+
+# What messages call the kinds of training that sample nothing.
+WITHOUT_SAMPLING = {
+    RunKind.SFT: "supervised fine-tuning",
+    RunKind.PREFERENCE: "preference training",
+    RunKind.REWARD_MODEL: "training of a reward model",
+}
 
 
 def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
     """Yield every conflict of RL settings, with its reason and remedy."""
-    if isinstance(config.algorithm, SftConfig):
-        yield from _sft(config)
+    if not isinstance(config.algorithm, PolicyGradientConfig):
+        yield from _not_rl(config)
         return
     checks = (_sources, _sizes, _model, _rewards, _algorithm, _kl, _reference, _eval, _debug)
     for check in checks:
@@ -27,12 +36,13 @@ def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
     yield from find_correction_conflicts(config.algorithm)
 
 
-def _sft(config: RunConfig) -> Iterator[Problem]:
+def _not_rl(config: RunConfig) -> Iterator[Problem]:
+    what = WITHOUT_SAMPLING[config.kind]
     for name in _RL_ONLY:
         if name in config.model_fields_set and getattr(config, name) is not None:
             yield Problem(
                 name,
-                "supervised fine-tuning samples nothing, so it would have no effect.",
+                f"{what} samples nothing, so it would have no effect.",
                 "Remove it, or set algorithm.type to grpo or another RL algorithm.",
             )
     for owner, path in ((config.trainer, "trainer.updates_per_step"),
@@ -40,30 +50,15 @@ def _sft(config: RunConfig) -> Iterator[Problem]:
                         (config.observe, "observe.completions"),
                         (config.observe, "observe.verify_logprobs")):  # fmt: skip
         if path.partition(".")[2] in owner.model_fields_set:
-            yield Problem(
-                path, "it belongs to RL, and this is supervised fine-tuning.", "Remove it."
-            )
-    for place, source in _all_sources(config):
-        if isinstance(source, (PromptSource, ReasoningGymSource)):
-            yield Problem(
-                f"{place}.type",
-                f"rows of a {source.type} source have no completion to train on.",
-                "Use messages, prompt_completion or text, or an RL algorithm.",
-            )
-
-
-def _all_sources(config: RunConfig) -> Iterator[tuple[str, object]]:
-    for group in ("train", "validation"):
-        for index, source in enumerate(getattr(config.data, group)):
-            yield f"data.{group}.{index}", source
+            yield Problem(path, f"it belongs to RL, and this is {what}.", "Remove it.")
 
 
 def _sources(config: RunConfig) -> Iterator[Problem]:
-    for place, source in _all_sources(config):
-        if not isinstance(source, (PromptSource, ReasoningGymSource)):
+    for place, source in all_sources(config.data):
+        if not isinstance(source, RlSource):
             yield Problem(
                 f"{place}.type",
-                f"RL answers prompts, and a {source.type} source gives rows to imitate.",  # type: ignore[attr-defined]
+                f"RL answers prompts, and a {source.type} source gives rows to train on.",
                 "Use prompts or reasoning_gym, or algorithm.type=sft.",
             )
     if config.data.overlong == "truncate":
@@ -164,7 +159,7 @@ def _rewards(config: RunConfig) -> Iterator[Problem]:
 
 def _algorithm(config: RunConfig) -> Iterator[Problem]:
     algorithm, rollout = config.algorithm, config.rollout
-    assert not isinstance(algorithm, SftConfig)
+    assert isinstance(algorithm, PolicyGradientConfig)
     if algorithm.fixed_length is not None and algorithm.normalise != "fixed":
         yield Problem(
             "algorithm.fixed_length",
@@ -200,7 +195,7 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
 
 
 def _kl(config: RunConfig) -> Iterator[Problem]:
-    assert not isinstance(config.algorithm, SftConfig)
+    assert isinstance(config.algorithm, PolicyGradientConfig)
     kl = config.algorithm.kl
     if kl is None:
         return
@@ -225,7 +220,7 @@ def _kl(config: RunConfig) -> Iterator[Problem]:
 
 
 def _reference(config: RunConfig) -> Iterator[Problem]:
-    assert not isinstance(config.algorithm, SftConfig)
+    assert isinstance(config.algorithm, PolicyGradientConfig)
     reference = config.reference
     if reference is None:
         return

@@ -1,6 +1,6 @@
 """Open the inputs of a run: `train`, `check` and `inspect` all do it with these functions.
 
-data.train, data.validation -> tokenised rows (SFT) or prompts (RL) -> checks against tokenizer
+data.train, data.validation -> tokenised rows, or prompts (RL) -> checks against tokenizer
 and model -> rows to train on, rows held out -> number of steps
 """
 
@@ -28,13 +28,17 @@ Part = Literal["train", "validation"]
 
 @dataclass(frozen=True, slots=True)
 class RowSet(Generic[Rows]):
-    """Tokenised rows, and the ids of those that are used."""
+    """Tokenised rows, and the ids of those that are used. Its length counts examples.
+
+    An example has `rows_per_example` rows, whose ids stand together.
+    """
 
     rows: Rows
     ids: IntArray
+    rows_per_example: int = 1
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.ids) // self.rows_per_example
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def prepare_row_part(
     cache_dir: Path,
     progress: Progress | None = None,
 ) -> RowStore:
-    """Tokenise one part of an SFT run's rows, or take them from the cache."""
+    """Tokenise one part of the rows that a run trains on, or take them from the cache."""
     return prepare_rows(
         _sources(config.data, part),
         tokenizer,
@@ -78,16 +82,19 @@ def prepare_prompt_part(
 
 def choose_rows(config: RunConfig, train: Rows, validation: Rows | None) -> Inputs[Rows]:
     """Choose the rows to train on and to hold out."""
-    share = config.data.validation_share
+    share, together = config.data.validation_share, config.rows_per_example
+
+    def some(rows: Rows, ids: IntArray, *, most: int | None = None) -> RowSet[Rows]:
+        return RowSet(rows, ids[: None if most is None else most * together], together)
+
+    most = config.eval.max_rows
     if validation is not None:
-        held_out = RowSet(validation, _all_ids(validation))
-        chosen = RowSet(train, _all_ids(train))
-    elif share > 0:
-        train_ids, held_out_ids = split_rows(train.made_from_B, share, config.seed)
-        chosen, held_out = RowSet(train, train_ids), RowSet(train, held_out_ids)
-    else:
-        return Inputs(RowSet(train, _all_ids(train)), None)
-    return Inputs(chosen, RowSet(held_out.rows, held_out.ids[: config.eval.max_rows]))
+        held_out = some(validation, _all_ids(validation), most=most)
+        return Inputs(some(train, _all_ids(train)), held_out)
+    if share == 0:
+        return Inputs(some(train, _all_ids(train)), None)
+    train_ids, held_out_ids = split_rows(train.made_from_B, share, config.seed)
+    return Inputs(some(train, train_ids), some(train, held_out_ids, most=most))
 
 
 def count_steps(config: RunConfig, num_rows: int) -> int:

@@ -6,12 +6,14 @@ can still be inspected.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from homeostat.algorithms.row_loss import row_loss
 from homeostat.config.data import DataConfig
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import choose_rows, prepare_prompt_part, prepare_row_part
@@ -45,7 +47,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class InspectedRow:
-    """A row, or a prompt, which has nothing trained and columns for the rewards."""
+    """A row, or a prompt, which has nothing trained and columns for the rewards.
+
+    `side` says which completion of a preference the row holds; it is empty in other rows.
+    """
 
     row_id: int
     origin: str
@@ -53,6 +58,7 @@ class InspectedRow:
     num_trained: int
     tokens: tuple[Token, ...]
     columns: dict[str, str] = field(default_factory=dict)
+    side: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,10 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """All results. `train_rows` counts prompts if `is_rl`; there are no updates to show then."""
+    """All results. `train_rows` counts prompts if `is_rl`; there are no updates to show then.
+
+    `unit` is what the counts of the report and `train_rows` count.
+    """
 
     is_rl: bool
     vocab_size: int
@@ -99,6 +108,7 @@ class Inspection:
     rows: tuple[InspectedRow, ...]
     updates: tuple[InspectedUpdate, ...]
     warnings: tuple[Warned, ...]
+    unit: Literal["rows", "pairs"] = "rows"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,20 +126,24 @@ def inspect_rows(
     tokenizer = load_tokenizer(config.model)
     lenient = _lenient(config, overlong=_kept_overlong(config))
     store = prepare_row_part(lenient, tokenizer, "train", cache_dir=cache_dir, progress=progress)
-    train_ids = choose_rows(config, store, None).train.ids
-    chosen = row_ids or list(range(min(num_rows, len(store))))
+    train = choose_rows(config, store, None).train
+    chosen = row_ids or list(range(min(num_rows * config.rows_per_example, len(store))))
     return Inspection(
         is_rl=False,
         vocab_size=tokenizer.vocab_size,
         stops=_stops(tokenizer),
         notes=tokenizer.notes,
         report=store.report,
-        train_rows=len(train_ids),
-        total_steps=config.trainer.total_steps(len(train_ids)),
+        train_rows=len(train),
+        total_steps=config.trainer.total_steps(len(train)),
         lengths=length_bins(store.lengths),
-        rows=tuple(_look_at(store, row_id, tokenizer) for row_id in chosen),
-        updates=_first_updates(config, store, train_ids),
+        rows=tuple(
+            _look_at(store, row_id, tokenizer, rows_per_example=config.rows_per_example)
+            for row_id in chosen
+        ),
+        updates=_first_updates(config, store, train.ids),
         warnings=tuple(find_warnings(store.report, config.data)),
+        unit="rows" if config.rows_per_example == 1 else "pairs",
     )
 
 
@@ -192,7 +206,9 @@ def _look_at_prompt(prompts: PromptSet, prompt_id: int, tokenizer: ChatTokenizer
     )
 
 
-def _look_at(store: RowStore, row_id: int, tokenizer: ChatTokenizer) -> InspectedRow:
+def _look_at(
+    store: RowStore, row_id: int, tokenizer: ChatTokenizer, *, rows_per_example: int
+) -> InspectedRow:
     _require_row(row_id, len(store))
     row = store[row_id]
     return InspectedRow(
@@ -201,7 +217,16 @@ def _look_at(store: RowStore, row_id: int, tokenizer: ChatTokenizer) -> Inspecte
         num_tokens=len(row),
         num_trained=int(np.count_nonzero(row.weights_T)),
         tokens=tuple(spell(row, tokenizer)),
+        side=_side(float(store.labels_B[row_id]), row_id, rows_per_example=rows_per_example),
     )
+
+
+def _side(label: float, row_id: int, *, rows_per_example: int) -> str:
+    if math.isnan(label):
+        return ""
+    if rows_per_example == 1:
+        return "desirable" if label > 0 else "undesirable"
+    return f"{'chosen' if label > 0 else 'rejected'} of pair {row_id // rows_per_example}"
 
 
 def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:
@@ -243,7 +268,7 @@ def _first_updates(
         row_ids=train_ids,
         trainer=config.trainer,
         data=config.data,
-        algorithm=config.algorithm,
+        loss=row_loss(config),
         seed=config.seed,
     ) as loader:
         for plan in loader:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -22,12 +23,14 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from homeostat.config.data import DataConfig, MessagesSource, SftSource
+from homeostat.config.data import DataConfig, LabelledSource, MessagesSource, TrainSource
 from homeostat.data.overlong import OverlongTextError
-from homeostat.data.rows import Encoded, columns_of, encode_row, needs_chat_template, truncate
+from homeostat.data.preferences import Labelled, encode_labelled, labelled_columns
+from homeostat.data.rows import columns_of, encode_row, needs_chat_template, truncate
 from homeostat.data.sources import (
     BadRowError,
     RowSource,
@@ -50,15 +53,21 @@ MAX_CHUNK_ROWS = 512
 
 Progress = Callable[[int, int], None]
 Chunk = tuple[int, int, int]  # source, first row, row after the last
+# Tokenised rows that stay together, as those of a pair, with their labels.
+Example = list[Labelled]
 
 
 @dataclass(slots=True)
 class _Part:
-    """The result of a chunk: `read` rows of the source became the rows of the tally."""
+    """The result of a chunk: `read` rows of the source became the examples of the tally.
+
+    `kept` of them were kept; an example has one row, or two if it is a pair.
+    """
 
     read: int
     tally: Tally = field(default_factory=Tally)
-    rows: list[Encoded] = field(default_factory=list)
+    kept: int = 0
+    rows: list[Labelled] = field(default_factory=list)
     origins: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -66,7 +75,7 @@ class _Part:
 class _Encoder:
     """Turn chunks into parts, in this process or in a worker. Sources are opened on first use."""
 
-    sources: tuple[SftSource, ...]
+    sources: tuple[TrainSource, ...]
     tokenizer: ChatTokenizer
     max_length: int
     overlong: str
@@ -75,7 +84,7 @@ class _Encoder:
     def open(self, number: int) -> RowSource:
         if number not in self.opened:
             source = self.sources[number]
-            self.opened[number] = open_rows(source.path, columns=columns_of(source))
+            self.opened[number] = open_rows(source.path, columns=_columns_of(source))
         return self.opened[number]
 
     def encode(self, chunk: Chunk) -> _Part:
@@ -85,7 +94,7 @@ class _Encoder:
         for index in range(start, stop):
             place = (number, rows.number(index))
             try:
-                made = encode_row(rows.row(index), source=source, tokenizer=tokenizer)
+                made = _examples(rows.row(index), source, tokenizer)
             # The row was not even tokenised: its length alone shows that it is too long.
             except OverlongTextError as error:
                 part.tally.seen += 1
@@ -95,11 +104,11 @@ class _Encoder:
                 part.tally.seen += 1
                 part.tally.drop_bad(self._name(place), error)
                 continue
-            for encoded in made:
-                self._take(encoded, place, part)
+            for example in made:
+                self._take(example, place, part)
         return part
 
-    def _tokenizer_for(self, source: SftSource) -> ChatTokenizer:
+    def _tokenizer_for(self, source: TrainSource) -> ChatTokenizer:
         """Return a tokenizer that skips the parts of overlong rows that are not needed.
 
         Rows that are dropped are not tokenised, if one source row makes one row; of rows that are
@@ -115,35 +124,51 @@ class _Encoder:
             self._name(place), num_tokens=num_tokens, max_length=self.max_length
         )
 
-    def _take(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
+    def _take(self, example: Example, place: tuple[int, int], part: _Part) -> None:
         part.tally.seen += 1
+        longest = max(len(encoded[0]) for encoded, _ in example)
         try:
-            if len(encoded[0]) > self.max_length:
-                self._shorten(encoded, place, part)
+            if longest > self.max_length:
+                self._shorten(example, place, part, longest)
             else:
-                _keep(encoded, place, part)
+                _keep(example, place, part)
         except BadRowError as error:
             part.tally.drop_bad(self._name(place), error)
 
-    def _shorten(self, encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
+    def _shorten(self, example: Example, place: tuple[int, int], part: _Part, longest: int) -> None:
         if self.overlong == "truncate":
-            _keep(truncate(encoded, self.max_length), place, part)
+            _keep([(truncate(one, self.max_length), label) for one, label in example], place, part)
             part.tally.truncated += 1
             return
-        self._drop_overlong(place, part, len(encoded[0]))
+        self._drop_overlong(place, part, longest)
 
     def _name(self, place: tuple[int, int]) -> str:
         before, after = self.open(place[0]).brackets
         return f"{before}{place[1]}{after}"
 
 
-def _keep(encoded: Encoded, place: tuple[int, int], part: _Part) -> None:
-    part.rows.append((encoded[0].astype(np.int32), encoded[1]))
-    part.origins.append(place)
+def _keep(example: Example, place: tuple[int, int], part: _Part) -> None:
+    part.kept += 1
+    for (tokens_T, weights_T), label in example:
+        part.rows.append(((tokens_T.astype(np.int32), weights_T), label))
+        part.origins.append(place)
+
+
+def _columns_of(source: TrainSource) -> list[str] | None:
+    labelled = isinstance(source, LabelledSource)
+    return labelled_columns(source) if labelled else columns_of(source)
+
+
+def _examples(row: dict[str, Any], source: TrainSource, tokenizer: ChatTokenizer) -> list[Example]:
+    """Return the examples that a row of a source gives. Raises BadRowError."""
+    if isinstance(source, LabelledSource):
+        return [encode_labelled(row, source=source, tokenizer=tokenizer)]
+    made = encode_row(row, source=source, tokenizer=tokenizer)
+    return [[(encoded, math.nan)] for encoded in made]
 
 
 def prepare_rows(
-    sources: Sequence[SftSource],
+    sources: Sequence[TrainSource],
     tokenizer: ChatTokenizer,
     data: DataConfig,
     *,
@@ -164,7 +189,7 @@ def prepare_rows(
     return store
 
 
-def cache_key(sources: Sequence[SftSource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
+def cache_key(sources: Sequence[TrainSource], tokenizer: ChatTokenizer, data: DataConfig) -> str:
     """Return a digest of everything that could change a token or a weight."""
     files = [_identity(file) for source in sources for file in source_files(source.path)]
     parts = {
@@ -218,7 +243,7 @@ def shuffled(num_rows: int, counter: tuple[int, ...]) -> IntArray:
 
 
 def _build(
-    sources: Sequence[SftSource],
+    sources: Sequence[TrainSource],
     tokenizer: ChatTokenizer,
     data: DataConfig,
     folder: Path,
@@ -251,16 +276,17 @@ def _write_all(
     if progress is not None:
         progress(0, num_rows)
     for part in parts:
-        kept += len(part.rows)
-        trained += sum(int(np.count_nonzero(weights_T)) for _, weights_T in part.rows)
+        kept += part.kept
+        trained += sum(int(np.count_nonzero(weights_T)) for (_, weights_T), _ in part.rows)
         tally.add(part.tally)
         read += part.read
         if part.rows:
             writer.add(
-                np.concatenate([tokens_T for tokens_T, _ in part.rows]),
-                np.concatenate([weights_T for _, weights_T in part.rows]),
-                lengths_B=np.array([len(tokens_T) for tokens_T, _ in part.rows]),
+                np.concatenate([tokens_T for (tokens_T, _), _ in part.rows]),
+                np.concatenate([weights_T for (_, weights_T), _ in part.rows]),
+                lengths_B=np.array([len(tokens_T) for (tokens_T, _), _ in part.rows]),
                 origins_B2=np.array(part.origins),
+                labels_B=np.array([label for _, label in part.rows]),
             )
         if progress is not None:
             progress(read, num_rows)

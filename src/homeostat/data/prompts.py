@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from homeostat.config.data import DataConfig, PromptSource, ReasoningGymSource, RlSource
-from homeostat.data.chat import encode_prompt, parse_prompt
+from homeostat.data.chat import encode_prompt, parse_prompt, with_system
 from homeostat.data.gym import GymRows
 from homeostat.data.overlong import OverlongTextError
 from homeostat.data.prepare import Progress, shuffled
@@ -144,7 +144,7 @@ def make_prompt(
         return Prompt(prompt_id, np.concatenate([opened_by, tokens_T]), prompt, columns)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     tokenizer.require_chat_template(wanted_by=_describe(source))
-    chat = parse_prompt(_with_system(messages, source.system))
+    chat = parse_prompt(with_system(messages, source.system))
     return Prompt(prompt_id, encode_prompt(chat, tokenizer), prompt, columns)
 
 
@@ -157,14 +157,6 @@ def _read(row: dict[str, Any], source: RlSource) -> tuple[Any, dict[str, Any]]:
         kind = type(prompt).__name__
         raise BadRowError("wrong type", f"column {source.prompt_column!r} holds a {kind}")
     return prompt, {name: held for name, held in row.items() if name != source.prompt_column}
-
-
-def _with_system(messages: list[Any], system: str | None) -> list[Any]:
-    first = messages[0] if messages else None
-    has_own = isinstance(first, dict) and first.get("role") == "system"
-    if system is None or has_own or not messages:
-        return messages
-    return [{"role": "system", "content": system}, *messages]
 
 
 def _open(source: RlSource) -> RowSource:

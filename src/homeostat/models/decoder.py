@@ -92,9 +92,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
-        width, kv_width = (
-            heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads)
-        )
+        width, kv_width = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
         flags = {"bias": config.qkv_bias, "numerics": numerics}
         self.q_proj = Linear(config.hidden_size, width, **flags)
         self.k_proj = Linear(config.hidden_size, kv_width, **flags)
@@ -235,6 +233,8 @@ class Decoder(nn.Module):
         if not config.tie_embeddings:
             sizes = config.hidden_size, config.vocab_size
             self.lm_head = Linear(*sizes, bias=False, numerics=numerics)
+        # A value head in place of the output matrix (models/value_head.py).
+        self.score: Linear | None = None
         # Not a buffer: it must survive construction on the meta device, and casts to bf16.
         self.inv_freq_F = inverse_frequencies(config.rope, head_dim=config.head_dim)
 
@@ -264,7 +264,9 @@ class Decoder(nn.Module):
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeBlock)]
 
     def output_weight(self) -> Tensor:
-        """Return [V, D]: logits would be hidden @ output_weight.T."""
+        """Return [V, D]: logits would be hidden @ output_weight.T; [1, D] of a value head."""
+        if self.score is not None:
+            return self.score.weight
         head = self.model.embed_tokens if self.config.tie_embeddings else self.lm_head
         return head.weight
 

@@ -24,6 +24,7 @@ from homeostat.models.build import (
     open_source,
     read_configs,
     require_moe_settings,
+    vocab_size,
 )
 from homeostat.models.decoder import Decoder
 from homeostat.models.families import DecoderConfig, decoder_config
@@ -55,13 +56,19 @@ class ModelPreview:
 
 
 def preview_model(
-    model: ModelConfig, lora: LoraConfig | None, *, dtype: torch.dtype, device: torch.device
+    model: ModelConfig,
+    lora: LoraConfig | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    offload_experts: bool = False,
 ) -> ModelPreview:
     """Raise ModelError as loading the model would, but fast and without its memory."""
     source = open_source(model)
     config, _ = read_configs(source)
     origin = config_origin(source)
     module: nn.Module
+    on_host = 0
     if model.implementation == "transformers":
         assert isinstance(source, Path)
         module = TransformersModel(meta_transformers(source))
@@ -74,7 +81,9 @@ def preview_model(
             where = f"model.path: {model.path}"
             stream = stacked_tensors(module.config.moe, _shapes(source), source=where)
             weights.fill(module, stream, source=where)
-    require_memory(num_params(module), dtype=dtype, device=device, what=origin.sizes)
+        on_host = shape.num_routed_params if offload_experts else 0
+    place = {"dtype": dtype, "device": device}
+    require_memory(num_params(module), what=origin.sizes, on_host=on_host, **place)
     if lora is not None:
         apply_lora(module, lora, seed=0)
     return _preview(module, config, dtype)
@@ -85,7 +94,7 @@ def _preview(module: Any, config: dict[str, Any], dtype: torch.dtype) -> ModelPr
     longest = config.get("max_position_embeddings")
     return ModelPreview(
         family=str(config.get("model_type", "model")),
-        vocab_size=module.output_weight().shape[0],
+        vocab_size=vocab_size(module),
         max_positions=longest if isinstance(longest, int) else None,
         num_params=num_params(module),
         num_trainable=sum(p.numel() for p in parameters if p.requires_grad),

@@ -68,6 +68,12 @@ _LIST: tuple[EventInfo, ...] = (
         ("implementation", "attention", "meta_init", "lora_modules", "bytes", "seconds"),
     ),
     EventInfo(
+        "reference_scored",
+        "The rows were scored under the reference model, or the scores were found in the run "
+        "folder.",
+        ("what", "rows", "is_new"),
+    ),
+    EventInfo(
         "tokenizer_compared",
         "model.tokenizer was compared with the model's own tokenizer: number of shared "
         "pieces, how many of them have another id, the size of the smaller vocabulary, and "

@@ -500,6 +500,62 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "Number of updates not applied so far because a value was not finite.",
     ),
     MetricInfo("eval/loss", "nats/token", _LAST, "Loss on the held-out rows.", own_step=True),
+    MetricInfo(
+        "preference/accuracy",
+        "",
+        _MEAN,
+        "Share of pairs whose chosen completion has the higher implicit reward; in kto, of rows "
+        "that are on the right side of the baseline.",
+    ),
+    MetricInfo(
+        "preference/margin",
+        "",
+        _MEAN,
+        "Mean implicit reward of chosen (desirable) less rejected (undesirable) completions.",
+    ),
+    MetricInfo(
+        "preference/chosen_reward",
+        "",
+        _MEAN,
+        "Mean implicit reward of chosen completions: beta times the log-ratio of policy to "
+        "reference (orpo, simpo: the mean log-prob), per token where the loss divides by length.",
+    ),
+    MetricInfo(
+        "preference/rejected_reward", "", _MEAN, "Mean implicit reward of rejected completions."
+    ),
+    MetricInfo(
+        "preference/chosen_logp",
+        "nats",
+        _MEAN,
+        "Mean log-prob of chosen completions under the policy, summed over tokens.",
+    ),
+    MetricInfo(
+        "preference/rejected_logp",
+        "nats",
+        _MEAN,
+        "Mean log-prob of rejected completions under the policy, summed over tokens.",
+    ),
+    MetricInfo(
+        "preference/kl",
+        "nats",
+        _MEAN,
+        "Baseline of kto: estimate of the KL of policy and reference, from prompts with the "
+        "completions of other rows.",
+    ),
+    MetricInfo(
+        "eval/preference_accuracy",
+        "",
+        _LAST,
+        "preference/accuracy of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/preference_margin",
+        "",
+        _LAST,
+        "preference/margin of the held-out rows.",
+        own_step=True,
+    ),
     MetricInfo("grad_norm", "", _MEAN, "Norm of the whole gradient before clipping."),
     MetricInfo(
         "update/weight_ratio/<name>",

@@ -1,18 +1,19 @@
-"""From a recipe to the models that a trainer works with: the policy and, where a KL term asks for
+"""From a recipe to the models that a trainer works with: the policy and, where the loss asks for
 one, the reference. Every backend decides here, so that all of them decide alike.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from homeostat.config.algorithm import SftConfig
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.algorithm import PolicyGradientConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
+from homeostat.config.preference import PreferenceAlgorithm
 from homeostat.config.rollout import (
     AdapterOffReference,
     AnyReference,
@@ -22,6 +23,8 @@ from homeostat.config.rollout import (
 from homeostat.config.run import RunConfig
 from homeostat.errors import ModelError
 from homeostat.models.build import LoadedModel, ModelSheet, load_model
+from homeostat.models.decoder import Decoder
+from homeostat.models.expert_offload import require_experts, stream_experts
 from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
 from homeostat.train.roles import RoleModel
@@ -30,17 +33,33 @@ from homeostat.types import Role
 
 
 class LoadModel(Protocol):
-    """Builds a model as a backend does; one that is not `trained` needs no gradients."""
+    """Builds a model as a backend does; one that is not `trained` needs no gradients, and one with
+    a `head` has a value head (models/value_head.py)."""
 
     def __call__(
-        self, model: ModelConfig, lora: LoraConfig | None, *, trained: bool
+        self,
+        model: ModelConfig,
+        lora: LoraConfig | None,
+        *,
+        trained: bool,
+        head: HeadInit | None = None,
     ) -> LoadedModel: ...
 
 
 def local_trainer(config: RunConfig, runtime: Runtime) -> LocalTrainer:
     load_here = partial(load, config=config, runtime=runtime)
     models = role_models(config, load_here, starting_policy=_frozen_copy)
+    if config.trainer.backend.offload_experts:
+        _stream_experts(models, runtime)
     return LocalTrainer(models, config.trainer, runtime=runtime, seed=config.seed)
+
+
+def _stream_experts(models: Mapping[Role, RoleModel], runtime: Runtime) -> None:
+    require_experts(models[Role.POLICY].loaded.sheet.moe)
+    # A role may borrow another one's module.
+    for module in dict.fromkeys(model.loaded.module for model in models.values()):
+        assert isinstance(module, Decoder), "combinations asks for the native decoder"
+        stream_experts(module, device=runtime.device)
 
 
 def role_models(
@@ -59,25 +78,33 @@ def role_models(
         models[Role.REFERENCE] = RoleModel(policy, without_adapter=True)
     elif isinstance(choice, CheckpointReference):
         models[Role.REFERENCE] = RoleModel(_from_checkpoint(config, load, choice, policy.sheet))
-    elif choice is not None:
+    elif choice is not None and not config.precomputes_reference:
+        # A starting policy that only scores before the first step needs no copy.
         changes = choice.refresh_steps is not None
         models[Role.REFERENCE] = RoleModel(starting_policy(policy), changes=changes)
     return models
 
 
 def reference_of(config: RunConfig) -> AnyReference | None:
-    """The reference that a KL term asks for; None where there is no such term.
+    """The reference that a KL term or a preference algorithm asks for; None where none does.
 
     By default it is the policy that the run starts from. Under a fresh adapter, which adds nothing
     at first, that is the model without it: no copy is needed. An adapter that was loaded
     (lora.path) is part of the starting policy.
     """
-    if isinstance(config.algorithm, SftConfig) or config.algorithm.kl is None:
+    if not _needs_reference(config):
         return None
     if config.reference is not None:
         return config.reference
     starts_bare = config.lora is not None and config.lora.path is None
     return AdapterOffReference(type="adapter_off") if starts_bare else InitialReference()
+
+
+def _needs_reference(config: RunConfig) -> bool:
+    algorithm = config.algorithm
+    if isinstance(algorithm, PreferenceAlgorithm):
+        return algorithm.needs_reference
+    return isinstance(algorithm, PolicyGradientConfig) and algorithm.kl is not None
 
 
 def _from_checkpoint(
@@ -113,6 +140,7 @@ def load(
     config: RunConfig,
     runtime: Runtime,
     trained: bool = True,
+    head: HeadInit | None = None,
 ) -> LoadedModel:
     """Build a model in this process."""
     loaded = load_model(
@@ -122,6 +150,8 @@ def load(
         device=runtime.device,
         seed=config.seed,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
+        head=head,
+        offload_experts=config.trainer.backend.offload_experts,
     )
     if not trained:
         loaded.module.requires_grad_(False)

@@ -10,15 +10,18 @@ real one, and every tensor that is alive is counted.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from homeostat.algorithms import sft
 from homeostat.algorithms.policy import policy_spec
-from homeostat.config.algorithm import SftConfig
+from homeostat.algorithms.row_loss import row_loss
+from homeostat.config.algorithm import PolicyGradientConfig
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
+from homeostat.models.expert_offload import NUM_SLOTS
 from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
@@ -40,6 +43,8 @@ class UpdateMemory:
     work: int
     # Of each part of a micro-batch that is computed at one time (train/lanes.py).
     lanes: int = 0
+    # Experts that are offloaded to host memory, with their gradients and optimizer state.
+    host: int = 0
 
     @property
     def held(self) -> int:
@@ -59,31 +64,63 @@ def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> U
         kernel=_kernel(config, runtime),
         gradient_checkpointing=config.trainer.gradient_checkpointing,
     )
-    trained = sum(p.numel() for p in shape.parameters() if p.requires_grad)
-    weights = sum(p.numel() * p.element_size() for p in shape.parameters())
+    offloaded = set(_offloaded(config, shape))
+    here = [p for p in shape.parameters() if p not in offloaded]
+    trained = sum(p.numel() for p in here if p.requires_grad)
     has_masters = runtime.dtype != torch.float32
     shards = config.mesh.num_shards
-    work = _work(config, runtime, shape, batch, frees_gradients=has_masters)
+    # Those of fp32 parameters stay where autograd leaves them, unless that is host memory.
+    freed = {p for p in shape.parameters() if has_masters or p in offloaded}
+    work = _work(config, runtime, shape, batch, freed=freed)
+    slots = _slot_bytes(config, shape)
     # Moments, and below fp32 the masters and the gradients that are summed for them.
     return UpdateMemory(
-        weights=weights // shards,
+        weights=(_num_bytes(here) + slots) // shards,
         optimizer=trained * (12 if has_masters else 8) // shards,
         gradients=trained * 4 // shards if has_masters else 0,
-        reference=_reference_bytes(config, shape) // shards,
+        reference=_reference_bytes(config, here, slots=slots) // shards,
         work=work,
         lanes=runtime.lanes * trained * 4 if runtime.lanes > 1 else 0,
+        host=_host_bytes(config, offloaded, has_masters=has_masters),
     )
 
 
-def _reference_bytes(config: RunConfig, shape: ShapeDecoder) -> int:
-    """Bytes of the reference that it does not share with the policy, over all ranks."""
+def _offloaded(config: RunConfig, shape: ShapeDecoder) -> list[Tensor]:
+    """Return the parameters that stay in host memory."""
+    if not config.trainer.backend.offload_experts:
+        return []
+    return [p for block in shape.moe_blocks for p in block.experts.parameters()]
+
+
+def _slot_bytes(config: RunConfig, shape: ShapeDecoder) -> int:
+    """Return the bytes of the device's slots for offloaded experts."""
+    if not config.trainer.backend.offload_experts:
+        return 0
+    blocks = shape.moe_blocks[:NUM_SLOTS]
+    return sum(_num_bytes(block.experts.parameters()) for block in blocks)
+
+
+def _host_bytes(config: RunConfig, offloaded: Collection[Tensor], *, has_masters: bool) -> int:
+    """Return the bytes of host memory: weights, summed gradients, moments, masters below fp32."""
+    trained = sum(p.numel() for p in offloaded if p.requires_grad)
+    held = _num_bytes(offloaded) + trained * (16 if has_masters else 12)
+    return held + _reference_bytes(config, offloaded)
+
+
+def _num_bytes(parameters: Iterable[Tensor]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _reference_bytes(config: RunConfig, parameters: Iterable[Tensor], *, slots: int = 0) -> int:
+    """Bytes of those parameters of the reference that it does not share with the policy, and of
+    its slots, over all ranks."""
     choice = reference_of(config)
-    if choice is None or isinstance(choice, AdapterOffReference):
+    if choice is None or isinstance(choice, AdapterOffReference) or config.precomputes_reference:
         return 0
     # In one process a copy of the policy shares what is frozen; ranks load the files again.
     shares = isinstance(choice, InitialReference) and config.trainer.backend.type == "local"
-    own = (p for p in shape.parameters() if p.requires_grad or not shares)
-    return sum(p.numel() * p.element_size() for p in own)
+    own = (p for p in parameters if p.requires_grad or not shares)
+    return _num_bytes(own) + slots
 
 
 def estimate_prefill(config: RunConfig, runtime: Runtime, *, num_tokens: int) -> int:
@@ -105,18 +142,18 @@ def _work(
     shape: ShapeDecoder,
     batch: TrainBatch,
     *,
-    frees_gradients: bool,
+    freed: Collection[Tensor],
 ) -> int:
-    """Two micro-batches: gradients of the first are there while the second is computed."""
+    """Two micro-batches: gradients of the first are there while the second is computed, except for
+    those of `freed` parameters."""
     nowhere = replace(runtime, device=torch.device("meta"), pin_memory=False)
     logits_bytes = config.trainer.logits_bytes(runtime.device.type)
     trainer = config.trainer.model_copy(update={"logits_chunk_bytes": logits_bytes})
     forward = Forward.of(shape, trainer, runtime=nowhere, seed=0)
     spec = _loss_spec(config, batch)
-    if frees_gradients:
-        for parameter in shape.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(_drop_gradient)
+    for parameter in freed:
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
     with kernels.meta_as(runtime.device), LiveBytes() as live:
         for _ in range(2):
             terms = forward.loss(shape, batch, spec, step=1)[1]
@@ -124,7 +161,7 @@ def _work(
     return live.peak
 
 
-def _drop_gradient(parameter: torch.Tensor) -> None:
+def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
@@ -142,8 +179,8 @@ def _kernel(config: RunConfig, runtime: Runtime) -> str:
 
 def _loss_spec(config: RunConfig, batch: TrainBatch) -> LossSpec:
     algorithm = config.algorithm
-    if isinstance(algorithm, SftConfig):
-        return sft.loss_spec(algorithm, batch.rows())
+    if not isinstance(algorithm, PolicyGradientConfig):
+        return row_loss(config).spec(batch.rows())
     kl = algorithm.kl
     return policy_spec(
         algorithm,

@@ -26,6 +26,7 @@ from homeostat.models.expert_load import LoadWatch
 from homeostat.models.hidden_states import HiddenStates
 from homeostat.models.lora import lora_modules
 from homeostat.models.routing import Routing
+from homeostat.models.value_head import value_weight, values
 from homeostat.ops.attention import PackedLayout
 from homeostat.ops.dropout import dropout_keys
 from homeostat.ops.logprobs import token_logprobs, token_logprobs_and_entropy
@@ -40,15 +41,26 @@ from homeostat.types import Computed, FloatArray, LossSpec, Outputs, TrainBatch
 class TokenScores:
     """Log-probs of the M trained tokens of a batch, and entropies of their distributions.
 
-    `index_M` is a token's place in the batch, `row_of_M` its row. `routing` is that of the pass
-    where it replayed recorded routes: its `finish_backward` follows the backward pass.
+    A model with a value head gives values instead: `value_M` of the states in which these tokens
+    were chosen, `value_B` at the last token of each row. `index_M` is a token's place in the batch,
+    `row_of_M` its row. `routing` is that of the pass where it replayed recorded routes: its
+    `finish_backward` follows the backward pass.
     """
 
-    logp_M: Tensor
+    logp_M: Tensor | None
     entropy_M: Tensor | None
     index_M: Tensor
     row_of_M: Tensor
+    value_M: Tensor | None = None
+    value_B: Tensor | None = None
     routing: Routing | None = None
+
+    @property
+    def head_M(self) -> Tensor:
+        """What the model's head gives for each trained token: its log-prob, or its value."""
+        found = self.value_M if self.logp_M is None else self.logp_M
+        assert found is not None, "a model has one head or the other"
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +75,11 @@ class OnDevice:
         scores = self.scores
         return Computed(
             logp_M=_host(scores.logp_M) if scores is not None and outputs.logp else None,
-            entropy_M=None
-            if scores is None or scores.entropy_M is None
-            else _host(scores.entropy_M),
-            hidden={layer: _host(reduced) for layer, reduced in self.hidden.items()},
-            load_LE=None if self.load_LE is None else _host(self.load_LE),
+            entropy_M=None if scores is None else _host(scores.entropy_M),
+            value_M=None if scores is None else _host(scores.value_M),
+            value_B=None if scores is None else _host(scores.value_B),
+            hidden={layer: reduced.float().cpu().numpy() for layer, reduced in self.hidden.items()},
+            load_LE=_host(self.load_LE),
         )
 
 
@@ -94,7 +106,7 @@ class Forward:
         hidden_ND = self._hidden(model, batch, tokens_N, routing, alike=routes, states=states)
         load_LE = None if watch is None else watch.load()
         scores = None
-        if outputs.logp or outputs.entropy:
+        if outputs.logp or outputs.entropy or outputs.value:
             entropy = EntropyNeed.VALUE if outputs.entropy else EntropyNeed.NONE
             scores = self._scores(
                 model, batch, tokens_N, hidden_ND, temperature=outputs.temperature, entropy=entropy
@@ -115,7 +127,10 @@ class Forward:
         dropout_step: int | None = None,
         watch: LoadWatch | None = None,
     ) -> TokenScores:
-        """Compute log-probs of the trained tokens, with a gradient. `dropout_step` keys dropout."""
+        """Compute what the head gives for the trained tokens, with a gradient.
+
+        `dropout_step` keys dropout.
+        """
         tokens_N = self._send(batch.tokens_N)
         routing, routes = self._routing(model, batch, watch)
         hidden_ND = self._hidden(
@@ -152,6 +167,8 @@ class Forward:
             columns_M={name: self._send(v)[scores.index_M] for name, v in read.items()},
             row_of_M=scores.row_of_M,
             num_rows=batch.num_rows,
+            value_M=scores.value_M,
+            value_B=scores.value_B,
         )
         terms, routing = loss.terms(inputs, spec), scores.routing
         if routing is not None and routing.replayed_NLK is not None:
@@ -219,6 +236,11 @@ class Forward:
         entropy: EntropyNeed,
     ) -> TokenScores:
         index_M, row_of_M = map(self._send, predicted_positions(batch))
+        head_1D = value_weight(model)
+        if head_1D is not None:
+            last_B = self._send(np.cumsum(batch.lengths_B) - 1)
+            value_M, value_B = (values(hidden_ND[i], head_1D) for i in (index_M - 1, last_B))
+            return TokenScores(None, None, index_M, row_of_M, value_M, value_B)
         inputs = (hidden_ND[index_M - 1], model.output_weight(), tokens_N[index_M])
         how = {
             "temperature": temperature,
@@ -281,5 +303,5 @@ def prompt_lengths(batch: TrainBatch) -> np.ndarray:
     return np.minimum(ends_B - starts_B, batch.lengths_B)
 
 
-def _host(tensor: Tensor) -> FloatArray:
-    return tensor.float().cpu().numpy()
+def _host(tensor: Tensor | None) -> FloatArray | None:
+    return None if tensor is None else tensor.float().cpu().numpy()

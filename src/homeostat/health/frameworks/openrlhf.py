@@ -53,8 +53,8 @@ METRICS: dict[str, str] = {
     "aux_loss": "moe/aux_loss",
     "acc_mean": "preference/accuracy",
     "acc": "preference/accuracy",
-    "chosen_reward": "preference/chosen",
-    "reject_reward": "preference/rejected",
+    "chosen_reward": "preference/chosen_reward",
+    "reject_reward": "preference/rejected_reward",
     "eval_loss": "eval/loss",
     "eval_<name>": "eval/score/<name>",
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from homeostat.algorithms.row_loss import row_loss
 from homeostat.config.run import RunConfig
 from homeostat.data.inputs import (
     Inputs,
@@ -30,6 +31,7 @@ from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import HomeostatError, MissingDependencyError
+from homeostat.models.expert_offload import require_experts
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
@@ -42,6 +44,7 @@ from homeostat.run.preflight.health import (
     row_facts,
 )
 from homeostat.run.preflight.item import Item, Level
+from homeostat.run.preflight.preference import preference_items
 from homeostat.run.preflight.rl import (
     engine_items,
     evaluation_items,
@@ -51,12 +54,17 @@ from homeostat.run.preflight.rl import (
     size_items,
 )
 from homeostat.run.preflight.sft import row_item, row_size_items
-from homeostat.run.sizing.estimate import MemoryPlan, largest_rl_batch, plan_memory
+from homeostat.run.sizing.estimate import (
+    MemoryPlan,
+    largest_rl_batch,
+    plan_memory,
+    with_columns,
+)
 from homeostat.run.sizing.token_budget import as_chosen, choose_tokens, tokens_line
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN, slowdown_of_bf16
 from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
-from homeostat.types import StepPlan
+from homeostat.types import RunKind, StepPlan
 
 # If bf16 takes a CPU more than so many times as long as fp32, the memory it saves is not worth it.
 MAX_SLOWDOWN = 1.5
@@ -71,7 +79,7 @@ class Preflight:
         self.config = config
         self.progress = progress
         self.tokenizer: ChatTokenizer | None = None
-        # Rows of an SFT run, or prompts of an RL run; None unless they could be read.
+        # Rows to train on, or prompts of an RL run; None unless they could be read.
         self.rows: Inputs[RowStore] | None = None
         self.prompts: Inputs[PromptSet] | None = None
         self.held_out: RowStore | PromptSet | None = None
@@ -155,10 +163,12 @@ class Preflight:
     def _model(self) -> Iterator[Item]:
         device = resolve_device(self.config)
         dtype = resolve_dtype(self.config, device)
-        self.preview = preview_model(
-            self.config.model, self.config.lora, dtype=dtype, device=device
-        )
+        offload = self.config.trainer.backend.offload_experts
+        place = {"dtype": dtype, "device": device, "offload_experts": offload}
+        self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
+        if offload:
+            require_experts(None if decoder is None else decoder.moe)
         active = decoder.num_active_params if decoder is not None and decoder.moe else None
         facts = {
             "num_params": self.preview.num_params,
@@ -196,8 +206,12 @@ class Preflight:
                 self.rows = choose_rows(self.config, rows, None)
             else:
                 self.held_out = rows
-            yield row_item(part, rows)
+            yield row_item(part, rows, unit=self._unit)
             self._require_known_tokens(rows, part)
+
+    @property
+    def _unit(self) -> str:
+        return "rows" if self.config.rows_per_example == 1 else "pairs"
 
     def _prompts(self) -> Iterator[Item]:
         if self.tokenizer is None:
@@ -253,9 +267,12 @@ class Preflight:
     def _sizes(self) -> Iterator[Item]:
         if self.rows is None:
             return
-        config, num_rows = self.config, len(self.rows.train.ids)
+        config, num_rows = self.config, len(self.rows.train)
         plans, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
-        yield from row_size_items(config.trainer, plans, num_rows=num_rows, total_steps=total)
+        sizes = {"num_rows": num_rows, "total_steps": total}
+        yield from row_size_items(config.trainer, plans, **sizes, unit=self._unit)
+        if config.kind is RunKind.PREFERENCE:
+            yield from preference_items(config, self.rows.train)
         count_steps(config, num_rows)
 
     def _memory(self) -> Iterator[Item]:
@@ -290,15 +307,15 @@ class Preflight:
         plans, _ = self._plans(config)
         batches = (batch for plan in plans for batch in plan.micro_batches)
         batch = max(batches, key=lambda batch: batch.num_tokens)
-        return plan_memory(config, runtime, batch, preview=self.preview)
+        return plan_memory(config, runtime, with_columns(config, batch), preview=self.preview)
 
     def _plans(self, config: RunConfig) -> tuple[list[StepPlan], int]:
-        """Return the first step plans of an SFT run, and the number of steps in all."""
+        """Return the first step plans over given rows, and the number of steps in all."""
         assert self.rows is not None
         train = self.rows.train
         with PlanLoader(
             train.rows, row_ids=train.ids, trainer=config.trainer, data=config.data,
-            algorithm=config.sft, seed=config.seed,
+            loss=row_loss(config), seed=config.seed,
             num_data_groups=config.mesh.num_data_groups,
         ) as plans:  # fmt: skip
             total = plans.total_steps

@@ -191,6 +191,7 @@ def other_run_items(config: RunConfig) -> Iterator[Item]:
                 None,
                 dtype=resolve_dtype(config, device),
                 device=device,
+                offload_experts=config.trainer.backend.offload_experts,
             )
         text = f"{preview.family}, {fmt.count(preview.num_params)} parameters"
         yield Item("reference", "ok", text, {"num_params": preview.num_params})

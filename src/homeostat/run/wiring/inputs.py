@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def open_rows(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> Inputs[RowStore]:
-    """Tokenise the rows of an SFT run."""
+    """Tokenise the rows that a run trains on."""
     cache = config.data.cache_dir
     cache_dir = session.run_dir.path / "data" if cache is None else Path(cache)
     parts: dict[Part, RowStore] = {}

@@ -27,7 +27,7 @@ class BurstStruct(ctypes.Structure):
             (name, c_void_p)
             for name in (
                 "tokens", "positions", "sequences", "tables", "greedy", "stops", "stores", "scale",
-                "noise", "drawn", "logps", "made", "hidden", "routes",
+                "noise", "drawn", "logps", "made", "hidden", "routes", "route_weights",
             )
         ),
     ]  # fmt: skip

@@ -20,6 +20,7 @@ from homeostat.ops.moe_shape import MoeShape
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.noise import uniforms
+from homeostat.rollout.routes import joined
 
 # Steps that the device makes without a word from the host. A sequence that ends is computed on for
 # up to twice as many.
@@ -56,10 +57,12 @@ class DecodeState:
         self.drawn_SB = zeros(BURST_STEPS, max_rows, dtype=torch.int32)
         self.logps_SB = zeros(BURST_STEPS, max_rows, dtype=torch.float32)
         self.stores_L2 = zeros(layers, 2, dtype=torch.int64)
-        self.routes_SBLK = None
+        # The experts of each step's tokens, and the weights of their outputs.
+        self.routes_SBLK = self.shares_SBLK = None
         if moe is not None:
             size = BURST_STEPS, max_rows, len(moe.layers), moe.top_k
             self.routes_SBLK = zeros(*size, dtype=smallest_dtype(moe.num_experts))
+            self.shares_SBLK = zeros(*size, dtype=torch.float32)
         self._stores: list[tuple[int, int]] = []
 
     def rows(self, num_rows: int) -> Rows:
@@ -76,6 +79,7 @@ class DecodeState:
             drawn_SB=self.drawn_SB[:, rows],
             logps_SB=self.logps_SB[:, rows],
             routes_SBLK=None if self.routes_SBLK is None else self.routes_SBLK[:, rows],
+            shares_SBLK=None if self.shares_SBLK is None else self.shares_SBLK[:, rows],
         )
 
     def see(self, cache: KVCache) -> None:
@@ -117,19 +121,23 @@ class DecodeState:
         self._send(self.noise_SB, noise_SB)
         self.starts_B.copy_(self.positions_B)
 
-    def drawn(self, num_rows: int, num_steps: int) -> Drawing:
-        """Start to copy what a burst sampled to the host, and return the copy."""
-        tokens_SB, logps_SB = (
-            self._fetched(tensor_SB[:num_steps, :num_rows])
-            for tensor_SB in (self.drawn_SB, self.logps_SB)
+    def drawn(self, num_rows: int, num_steps: int, *, with_weights: bool) -> Drawing:
+        """Start to copy what a burst sampled to the host, and return the copy.
+
+        `with_weights`: the weights of experts, too.
+        """
+        shares = self.shares_SBLK if with_weights else None
+        tokens_SB, logps_SB, routes_SBLK, shares_SBLK = (
+            None if tensor is None else self._fetched(tensor[:num_steps, :num_rows])
+            for tensor in (self.drawn_SB, self.logps_SB, self.routes_SBLK, shares)
         )
-        routes = self.routes_SBLK
-        routes_SBLK = None if routes is None else self._fetched(routes[:num_steps, :num_rows])
+        assert tokens_SB is not None, "every burst draws tokens"
+        assert logps_SB is not None, "every token has a log-prob"
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
-        return Drawing(tokens_SB, logps_SB, routes_SBLK, event)
+        return Drawing(tokens_SB, logps_SB, routes_SBLK, shares_SBLK, event)
 
     def _fetched(self, tensor: Tensor) -> Tensor:
         is_cuda = self.device.type == "cuda"
@@ -159,24 +167,30 @@ class Rows:
     drawn_SB: Tensor
     logps_SB: Tensor
     routes_SBLK: Tensor | None
+    shares_SBLK: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """The tokens that a burst sampled, and the experts of the tokens that it ran to sample them;
-    none in a dense model. They are complete once the device has passed `event`."""
+    none in a dense model. `shares_SBLK`: the weights of the experts, where they are asked for.
+    They are complete once the device has passed `event`."""
 
     tokens_SB: Tensor
     logps_SB: Tensor
     routes_SBLK: Tensor | None
+    shares_SBLK: Tensor | None
     event: torch.cuda.Event | None
 
     def wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return tokens, log-probs and routes (rollout/routes.py)."""
         if self.event is not None:
             self.event.synchronize()
-        routes = self.routes_SBLK
+        routes, shares = self.routes_SBLK, self.shares_SBLK
         return (
             self.tokens_SB.numpy(),
             self.logps_SB.numpy(),
-            None if routes is None else routes.numpy(),
+            None
+            if routes is None
+            else joined(routes.numpy(), None if shares is None else shares.numpy()),
         )

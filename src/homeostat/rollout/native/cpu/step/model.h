@@ -32,7 +32,8 @@ typedef struct {
    With `hidden` rows are tokens of prompts, those of a sequence one after the other: one step,
    which leaves their hidden states there, and nothing is drawn.
 
-   `routes` [steps, stride, moe_layers, top_k]: the experts of the tokens that were run, or NULL. */
+   `routes` [steps, stride, moe_layers, top_k]: the experts of the tokens that were run, or NULL;
+   `route_weights`: the weights of their outputs, or NULL. */
 typedef struct {
   int64_t rows, stride, steps, table_width, block_tokens, num_stops, threads;
   int32_t *tokens, *positions;
@@ -45,6 +46,7 @@ typedef struct {
   int32_t *made;
   float *hidden;
   int32_t *routes;
+  float *route_weights;
 } Burst;
 
 /* Rows that are computed together: by all threads, stage by stage, or by one. */
