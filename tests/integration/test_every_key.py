@@ -21,9 +21,11 @@ from tests.support.every_key import (
     inputs,
     moe,
     outputs,
+    reward_model,
     rl_algorithm,
     rl_correction,
     rl_health,
+    rl_model_rewards,
     rl_replay,
     rl_rewards,
     rl_sampling,
@@ -38,12 +40,13 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, moe, trainer, cluster, outputs)
+SFT_PARTS = (inputs, moe, trainer, cluster, outputs, reward_model)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,
     rl_sampling,
     rl_rewards,
+    rl_model_rewards,
     rl_sources,
     rl_sync,
     rl_health,

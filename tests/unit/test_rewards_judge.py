@@ -209,11 +209,14 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "plain-word-42")
-    acts = [served.status(401, "the key plain-word-42 is wrong")]
+    acts = [served.status(401, "a" * 93 + "plain-word-42 is wrong" + "b" * 200)]
     with judge_server(acts=acts) as server:
         (value,) = Asked(server, api_key_env="JUDGE_KEY")("a")
         assert server.headers[0]["Authorization"] == "Bearer plain-word-42"
         assert "plain-word-42" not in str(value)
+        monkeypatch.setenv("JUDGE_KEY", "two\nlines")
+        with pytest.raises(RewardError, match="no HTTP header can have"):
+            Asked(server, api_key_env="JUDGE_KEY")
         monkeypatch.delenv("JUDGE_KEY")
         with pytest.raises(RewardError, match="JUDGE_KEY is not set"):
             Asked(server, api_key_env="JUDGE_KEY")

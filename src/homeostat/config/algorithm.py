@@ -14,6 +14,7 @@ from pydantic import Field
 from homeostat.config.base import Algorithm, RowAlgorithm, Settings, key
 from homeostat.config.correction import CorrectionConfig, GspoCorrectionConfig
 from homeostat.config.preference import AnyPreference
+from homeostat.config.reward_model import RewardModelConfig
 from homeostat.types import RunKind
 
 
@@ -279,4 +280,7 @@ AnyPolicyGradient = (
     | RlooConfig
     | ReinforcePpConfig
 )
-AnyAlgorithm = Annotated[SftConfig | AnyPolicyGradient | AnyPreference, Field(discriminator="type")]
+AnyAlgorithm = Annotated[
+    SftConfig | AnyPolicyGradient | AnyPreference | RewardModelConfig,
+    Field(discriminator="type"),
+]

@@ -5,7 +5,8 @@ A key that is left out is null in its class, but has a value in the config that 
 (docs/guide/reinforcement_learning.md, "Defaults that depend on the method").
 
     trainer.lr                       2e-5 SFT, 1e-6 RL and most preference algorithms (each names
-                                     its own); ten times as much for an adapter
+                                     its own), 1e-5 reward models; ten times as much for an
+                                     adapter
     preference.beta                  0.1; 2 for simpo
     trainer.optimizer.weight_decay   0.01; none on an adapter
     eval.sampling.temperature        0 (greedy) for one sample; for several, as in training
@@ -14,6 +15,7 @@ A key that is left out is null in its class, but has a value in the config that 
 from __future__ import annotations
 
 from homeostat.config.preference import PreferenceAlgorithm
+from homeostat.config.reward_model import RewardModelConfig
 from homeostat.config.run import RunConfig
 
 SFT_RATE = 2e-5
@@ -47,7 +49,7 @@ def with_defaults(config: RunConfig) -> RunConfig:
 
 def _rate(config: RunConfig) -> float:
     rate = RL_RATE if config.is_rl else SFT_RATE
-    if isinstance(config.algorithm, PreferenceAlgorithm):
+    if isinstance(config.algorithm, PreferenceAlgorithm | RewardModelConfig):
         rate = config.algorithm.lr
     return rate if config.lora is None else round(rate * ADAPTER_FACTOR, 12)
 

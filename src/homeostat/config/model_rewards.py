@@ -1,6 +1,6 @@
 """Settings of the rewards that ask a model: a sequence classifier, or a judge over the network.
 
-Each of them has a process of its own, next to the workers of the other rewards.
+Each of them has its own process, next to the workers of the other rewards.
 """
 
 from __future__ import annotations

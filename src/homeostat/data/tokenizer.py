@@ -24,7 +24,7 @@ from tokenizers import Encoding, Tokenizer
 from homeostat.config.model import ModelConfig
 from homeostat.data.overlong import OverlongTextError, exact_head, longest_token
 from homeostat.data.sources import BadRowError
-from homeostat.data.special_ids import choose_pad_id, find_prefix_ids
+from homeostat.data.special_ids import choose_pad_id, find_prefix_ids, name_scoring_pad
 from homeostat.data.stops import TurnEnd, configured_stops, find_turn_end, name_stops
 from homeostat.data.templates import check_options, check_template, render
 from homeostat.data.tokenizer_class import (
@@ -207,6 +207,13 @@ class ChatTokenizer:
                 "text. Set model.chat_template to a Jinja file, name an instruct model in "
                 "model.tokenizer, or use plain text: a text source, or chat: false on the source."
             )
+
+    def save_for_scoring(self, folder: Path) -> None:
+        """Write the tokenizer beside an exported classifier, which then scores the last token."""
+        assert self._original is not None, "a tokenizer that was sent to a worker cannot be saved"
+        name_scoring_pad(self._original, folder, self.pad_id, ends=self.stop_ids | {self.eos_id})
+        self._original.chat_template = self.chat_template
+        self._original.save_pretrained(str(folder))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer in HF's format, with the pad token and template of this run."""

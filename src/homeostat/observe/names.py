@@ -501,6 +501,45 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("eval/loss", "nats/token", _LAST, "Loss on the held-out rows.", own_step=True),
     MetricInfo(
+        "reward_model/accuracy",
+        "share",
+        _MEAN,
+        "Share of pairs whose chosen completion has the higher score; with bce, of rows that are "
+        "on the right side of 0.5.",
+    ),
+    MetricInfo(
+        "reward_model/margin", "", _MEAN, "Mean score of chosen less that of rejected completions."
+    ),
+    MetricInfo(
+        "reward_model/error",
+        "",
+        _MEAN,
+        "Mean distance of the model's scores from the given ones (pointwise).",
+    ),
+    MetricInfo("reward_model/score_mean", "", _MEAN, "Mean score of the rows of an update."),
+    MetricInfo("reward_model/score_std", "", _MEAN, "Standard deviation of these scores."),
+    MetricInfo(
+        "eval/reward_model_accuracy",
+        "share",
+        _LAST,
+        "reward_model/accuracy of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/reward_model_margin",
+        "",
+        _LAST,
+        "reward_model/margin of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/reward_model_error",
+        "",
+        _LAST,
+        "reward_model/error of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
         "preference/accuracy",
         "",
         _MEAN,

@@ -1,9 +1,9 @@
 """Which rewards share worker processes, and how groups are handed to them.
 
 shared      the rewards that are plain functions: `rewards.workers` processes, group by group
-judge       a process of its own. It is handed all groups that wait, because its time is spent
+judge       a separate process. It is handed all groups that wait, because its time is spent
             waiting for the endpoint, where answers do not depend on one another
-classifier  a process of its own, which holds the model. It is handed all groups of a round at
+classifier  a separate process, which holds the model. It is handed all groups of a round at
             once. What shares a forward pass may change the last bits of a score, so a batch
             must not depend on which group was sampled first
 """

@@ -60,7 +60,7 @@ def _read(connection: HTTPConnection, deadline: float) -> Reply:
     socket.settimeout(_left(deadline))
     response = connection.getresponse()
     found = bytearray()
-    # A limit per read would let a server that sends a byte now and then go on for ever.
+    # A limit per read would never end for a server that sends a byte now and then.
     while True:
         socket.settimeout(_left(deadline))
         data = response.read1(2**16)

@@ -166,4 +166,7 @@ def _key_from(variable: str | None) -> str | None:
             f"api_key_env: the environment variable {variable} is not set. Set it to the API key "
             "of the judge's endpoint, or remove api_key_env if it needs none."
         )
+    if not (found.isascii() and found.isprintable()):
+        # http.client would refuse it with a message that shows it.
+        raise RewardError(f"api_key_env: {variable} holds characters that no HTTP header can have")
     return found

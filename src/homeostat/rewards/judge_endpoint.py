@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
@@ -22,10 +22,6 @@ from homeostat.rewards.problems import shorten
 
 MAX_BACKOFF_S = 60.0
 _RETRIED = (408, 429)
-
-
-class _CannotAnswerError(RewardError):
-    """A reply that another attempt would not improve."""
 
 
 class _TryAgainError(RewardError):
@@ -92,20 +88,17 @@ class Endpoint:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         try:
             reply = post_json(self.url, body, headers=headers, timeout_s=max(limit_s, 0.001))
-            return _answer_in(reply)
+            return _answer_in(self._without_key(reply), self.url)
         except OSError as error:
             raise _TryAgainError(f"{self.url}: {error}") from error
-        except RewardError as error:
-            # Servers quote what they were sent, and some of them also the key.
-            raise type(error)(*self._clean(error)) from error
         finally:
             counts.add(calls=1, seconds=time.monotonic() - started)
 
-    def _clean(self, error: RewardError) -> tuple[Any, ...]:
-        text = f"{self.url}: {error}"
-        if self.api_key:
-            text = text.replace(self.api_key, REMOVED)
-        return (text, error.wait_s) if isinstance(error, _TryAgainError) else (text,)
+    def _without_key(self, reply: Reply) -> Reply:
+        """Servers quote what they were sent, and some of them also the key."""
+        if self.api_key is None:
+            return reply
+        return replace(reply, body=reply.body.replace(self.api_key.encode(), REMOVED.encode()))
 
     def _wait_s(self, attempt: int, asked_s: float | None) -> float:
         """Return how long to wait before the next attempt; the jitter keeps callers apart."""
@@ -115,20 +108,21 @@ class Endpoint:
         return longest * random.uniform(0.5, 1.0)
 
 
-def _answer_in(reply: Reply) -> str:
+def _answer_in(reply: Reply, url: str) -> str:
     """Return the text in a reply. Raises what says whether another attempt makes sense."""
     shown = shorten(reply.body.decode("utf-8", "replace").strip(), 200)
+    shown_status = f"{url}: status {reply.status}: {shown}"
     if reply.status in _RETRIED or reply.status >= 500:
-        raise _TryAgainError(f"status {reply.status}: {shown}", _seconds(reply.retry_after))
+        raise _TryAgainError(shown_status, _seconds(reply.retry_after))
     if reply.status != 200:
-        raise _CannotAnswerError(f"status {reply.status}: {shown}")
+        raise RewardError(shown_status)
     try:
         text = json.loads(reply.body)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError) as error:
         # A proxy's page, or half of a reply: the next one may be whole.
-        raise _TryAgainError(f"the reply is no chat completion: {shown}") from error
+        raise _TryAgainError(f"{url}: the reply is no chat completion: {shown}") from error
     if not isinstance(text, str):
-        raise _CannotAnswerError(f"the reply has no text: {shown}")
+        raise RewardError(f"{url}: the reply has no text: {shown}")
     return text
 
 

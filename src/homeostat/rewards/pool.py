@@ -3,7 +3,7 @@
     submit(UnscoredGroup) -> PendingScore ... -> result() -> ScoredGroup      problems -> on_problem
 
 Rewards are computed by crews (rewards/crews.py): the functions share worker processes, and each
-reward that asks a model has a process of its own. Every crew has a lane: a thread that hands groups
+reward that asks a model has its own process. Every crew has a lane: a thread that hands groups
 to its idle workers (rewards/workers.py) and takes in their answers, so that rewards are computed
 while the caller continues, for instance to sample other groups.
 

@@ -184,7 +184,7 @@ class RewardWorkers:
             self._report(job, label, problem)
 
     def _fail(self, request: Request, kind: ProblemKind, message: str, *, where: str) -> None:
-        """Record that the current call has no values; the request goes on with the next reward."""
+        """Record that the current call has no values; the next reward is computed then."""
         label = request.take_label()
         for job in request.jobs:
             num = len(job.group.texts)

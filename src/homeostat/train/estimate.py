@@ -26,7 +26,7 @@ from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
-from homeostat.train.build import reference_of
+from homeostat.train.build import head_of, reference_of
 from homeostat.train.forward import Forward
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TrainBatch
@@ -63,6 +63,7 @@ def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> U
         dtype=runtime.dtype,
         kernel=_kernel(config, runtime),
         gradient_checkpointing=config.trainer.gradient_checkpointing,
+        has_value_head=head_of(config) is not None,
     )
     offloaded = set(_offloaded(config, shape))
     here = [p for p in shape.parameters() if p not in offloaded]

@@ -45,6 +45,7 @@ from homeostat.run.preflight.health import (
 )
 from homeostat.run.preflight.item import Item, Level
 from homeostat.run.preflight.preference import preference_items
+from homeostat.run.preflight.reward_model import reward_model_items
 from homeostat.run.preflight.rl import (
     engine_items,
     evaluation_items,
@@ -273,6 +274,8 @@ class Preflight:
         yield from row_size_items(config.trainer, plans, **sizes, unit=self._unit)
         if config.kind is RunKind.PREFERENCE:
             yield from preference_items(config, self.rows.train)
+        if config.kind is RunKind.REWARD_MODEL:
+            yield from reward_model_items(config, self.rows.train)
         count_steps(config, num_rows)
 
     def _memory(self) -> Iterator[Item]:

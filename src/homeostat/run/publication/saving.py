@@ -14,7 +14,7 @@ from homeostat.health.finding import Grade
 from homeostat.health.remedies import Action
 from homeostat.run.session.session import Session
 from homeostat.train.checkpoint import Write
-from homeostat.types import Role
+from homeostat.types import Role, RunKind
 
 if TYPE_CHECKING:
     from homeostat.run.wiring.rl_setup import RlParts
@@ -101,7 +101,7 @@ class Saver:
                 self.also.save(folder)
             if with_export:
                 trainer.export(Role.POLICY, folder / "hf", self.config)
-                self.parts.tokenizer.save(folder / "hf")
+                self._save_tokenizer(folder / "hf")
 
         is_best = self.parts.state.best_step == step
         try:
@@ -119,6 +119,12 @@ class Saver:
             recorder.event("export_written", step, path=str(path / "hf"))
         self._prune(step)
         return True
+
+    def _save_tokenizer(self, folder: Path) -> None:
+        if self.config.kind is RunKind.REWARD_MODEL:
+            self.parts.tokenizer.save_for_scoring(folder)
+        else:
+            self.parts.tokenizer.save(folder)
 
     def _put(self, write: Write, record: dict[str, Any], *, best: bool) -> Path:
         """Save to the store. If the disk is full, make room and try a second time."""

@@ -3,7 +3,7 @@
 ## What it sees
 The run measures a gold reward, which is not trained on (`role: eval`). After its peak, the gold
 reward falls by more than `min_fall` of the peak and more than its noise explains, evaluation after
-evaluation, while the trained reward goes on rising over the same evaluations. A gold reward that
+evaluation, while the trained reward keeps rising over the same evaluations. A gold reward that
 merely stays where it is (a plateau), or that wavers, is not this.
 
 ## Why it matters
