@@ -72,7 +72,7 @@ EXPERTS: dict[str, Any] = {
 }
 # Deviation of the noise on the engine's router logits, and steps from one copy to the next.
 NOISE, INTERVAL = 1.0, 2
-LR = 2e-3
+LR, WARMUP = 2e-3, 20
 PROMPTS_PER_STEP, SAMPLES = 64, 8
 KINDS = {
     "no correction": ("algorithm.correction=null",),
@@ -119,7 +119,7 @@ def config_of(kind: str, weights: Path, steps: int) -> RunConfig:
         f"model.path={weights}",
         "algorithm.type=dr_grpo",
         f"trainer.lr={LR}",
-        "trainer.schedule={type: constant, warmup_steps: 20}",
+        f"trainer.schedule={{type: constant, warmup_steps: {WARMUP}}}",
         f"trainer.max_steps={steps}",
         f"rollout.prompts_per_step={PROMPTS_PER_STEP}",
         f"rollout.samples_per_prompt={SAMPLES}",
@@ -251,8 +251,9 @@ def run(kind: str, *, weights: Path, folder: Path, steps: int, seed: int) -> dic
 
 def costs(weights: Path, folder: Path) -> dict[str, float]:
     """Seconds of sampling and of training with and without routes, and their bytes."""
-    config = config_of("routing replay (R3)", weights, 1)
-    off = config_of("no correction", weights, 1)
+    # As many steps as the warm-up has, at least; one is made.
+    config = config_of("routing replay (R3)", weights, WARMUP)
+    off = config_of("no correction", weights, WARMUP)
     tokenizer = load_tokenizer(config.model)
     prompts = prompts_of(tokenizer)[:PROMPTS_PER_STEP]
     sampling: dict[str, list[float]] = {"off": [], "ids": []}

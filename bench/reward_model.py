@@ -154,9 +154,10 @@ def rl_recipe(place: Path, name: str, seed: int) -> Raw:
                 {**gold, "name": "gold", "role": "eval"},
             ]
         },
-        "trainer": trainer(STEPS, lr=1e-3, updates_per_step=1),
+        "trainer": trainer(STEPS, lr=2e-4, updates_per_step=1),
         "eval": {
             "interval_steps": 3,
+            "at_start": True,
             "sampling": {"samples_per_prompt": 4, "temperature": 1.0},
         },
     }

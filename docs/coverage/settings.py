@@ -160,7 +160,7 @@ LIGHTRFT: tuple[Row, ...] = (
     ("--advantages_norm", "algorithm.whiten algorithm.scale", "Over the batch, or within the group."),
     ("--init_kl_coef", "algorithm.kl.coefficient", "0.001 by default where the penalty is on."),
     ("--kl_target", "algorithm.kl.target", "The coefficient adapts to it."),
-    ("--advantage_estimator", "algorithm.type", "grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_pp. CPGD is not among them."),
+    ("--advantage_estimator", "algorithm.type", "gae is ppo, group_norm is grpo, reinforce++ is reinforce_pp, reinforce_baseline is reinforce_pp with baseline; rloo, cpgd. Also dr_grpo, dapo, gspo, cispo, sapo, gmpo."),
     ("--n_samples_per_prompt", "rollout.samples_per_prompt", "8 by default."),
     ("--num_workers", "data.num_processes", "Processes that tokenise, before the first step."),
     ("--dataloader_pin_memory", "trainer.pin_memory", "On a GPU by default."),

@@ -59,8 +59,11 @@ def batch_of(seed: int) -> list[TokenRow]:
     ]
 
 
-def first_update(trainer: LocalTrainer) -> tuple[bytes, dict[str, int], float]:
-    """Scores, checksums of the gradients of two micro-batches, and the loss of the update."""
+def first_update(trainer: LocalTrainer) -> tuple[bytes, dict[str, int], bytes]:
+    """Scores, checksums of the gradients of two micro-batches, and log-probs of the update.
+
+    Not its loss, whose terms a GPU adds up in any order.
+    """
     batches = [TrainBatch.of(batch_of(seed)) for seed in (1, 2)]
     scores = np.concatenate(score(trainer, POLICY, batches)).tobytes()
     spec = loss_spec(SftConfig(), [row for batch in batches for row in batch.rows()])
@@ -71,7 +74,8 @@ def first_update(trainer: LocalTrainer) -> tuple[bytes, dict[str, int], float]:
     grads = [(name, master.grad) for name, master in masters.items() if master.grad is not None]
     assert len(grads) == len(masters)
     sums = {name: int(total) for name, total in checksums(grads).items()}
-    return scores, sums, trainer.apply(POLICY, step=1, learning_rate=1e-3).loss
+    report = trainer.apply(POLICY, step=1, learning_rate=1e-3)
+    return scores, sums, np.concatenate(report.row_logp).tobytes()
 
 
 @pytest.mark.parametrize("checkpointing", [False, True, "selective"])

@@ -23,7 +23,7 @@ from homeostat.data.prepare import prepare_rows
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import load_tokenizer
 from homeostat.errors import DataError
-from homeostat.types import StepPlan
+from homeostat.types import LossSpec, StepPlan
 
 TINY = Path(__file__).parents[2] / "recipes" / "assets" / "tiny-chat"
 NUM_ROWS = 53
@@ -239,3 +239,20 @@ def test_closing_ends_the_thread(store):
     loader.close()
     loader.close()
     assert threading.active_count() == before
+
+
+def test_rows_of_a_pair_stay_together_in_updates_and_micro_batches(store):
+    spec = LossSpec("pairs", 1.0, {"algorithm": "dpo"})
+    loss = RowLoss(lambda rows: spec, rows_per_example=2)
+    rows = np.arange(NUM_ROWS - 1)
+    with make_loader(store, loss=loss, row_ids=rows, max_tokens_per_device=64, epochs=1) as loader:
+        plans = list(loader)
+    assert [plan.num_rows for plan in plans] == [16, 16, 16, 4]
+    batches = [batch for plan in plans for batch in plan.micro_batches]
+    batches += repack(plans[0], max_tokens=32).micro_batches
+    batches += eval_batches(store, rows, trainer=TrainerConfig(), rows_per_example=2)
+    for batch in batches:
+        ids = batch.row_ids_B.reshape(-1, 2)
+        assert (ids[:, 0] % 2 == 0).all()
+        assert (ids[:, 1] == ids[:, 0] + 1).all()
+    assert max(len(batch.row_ids_B) for batch in batches) > 2

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.forks import real_rewards
 
 from homeostat.config.rewards import RewardsConfig
 from homeostat.errors import MissingDependencyError, RewardError
@@ -114,6 +115,13 @@ def pids(completions):
 """
 
 
+@pytest.fixture
+def started() -> Iterator[None]:
+    """Workers are not forked: tests of how they start, and of what they leave behind."""
+    with real_rewards():
+        yield
+
+
 @pytest.fixture(scope="module")
 def rewards_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("rewards") / "acts.py"
@@ -200,6 +208,7 @@ def test_a_failure_costs_its_own_call_and_no_more(
     assert before.failed == {"acting": frozenset(), "length": frozenset()}
 
 
+@pytest.mark.usefixtures("started")
 def test_hangs_end_at_the_limit_and_show_where(bench: Bench) -> None:
     acts = ["sleep", "", "spin", "backtrack", ""]
     started = time.monotonic()
@@ -221,9 +230,9 @@ def test_the_limit_is_for_one_call_not_for_the_group(bench: Bench, tmp_path: Pat
     bench.file = tmp_path / "slow.py"
     bench.file.write_text(
         "import time\n"
-        + "".join(f"def f{n}(completions): time.sleep(0.3); return [1.0]\n" for n in range(4))
+        + "".join(f"def f{n}(completions): time.sleep(0.6); return [1.0]\n" for n in range(4))
     )
-    with bench.pool("f0", "f1", "f2", "f3", timeout_s=1.0) as pool:
+    with bench.pool("f0", "f1", "f2", "f3", timeout_s=2.0, workers=2) as pool:
         scored = score(pool, group(0, ["x"]), group(1, ["x"]))
     assert [one.values for one in scored] == [{f"f{n}": [1.0] for n in range(4)}] * 2
     assert not bench.problems
@@ -252,6 +261,7 @@ def test_values_that_are_none_are_counted_by_sample(
     assert scored.failed == {"acting": frozenset() if kind == "none" else without}
 
 
+@pytest.mark.usefixtures("started")
 def test_what_functions_print_goes_to_the_log(
     bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,6 +365,7 @@ def test_nothing_to_score(bench: Bench) -> None:
         assert score(pool, group(0, []))[0].values == {"length": []}
 
 
+@pytest.mark.usefixtures("started")
 def test_a_worker_loads_nothing_heavy_and_stays_in_the_folder(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +375,7 @@ def test_a_worker_loads_nothing_heavy_and_stays_in_the_folder(
     assert scored.extras == {"modules/heavy": ["[]"], "modules/cwd": [str(tmp_path)]}
 
 
+@pytest.mark.usefixtures("started")
 def test_signals_are_left_to_the_parent(bench: Bench) -> None:
     with bench.pool("acting") as pool:
         assert score(pool, group(0, act="interrupt"))[0].values == {"acting": [1, 1, 1]}
@@ -403,6 +415,7 @@ KILLS = {
 
 @pytest.mark.parametrize("moment", ["load", "call"])
 @pytest.mark.parametrize("who", KILLS)
+@pytest.mark.usefixtures("started")
 def test_workers_that_are_killed_change_no_reward(
     bench: Bench, tmp_path: Path, who: str, moment: str
 ) -> None:
@@ -434,6 +447,7 @@ def test_idle_workers_may_all_be_lost_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("act", ["grandchild_then_exit", "grandchild_then_hang"])
+@pytest.mark.usefixtures("started")
 def test_what_a_lost_worker_started_ends_with_it(
     bench: Bench, act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +460,7 @@ def test_what_a_lost_worker_started_ends_with_it(
 
 
 @pytest.mark.parametrize("act", ["daemon", "daemon_then_hang", "daemon_then_kill_group"])
+@pytest.mark.usefixtures("started")
 def test_a_child_forked_twice_does_not_outlive_the_pool(
     bench: Bench, act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,6 +490,7 @@ def test_a_malformed_answer_costs_its_call_and_no_more(bench: Bench) -> None:
     assert "makes no sense: 1 values for 3 samples" in problem.message
 
 
+@pytest.mark.usefixtures("started")
 def test_nothing_is_left_after_the_pool(bench: Bench) -> None:
     files_before = len(os.listdir("/proc/self/fd"))
     with bench.pool("pids", "acting", workers=2, timeout_s=1.0) as pool:
@@ -485,6 +501,7 @@ def test_nothing_is_left_after_the_pool(bench: Bench) -> None:
     assert len(os.listdir("/proc/self/fd")) == files_before
 
 
+@pytest.mark.usefixtures("started")
 def test_a_reward_that_does_not_load_is_refused_with_its_traceback(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -510,6 +527,7 @@ def test_a_file_that_breaks_during_the_run_is_a_problem_not_an_end(
     assert "does not load any more" in bench.problems[1].message
 
 
+@pytest.mark.usefixtures("started")
 def test_workers_that_cannot_start_are_an_error(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,6 +541,7 @@ def test_workers_that_cannot_start_are_an_error(
         pass
 
 
+@pytest.mark.usefixtures("started")
 def test_a_missing_package_is_told_by_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -628,6 +647,7 @@ def test_the_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert not log_limit.trim(tmp_path / "missing")
 
 
+@pytest.mark.usefixtures("started")
 def test_functions_cannot_fill_the_disk(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

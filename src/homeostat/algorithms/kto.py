@@ -24,7 +24,9 @@ def losses(ratio_B: Tensor, label_B: Tensor, params: Params) -> Tensor:
     from torch import where
 
     distance_B = float(params["beta"]) * (ratio_B - float(params["kl"]))
-    weights = float(params["desirable_weight"]), float(params["undesirable_weight"])
+    names = ("desirable_weight", "undesirable_weight")
+    # As tensors: of two numbers torch would make fp32.
+    weights = (ratio_B.new_full((), float(params[name])) for name in names)
     return where(label_B > 0, *weights) * (1.0 - (label_B * distance_B).sigmoid())
 
 

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 
 from homeostat.algorithms import preference, reward_model, sft
 from homeostat.algorithms.corrections.correct import PARTS
+from homeostat.algorithms.normalise import row_means
 from homeostat.algorithms.policy import policy_loss
 from homeostat.algorithms.terms import LossTerms, PolicyTokens
+from homeostat.algorithms.value import value_loss
+from homeostat.columns import TRUTH
 from homeostat.errors import LossInputError
 from homeostat.types import LossSpec, Role, TrainBatch
 
@@ -48,6 +51,17 @@ class LossInputs:
     num_rows: int
     value_M: Tensor | None = None
     value_B: Tensor | None = None
+
+    def only(self, chosen_M: Tensor) -> LossInputs:
+        """Return the chosen tokens, of the same rows."""
+        return LossInputs(
+            logp_M=self.logp_M[chosen_M],
+            entropy_M=None if self.entropy_M is None else self.entropy_M[chosen_M],
+            weights_M=self.weights_M[chosen_M],
+            columns_M={name: values_M[chosen_M] for name, values_M in self.columns_M.items()},
+            row_of_M=self.row_of_M[chosen_M],
+            num_rows=self.num_rows,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +133,34 @@ def _policy_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
     return policy_loss(tokens, spec)
 
 
+def _value_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
+    assert inputs.value_M is not None, "require_head was asked"
+    return value_loss(
+        inputs.value_M,
+        old_value_M=inputs.columns_M["value"],
+        return_M=inputs.columns_M["return"],
+        weights_M=inputs.weights_M,
+        row_of_M=inputs.row_of_M,
+        num_rows=inputs.num_rows,
+        spec=spec,
+    )
+
+
+def _truth_terms(inputs: LossInputs, spec: LossSpec) -> LossTerms:
+    """Add the weighted cross-entropy of tokens of the truth to the loss of the sampled ones."""
+    is_truth_M = inputs.columns_M[TRUTH] > 0
+    policy, truth = _policy_terms(inputs.only(~is_truth_M), spec), inputs.only(is_truth_M)
+    nll_M = -truth.logp_M
+    row_losses_B = row_means(nll_M.detach(), truth.row_of_M, truth.num_rows)
+    sums = {"truth_nll": nll_M.detach().sum(), "truth_tokens": is_truth_M.sum().to(nll_M.dtype)}
+    return LossTerms(
+        loss=policy.loss + (truth.weights_M * nll_M).sum() / spec.denominator,
+        row_losses_B=policy.row_losses_B + row_losses_B,
+        sums={**policy.sums, **sums},
+        maxima=policy.maxima,
+    )
+
+
 def _policy_required(spec: LossSpec) -> frozenset[str]:
     """Without `old_logp` the old policy is the present one, and its ratio exactly 1."""
     names = {"advantage"}
@@ -145,6 +187,20 @@ LOSSES: dict[str, Loss] = {
         _policy_terms,
         columns=frozenset({"advantage", "old_logp", "ref_logp", "engine_logp"}),
         required=_policy_required,
+        entropy=_policy_entropy,
+    ),
+    "value": Loss(
+        _value_terms,
+        columns=frozenset({"value", "return"}),
+        required=lambda spec: frozenset({"value", "return"}),
+        entropy=lambda spec: EntropyNeed.NONE,
+        of_values=True,
+    ),
+    # Rows that were sampled, and rows of the truth beside them.
+    "policy_and_truth": Loss(
+        _truth_terms,
+        columns=frozenset({"advantage", "old_logp", "ref_logp", "engine_logp", TRUTH}),
+        required=lambda spec: _policy_required(spec) | {TRUTH},
         entropy=_policy_entropy,
     ),
     "pairs": Loss(

@@ -64,6 +64,7 @@ def _show(console: Console, plan: MemoryPlan, rungs: list[tuple[list[str], Memor
         (held.optimizer, "moments of the optimizer, and fp32 masters below fp32"),
         (held.gradients, "summed gradients"),
         (held.reference, "reference model"),
+        (held.critic, "critic: weights, optimizer and gradients of its own"),
         (held.work, "work of the largest micro-batch: activations, logits, gradients on the way"),
         (held.lanes, "gradients of each lane"),
         (plan.cache, "cached keys and values" + (", freed while training" * plan.sleeps)),

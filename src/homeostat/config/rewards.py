@@ -143,7 +143,11 @@ AnyReward = Annotated[
 class RewardsConfig(Settings):
     """The reward functions, their time limit, and how their sum is normalised."""
 
-    functions: tuple[AnyReward, ...] = key(min_length=1, help="The rewards that are summed.")
+    functions: tuple[AnyReward, ...] = key(
+        (),
+        help="The rewards that are summed. At least one, except with algorithm.type=ebft, whose "
+        "energy is a reward.",
+    )
     timeout_s: float = key(
         10.0,
         gt=0,
@@ -178,7 +182,7 @@ class RewardsConfig(Settings):
     @model_validator(mode="after")
     def check_roles(self) -> RewardsConfig:
         """Refuse rewards of which none is trained on."""
-        if not self.trained:
+        if self.functions and not self.trained:
             raise ValueError(
                 "every reward has role eval, so there is nothing to train on: give one of them "
                 "role train"

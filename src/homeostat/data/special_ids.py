@@ -40,23 +40,17 @@ def choose_pad_id(
     return eos_id, (f"the tokenizer has no pad token, so {eos!r} pads rows, and stays trained",)
 
 
-def choose_scoring_pad_id(
-    original: PreTrainedTokenizerFast, pad_id: int, end_ids: frozenset[int]
-) -> int | None:
-    """Return a pad token with which no row ends; None if the tokenizer has none.
+def name_scoring_pad(
+    original: PreTrainedTokenizerFast, folder: Path, *, ends: frozenset[int]
+) -> None:
+    """Give tokenizer and exported classifier a pad token with which no row ends; None if none is.
 
     transformers' classifiers score the last token that is not the pad token: if rows were padded
     with the token that ends them, they would be scored one token too early.
     """
-    special = [original.unk_token_id, original.bos_token_id, *sorted(original.all_special_ids)]
-    return next((one for one in (pad_id, *special) if one is not None and one not in end_ids), None)
-
-
-def name_scoring_pad(
-    original: PreTrainedTokenizerFast, folder: Path, pad_id: int, *, ends: frozenset[int]
-) -> None:
-    """Give the tokenizer and the exported classifier the same pad token, with which no row ends."""
-    chosen = choose_scoring_pad_id(original, pad_id, ends)
+    own = (original.pad_token_id, original.unk_token_id, original.bos_token_id)
+    ids = (*own, *sorted(original.all_special_ids))
+    chosen = next((one for one in ids if one is not None and one not in ends), None)
     file = folder / "config.json"
     # An adapter without its base model has no such file.
     if file.is_file():

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from homeostat.columns import Ragged
 from homeostat.models.families import DecoderConfig
 from homeostat.ops.moe_shape import MoeShape
 from homeostat.ops.rope import inverse_frequencies
@@ -30,16 +31,24 @@ def reference_logprobs(
     temperature: float = 1.0,
     routes_TLK: NDArray[Any] | None = None,
     shares_TLK: NDArray[Any] | None = None,
+    kept_T: Ragged | None = None,
 ) -> FloatArray64:
     """Return the log-prob of every token except the first, given those before it.
 
     `routes_TLK`: the experts that the tokens go to; without them, each goes to its best ones.
     `shares_TLK`: the weights of those experts; without them, they follow from the router.
+    `kept_T`: the ids that each token was drawn from; the whole vocabulary where there are none.
     """
     tokens = torch.from_numpy(np.ascontiguousarray(tokens_T))
     head = weights["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
     hidden_TD = _hidden(config, weights, tokens, routes_TLK, shares_TLK)[:-1]
     logits_TV = hidden_TD @ head.double().cpu().T / temperature
+    for place in range(len(tokens) - 1) if kept_T is not None else ():
+        kept = torch.from_numpy(kept_T[place + 1].astype(np.int64))
+        if len(kept):
+            is_cut_V = torch.ones(logits_TV.shape[1], dtype=torch.bool)
+            is_cut_V[kept] = False
+            logits_TV[place, is_cut_V] = -torch.inf
     logp_TV = logits_TV - logits_TV.logsumexp(dim=1, keepdim=True)
     return logp_TV.gather(1, tokens[1:, None])[:, 0].numpy()
 

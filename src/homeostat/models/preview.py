@@ -15,15 +15,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from homeostat.config.model import LoraConfig, ModelConfig
+from homeostat.config.model import HeadInit, LoraConfig, ModelConfig
 from homeostat.errors import ModelError
 from homeostat.models import hf, weights
 from homeostat.models.build import (
     config_origin,
+    new_decoder,
     num_params,
     open_source,
     read_configs,
     require_moe_settings,
+    require_native_head,
     vocab_size,
 )
 from homeostat.models.decoder import Decoder
@@ -33,6 +35,7 @@ from homeostat.models.hub_names import stacked_tensors
 from homeostat.models.lora import apply_lora
 from homeostat.models.memory import require_memory
 from homeostat.models.transformers_model import TransformersModel, meta_transformers
+from homeostat.models.value_head import with_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ def preview_model(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    head: HeadInit | None = None,
     offload_experts: bool = False,
 ) -> ModelPreview:
     """Raise ModelError as loading the model would, but fast and without its memory."""
@@ -71,15 +75,18 @@ def preview_model(
     on_host = 0
     if model.implementation == "transformers":
         assert isinstance(source, Path)
+        require_native_head(model, head)
         module = TransformersModel(meta_transformers(source))
     else:
         shape = decoder_config(config, origin=origin)
         require_moe_settings(model.moe, shape.moe)
         with torch.device("meta"):
-            module = Decoder(shape, kernel="sdpa")
+            module = new_decoder(shape, {"kernel": "sdpa"}, has_value_head=head is not None)
         if model.init == "pretrained":
             where = f"model.path: {model.path}"
             stream = stacked_tensors(module.config.moe, _shapes(source), source=where)
+            if head is not None:
+                stream = with_head(stream, module, head, seed=0, source=where)
             weights.fill(module, stream, source=where)
         on_host = shape.num_routed_params if offload_experts else 0
     place = {"dtype": dtype, "device": device}

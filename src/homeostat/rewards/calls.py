@@ -78,6 +78,10 @@ class Call:
             "trainer_state": self.state,
         }
 
+    def take(self, result: Any, answer: Answer) -> None:
+        """Write what the function returned into the answer."""
+        _judge(result, answer)
+
 
 def merged_keywords(calls: Sequence[Call]) -> dict[str, Any]:
     """Return the keyword arguments of one call for the samples of several groups, in order.
@@ -150,11 +154,12 @@ def answer_call(
         return answer
     try:
         logs = {"log_extra": answer.log_extra, "log_metric": answer.log_metric}
-        result = reward(**_chosen(reward, merged_keywords(calls) | logs, options))
+        given = calls[0].keywords() if len(calls) == 1 else merged_keywords(calls)
+        result = reward(**_chosen(reward, given | logs, options))
         # One runner per worker: an async reward may keep connections between calls.
         if inspect.iscoroutine(result):
             result = runner.run(result)
-        _judge(result, answer)
+        calls[0].take(result, answer)
     # Also SystemExit and KeyboardInterrupt: user code must not end the worker this way.
     except BaseException as error:
         answer.fail(ProblemKind.EXCEPTION, describe(error), tail=tail_of(error))

@@ -10,14 +10,29 @@ classifier  a separate process, which holds the model. It is handed all groups o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
+from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.model_rewards import ClassifierReward, JudgeReward
-from homeostat.config.rewards import AnyReward, RewardsConfig
+from homeostat.config.rewards import AnyReward
 
 # A judge may take a little longer than its own limits: it has to notice that they have passed.
 JUDGE_GRACE = 1.2
+
+
+class PoolConfig(Protocol):
+    """The functions of a pool's workers: a RewardsConfig, or the filters of a recipe."""
+
+    @property
+    def functions(self) -> Sequence[AnyReward | FunctionFilter]: ...
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def timeout_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +43,7 @@ class Crew:
     submitted before somebody waits for a result.
     """
 
-    rewards: tuple[AnyReward, ...]
+    rewards: tuple[AnyReward | FunctionFilter, ...]
     num_workers: int
     timeout_s: float
     setting: str
@@ -43,7 +58,7 @@ class Crew:
         return self.timeout_s * max(1, -(-num_samples // self.at_a_time))
 
 
-def crews_of(config: RewardsConfig) -> list[Crew]:
+def crews_of(config: PoolConfig) -> list[Crew]:
     """Return the crews of a run: one that is shared, and one for each reward that asks a model."""
     shared = tuple(one for one in config.functions if not isinstance(one, _ASK_A_MODEL))
     crews = [_own(one) for one in config.functions if isinstance(one, _ASK_A_MODEL)]

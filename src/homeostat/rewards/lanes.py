@@ -18,10 +18,10 @@ from homeostat.rewards.workers import RewardWorkers
 class Lane:
     """Hands requests to the workers of a crew, in a thread. To be used in a with statement."""
 
-    def __init__(self, crew: Crew, *, log_file: Path | None, cache: Path | None) -> None:
+    def __init__(self, crew: Crew, *, log_file: Path | None, cache: Path | None, noun: str) -> None:
         self.labels = [reward.label for reward in crew.rewards]
         self._holds_back = crew.gathers == "round"
-        self.workers = RewardWorkers(crew, log_file=log_file, cache=cache)
+        self.workers = RewardWorkers(crew, log_file=log_file, cache=cache, noun=noun)
         self._opened = ExitStack()
         self._thread: Future[None] | None = None
         # Requests that are held back until somebody waits for a result.

@@ -26,9 +26,9 @@ from pathlib import Path
 from types import TracebackType
 
 from homeostat.config.model_rewards import JudgeReward
-from homeostat.config.rewards import RewardsConfig
+from homeostat.config.reward_base import Reward
 from homeostat.rewards.calls import Call, TrainerState
-from homeostat.rewards.crews import crews_of
+from homeostat.rewards.crews import PoolConfig, crews_of
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.lanes import Lane
 from homeostat.rewards.log_limit import MAX_BYTES, was_trimmed
@@ -72,18 +72,22 @@ class RewardPool:
 
     def __init__(
         self,
-        config: RewardsConfig,
+        config: PoolConfig,
         *,
         on_problem: Callable[[RewardProblem], None],
         log_file: Path | None = None,
         cache: Path | None = None,
+        noun: str = "reward",
     ) -> None:
         self.labels = [reward.label for reward in config.functions]
         self.judges = {one.label for one in config.functions if isinstance(one, JudgeReward)}
         self.on_problem = on_problem
         self.log_file = log_file
-        self._trained = [reward.label for reward in config.trained]
-        self._lanes = [Lane(crew, log_file=log_file, cache=cache) for crew in crews_of(config)]
+        self.noun = noun
+        self._trained = [one.label for one in config.functions if not _is_gold(one)]
+        self._lanes = [
+            Lane(crew, log_file=log_file, cache=cache, noun=noun) for crew in crews_of(config)
+        ]
         self._opened = ExitStack()
         self._told_of_the_log = False
 
@@ -115,6 +119,12 @@ class RewardPool:
         """
         prompt, state = group.prompt, TrainerState(global_step=step, max_steps=total_steps)
         call = Call(prompt.prompt, group.texts, group.completion_ids, dict(prompt.columns), state)
+        return self.submit_call(group, call, evaluates=evaluates)
+
+    def submit_call(
+        self, group: UnscoredGroup, call: Call, *, evaluates: bool = False
+    ) -> PendingScore:
+        """Have the functions of the pool called for a group, with the arguments of `call`."""
         labels = self.labels if evaluates else self._trained
         jobs = []
         for lane in self._lanes:
@@ -147,11 +157,16 @@ class RewardPool:
             return
         self._told_of_the_log = True
         log.warning(
-            "reward functions have printed more than %d MB: %s keeps the beginning and the newest "
+            "%s functions have printed more than %d MB: %s keeps the beginning and the newest "
             "lines",
+            self.noun,
             MAX_BYTES // 2**20,
             self.log_file,
         )
+
+
+def _is_gold(one: object) -> bool:
+    return isinstance(one, Reward) and one.role == "eval"
 
 
 def _joined(labels: Sequence[str], parts: Sequence[ScoredGroup]) -> ScoredGroup:

@@ -25,6 +25,7 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
+from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.model_rewards import ClassifierReward, JudgeReward
 from homeostat.config.rewards import AnyReward
 from homeostat.errors import MissingDependencyError, RewardError
@@ -55,8 +56,12 @@ log = logging.getLogger(__name__)
 class RewardWorkers:
     """`crew.num_workers` processes that compute `crew.rewards`. One thread at a time."""
 
-    def __init__(self, crew: Crew, *, log_file: Path | None, cache: Path | None = None) -> None:
+    def __init__(
+        self, crew: Crew, *, log_file: Path | None, cache: Path | None = None, noun: str = "reward"
+    ) -> None:
+        """`noun` is what messages call the functions."""
         self.crew = crew
+        self.noun = noun
         rewards = [_described(reward, cache) for reward in crew.rewards]
         self._setup = Setup(rewards, folder=Path.cwd(), log_file=log_file)
         # What each worker is busy with; None while it loads or idles.
@@ -124,7 +129,7 @@ class RewardWorkers:
                     worker.is_loaded = True
                     failures = _load_failures(message)
                     if refuse and failures:
-                        raise _refusal(failures)
+                        raise _refusal(failures, self.noun)
         except WorkerGoneError as gone:
             request = self._workers[worker]
             if request is None:
@@ -137,7 +142,7 @@ class RewardWorkers:
         """A worker ended in a call: the call is made again, or has failed."""
         request.num_kills += 1
         if worker.was_killed and request.num_kills < MAX_KILLED_TRIES:
-            log.warning("reward %s: %s. The call is made again.", request.labels[0], how)
+            log.warning("%s %s: %s. The call is made again.", self.noun, request.labels[0], how)
             return
         self._streaks[request.labels[0]] = 0
         self._fail(request, ProblemKind.WORKER_DIED, how, where=worker.where())
@@ -146,7 +151,9 @@ class RewardWorkers:
         request = self._workers[worker]
         if request is None:
             where = worker.where()
-            raise RewardError(f"rewards do not load within {LOAD_SECONDS:.0f} s. Now at:\n{where}")
+            raise RewardError(
+                f"{self.noun}s do not load within {LOAD_SECONDS:.0f} s. Now at:\n{where}"
+            )
         limit_s, given_s = self.crew.limit_s(request.num_samples), self.crew.timeout_s
         limit = f"no answer within {self.crew.setting} = {given_s:g} s"
         if limit_s != given_s:
@@ -227,14 +234,14 @@ class RewardWorkers:
         if self._failed_starts >= MAX_FAILED_STARTS * self.crew.num_workers:
             file = self._setup.log_file
             place = f" What it printed is in {file}." if file is not None else ""
-            raise RewardError(f"reward workers do not stay alive: {what}.{place}")
+            raise RewardError(f"{self.noun} workers do not stay alive: {what}.{place}")
         self._replace(worker, deque())
 
     def _start_worker(self) -> None:
         try:
             self._workers[WorkerProcess(self._setup)] = None
         except OSError as error:
-            raise RewardError(f"a reward worker cannot be started: {error}") from error
+            raise RewardError(f"a {self.noun} worker cannot be started: {error}") from error
 
 
 _SAMPLES_KNOWN = {ProblemKind.NONE, ProblemKind.NOT_FINITE, ProblemKind.WRONG_TYPE}
@@ -262,7 +269,7 @@ def _wait_for(workers: list[WorkerProcess], wake: socket.socket | None) -> list[
     return [by_number[number] for number, _ in found if number in by_number]
 
 
-def _described(reward: AnyReward, cache: Path | None) -> dict[str, Any]:
+def _described(reward: AnyReward | FunctionFilter, cache: Path | None) -> dict[str, Any]:
     settings = reward.model_dump(exclude={"name", "weight", "type", "role", "timeout_s"})
     options = settings.pop("options", {})
     if isinstance(reward, ClassifierReward):
@@ -283,8 +290,8 @@ def _load_failures(message: dict[str, Any]) -> list[LoadFailure]:
         raise WorkerGoneError(f"the worker's first message makes no sense: {error}") from error
 
 
-def _refusal(failed: list[LoadFailure]) -> RewardError | MissingDependencyError:
+def _refusal(failed: list[LoadFailure], noun: str) -> RewardError | MissingDependencyError:
     if all(one.is_missing_package for one in failed):
         return MissingDependencyError("\n".join(one.message for one in failed))
-    lines = [f"reward {one.label}: {one.message}\n{one.traceback}" for one in failed]
+    lines = [f"{noun} {one.label}: {one.message}\n{one.traceback}" for one in failed]
     return RewardError(mask_text("\n".join(line.rstrip() for line in lines)))

@@ -21,11 +21,11 @@ import numpy as np
 
 from homeostat.config.rewards import AnyReward, RewardsConfig
 from homeostat.rewards.combine import weighted_sum
+from homeostat.rewards.solved import deciding_rewards, pass_metrics
 from homeostat.rollout.collect import sample_and_score, training_sampling
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.sampler import Draw
 from homeostat.rollout.scorer import Logged
-from homeostat.run.evaluation.solved import deciding_rewards, pass_metrics
 from homeostat.run.wiring.rl_setup import RlParts
 from homeostat.types import RolloutGroup, Sample
 
@@ -37,8 +37,7 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
     started = time.perf_counter()
     scored = _sampled(parts)
     groups = [group for group, _ in scored]
-    rules, rewards = parts.config.eval.sampling, parts.config.rewards
-    assert rewards is not None, "combinations asks for rewards"
+    rules, rewards = parts.config.eval.sampling, parts.config.reward_functions
     samples = [sample for group in groups for sample in group.samples]
     lengths = [sample.completion.num_policy_tokens for sample in samples]
     return {

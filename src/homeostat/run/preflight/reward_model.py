@@ -11,9 +11,19 @@ from homeostat.data.store import RowStore
 from homeostat.observe import format as fmt
 from homeostat.run.evaluation.reward_model_measure import require_scores
 from homeostat.run.preflight.item import Item
+from homeostat.run.preflight.preference import preference_items
+from homeostat.types import RunKind
 
 
-def reward_model_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:
+def label_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:
+    """Show the labels of rows that have any: preferences, margins or scores."""
+    if config.kind is RunKind.PREFERENCE:
+        yield from preference_items(config, rows)
+    if config.kind is RunKind.REWARD_MODEL:
+        yield from _reward_model_items(config, rows)
+
+
+def _reward_model_items(config: RunConfig, rows: RowSet[RowStore]) -> Iterator[Item]:
     """Say by how much pairs are to differ, or which scores are to be learnt."""
     require_scores(config, rows)
     labels_B = rows.rows.labels_B[rows.ids]

@@ -101,7 +101,11 @@ class Saver:
                 self.also.save(folder)
             if with_export:
                 trainer.export(Role.POLICY, folder / "hf", self.config)
-                self._save_tokenizer(folder / "hf")
+                scores = self.config.kind is RunKind.REWARD_MODEL
+                self.parts.tokenizer.save(folder / "hf", scores=scores)
+            if with_export and self.config.critic is not None and self.config.critic.export:
+                trainer.export(Role.CRITIC, folder / "hf_critic", self.config)
+                self.parts.tokenizer.save(folder / "hf_critic")
 
         is_best = self.parts.state.best_step == step
         try:
@@ -119,12 +123,6 @@ class Saver:
             recorder.event("export_written", step, path=str(path / "hf"))
         self._prune(step)
         return True
-
-    def _save_tokenizer(self, folder: Path) -> None:
-        if self.config.kind is RunKind.REWARD_MODEL:
-            self.parts.tokenizer.save_for_scoring(folder)
-        else:
-            self.parts.tokenizer.save(folder)
 
     def _put(self, write: Write, record: dict[str, Any], *, best: bool) -> Path:
         """Save to the store. If the disk is full, make room and try a second time."""

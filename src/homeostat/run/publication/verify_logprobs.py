@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from homeostat.columns import ROUTES, dense
+from homeostat.columns import KEPT_IDS, ROUTES, Ragged, dense
 from homeostat.config.live import LiveConfig
 from homeostat.config.run import RunConfig
 from homeostat.models.families import DecoderConfig, decoder_config
@@ -158,6 +158,7 @@ class LogprobVerifier:
         found = []
         for row in rows:
             routes, shares = (row.columns.get(name) for name in ROUTES)
+            kept = row.columns.get(KEPT_IDS)
             logp_T = reference_logprobs(
                 self.shape,
                 weights,
@@ -165,6 +166,7 @@ class LogprobVerifier:
                 temperature=self.config.rollout.temperature,
                 routes_TLK=None if routes is None else dense(routes),
                 shares_TLK=None if shares is None else dense(shares),
+                kept_T=kept if isinstance(kept, Ragged) else None,
             )
             found.append(logp_T[row.weights_T[1:] > 0])
         return found

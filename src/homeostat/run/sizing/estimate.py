@@ -106,7 +106,7 @@ def plan_memory(
         return plan
     assert config.engine.type == "native", "no other engine shares the trainer's weights"
     cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
-    running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
+    running = min(config.engine.max_concurrency, config.requests_per_step)
     drawing = running * preview.vocab_size * _DRAW_BYTES
     tokens = min(config.engine.prefill_tokens, longest_prompt * config.rollout.prompts_per_step)
     prefill = estimate_prefill(config, runtime, num_tokens=tokens)
@@ -133,7 +133,7 @@ def cache_bytes(
     """
     per_token = preview.cache_bytes_per_token
     assert per_token is not None, "combinations asks for the native decoder"
-    running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
+    running = min(config.engine.max_concurrency, config.requests_per_step)
     wanted = per_token * (longest_prompt + config.rollout.max_new_tokens) * running
     return min(wanted, int(config.engine.memory_share * free_bytes(device)))
 
@@ -150,6 +150,9 @@ def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> 
 
 def largest_rl_batch(config: RunConfig, prompts: PromptSet) -> TrainBatch:
     """Return the largest micro-batch of a step in which every completion has its full length."""
+    if config.is_strided:
+        # Rows of a text are packed by their distinct tokens, up to the budget.
+        return full_batch(config, config.trainer.tokens_per_micro_batch)
     trained, rollout = config.rollout.max_new_tokens, config.rollout
     rows_per_update = -(-rollout.samples_per_step // config.trainer.updates_per_step)
     needed = -(-rows_per_update // rollout.samples_per_prompt)
@@ -188,7 +191,7 @@ def _column_names(config: RunConfig) -> list[str]:
     if not config.is_rl:
         return []
     names = ["advantage", "engine_logp"]
-    names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
+    names += ["old_logp"] if config.trainer.updates_in_step > 1 else []
     return names + (["ref_logp"] if policy_gradient(config.algorithm).kl is not None else [])
 
 
