@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from homeostat.config.base import RowAlgorithm, Settings, key
+from homeostat.config.preference import AnyPreference
 from homeostat.types import RunKind
 
 
@@ -51,3 +52,7 @@ class RewardModelConfig(RowAlgorithm):
     def rows_per_example(self) -> int:
         """Return 2 for a pair of completions, else 1."""
         return 2 if isinstance(self.loss, BradleyTerryLoss) else 1
+
+
+# Algorithms whose rows have labels: which completion is better, or how good it is.
+AnyLabelledAlgorithm = AnyPreference | RewardModelConfig
