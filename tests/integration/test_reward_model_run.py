@@ -35,14 +35,14 @@ SETTINGS = {
 }
 
 
-def write_scored(file: Path, *, num_rows: int = 24, score: Any = 0.5) -> Path:
-    rows = []
-    for n in range(num_rows):
-        word = "abcdefgh"[: 1 + n % 8]
-        row = {"prompt": f"say {n}", "completion": word, "score": len(word) / 8}
-        rows.append(json.dumps(row))
-    rows.append(json.dumps({"prompt": "last", "completion": "x", "score": score}))
-    file.write_text("\n".join(rows) + "\n")
+def write_scored(file: Path, *, last: float = 0.1) -> Path:
+    """Twenty-four rows: some letters are worth 0.9 and others 0.1, except in the last row."""
+    rows = [
+        {"prompt": f"say {n}", "completion": "ab"[n % 2] * 5, "score": (0.9, 0.1)[n % 2]}
+        for n in range(24)
+    ]
+    rows[-1]["score"] = last
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 
@@ -77,7 +77,8 @@ def test_it_learns_which_completion_is_better(trained: RunConfig) -> None:
 def test_transformers_and_the_reward_give_the_trainers_scores(trained: RunConfig) -> None:
     """Of packed rows here, of padded rows there, and of rows one by one."""
     folder, tokenizer = exported(trained), load_tokenizer(trained.model)
-    store = prepare_row_part(trained, tokenizer, "train", cache_dir=trained.run_dir / "data")
+    cache_dir = trained.run_dir / "data"
+    store = prepare_row_part(trained.data, tokenizer, "train", cache_dir=cache_dir)
     rows = [store[number] for number in range(10)]
     trainer = local_trainer(trained, resolve_runtime(trained, kept=PLAIN))
     trainer.load(folder.parent)
@@ -120,23 +121,23 @@ def test_given_scores_are_learnt(error: str, tmp_path: Path) -> None:
     loss = f"algorithm.loss={{type: pointwise, error: {error}}}"
     data = {"train": [source], "max_length": 64}
     config = tiny_preference.config(
-        tmp_path, "reward_model", loss, "trainer.max_steps=20", "trainer.lr=1e-2", data=data
+        tmp_path, "reward_model", loss, "trainer.max_steps=30", "trainer.lr=1e-2", data=data
     )
     runs.train(config)
     records = read_metrics(config.run_dir / "metrics.jsonl")
-    losses = runs.losses(config)
-    assert np.mean(losses[-4:]) < np.mean(losses[:4])
+    # The loss of bce has a floor: the scores are no labels.
     errors = [record["reward_model/error"] for record in records]
-    assert np.mean(errors[-4:]) < np.mean(errors[:4])
+    assert np.mean(errors[-3:]) < 0.5 * np.mean(errors[:3])
+    assert np.mean(runs.losses(config)[-3:]) < np.mean(runs.losses(config)[:3])
     assert "preference/margin" not in records[-1]
 
 
 def test_scores_outside_of_0_and_1_are_refused_for_bce(tmp_path: Path) -> None:
-    source = {"type": "scored", "path": str(write_scored(tmp_path / "scored.jsonl", score=1.5))}
+    source = {"type": "scored", "path": str(write_scored(tmp_path / "scored.jsonl", last=1.5))}
     loss = "algorithm.loss={type: pointwise, error: bce}"
     data = {"train": [source], "max_length": 64}
     config = tiny_preference.config(tmp_path, "reward_model", loss, data=data)
-    with pytest.raises(DataError, match=r"25.*the score is 1\.5"):
+    with pytest.raises(DataError, match=r"24.*the score is 1\.5"):
         runs.train(config)
 
 
