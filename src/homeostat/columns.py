@@ -200,6 +200,16 @@ COLUMNS: dict[str, Column] = {
         Reader.LOSS,
     ),
     "advantage": _floats("advantage of the token", Reader.LOSS),
+    "value": _floats(
+        "critic's value of the state in which the token was chosen, before the step's updates",
+        Reader.LOSS,
+    ),
+    "return": _floats("what the critic is trained towards at the token", Reader.LOSS),
+    "truth": _floats(
+        "1 for a token of the truth, whose cross-entropy is in the loss; 0 for a sampled one",
+        Reader.MODEL,
+        Reader.LOSS,
+    ),
     "routed_experts": Column(
         "experts that the engine sent the token to, in slot order; none of a row's last token, "
         "which no engine runs",
@@ -217,9 +227,21 @@ COLUMNS: dict[str, Column] = {
         dims=("layer", "slot"),
         on_prompts=True,
     ),
+    "kept_ids": Column(
+        "ids that top-k, top-p or min-p left to draw the token from, ascending; none where the "
+        "whole vocabulary was left",
+        np.int32,
+        frozenset((Reader.MODEL,)),
+        is_ragged=True,
+    ),
 }
 
+# Marks tokens that are imitated, in rows beside those that were sampled.
+TRUTH = "truth"
 
+# The sets that tokens were drawn from, and the most ids that one may have (rollout/kept.py).
+KEPT_IDS = "kept_ids"
+MAX_KEPT_IDS = 1024
 # What replay of routes reads (train/replay.py): which experts, and with which weights.
 ROUTES = ("routed_experts", "routed_weights")
 

@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -98,6 +99,11 @@ def load_generator() -> ModuleType:
     return module
 
 
+@cache
+def fresh_pages() -> dict[str, str]:
+    return load_generator().pages()
+
+
 @pytest.fixture(scope="module")
 def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the guides have it: recipes/, runs/ with runs of SFT and RL, another's log."""
@@ -122,7 +128,7 @@ def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs.train(build_config(raw, [], file=None))
     first, second = (ROOT / "recipes" / f"{act}.yaml" for act in ACTS)
     own = [f"runs_dir={folder / 'runs'}", "observe.console=quiet"]
-    made = runs.train(load_config(first, own)).export
+    made = runs.train(load_config(first, [*own, "trainer.max_steps=2"])).export
     small = ["trainer.max_steps=2", "rollout.prompts_per_step=8", f"model.path={made}"]
     runs.train(load_config(second, own + small))
     return folder
@@ -132,14 +138,14 @@ def beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name", ["config.md", "metrics.md", "events.md", "run_folder.md", "cli.md", "rules.md"]
 )
 def test_the_reference_is_fresh(name: str) -> None:
-    fresh = load_generator().pages()
+    fresh = fresh_pages()
     assert name in fresh
     stored = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert stored == fresh[name], "stale: run `make docs`"
 
 
 def test_the_pages_of_the_rules_are_fresh() -> None:
-    fresh = {name: text for name, text in load_generator().pages().items() if "/" in name}
+    fresh = {name: text for name, text in fresh_pages().items() if "/" in name}
     stored = {
         f"rules/{file.name}": file.read_text(encoding="utf-8")
         for file in (ROOT / "docs" / "reference" / "rules").glob("*.md")
@@ -151,7 +157,7 @@ def test_the_pages_of_the_rules_are_fresh() -> None:
 def test_the_reference_has_no_other_pages() -> None:
     folder = ROOT / "docs" / "reference"
     files = (file for file in folder.rglob("*") if file.is_file())
-    assert {file.relative_to(folder).as_posix() for file in files} == set(load_generator().pages())
+    assert {file.relative_to(folder).as_posix() for file in files} == set(fresh_pages())
 
 
 def test_every_key_is_in_the_reference() -> None:

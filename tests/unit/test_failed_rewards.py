@@ -25,7 +25,7 @@ from homeostat.run.learning.learn import Learned
 from homeostat.run.learning.updates import build_update, step_advantages, step_rows
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample, Segment, StopReason
 
-ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]
+ALGORITHMS = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "cpgd"]
 WEIGHTS = {"right": 1.0, "form": 0.5}
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from homeostat.config.rewards import RewardsConfig
+from homeostat.rewards.solved import deciding_rewards, is_solved, pass_at, pass_metrics
 from homeostat.run.evaluation.rl_eval import reward_metrics
-from homeostat.run.evaluation.solved import deciding_rewards, is_solved, pass_at, pass_metrics
 from homeostat.types import Completion, Prompt, RolloutGroup, Sample, StopReason
 
 FORMAT = {"type": "regex_format", "pattern": "x"}

@@ -187,7 +187,9 @@ def _show_counts(found: Inspection, console: Console) -> None:
         **own,
         "tokenizer": f"{found.vocab_size} tokens, generation stops at {', '.join(found.stops)}",
     }
-    for name, line in [*lines.items(), *(("note", note) for note in found.notes)]:
+    more = [("source", str(part)) for part in found.mix]
+    more += [("filter", line) for line in found.filters]
+    for name, line in [*lines.items(), *more, *(("note", note) for note in found.notes)]:
         console.print(Text.assemble((f"{name:<11}", "bold"), line), soft_wrap=True)
     console.print()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from homeostat.clinic.faults import (
+    critic,
     data,
+    energy,
     engine,
     experts,
     learning,
@@ -16,20 +18,12 @@ from homeostat.clinic.faults import (
 from homeostat.clinic.injector import Injector
 from homeostat.clinic.recipes import BALANCED, Body
 
+MODULES = (
+    *(learning, critic, preference, numerics, data, reward, policy),
+    *(engine, machine, experts, energy),
+)
 INJECTORS: dict[str, type[Injector]] = {
-    fault.name: fault
-    for module in (
-        learning,
-        numerics,
-        data,
-        reward,
-        policy,
-        engine,
-        machine,
-        experts,
-        preference,
-    )
-    for fault in module.FAULTS
+    fault.name: fault for module in MODULES for fault in module.FAULTS
 }
 
 _LORA = {"lora": {"rank": 8, "targets": ["all-linear"]}, "trainer.lr": 1e-2}
@@ -49,6 +43,14 @@ HEALTHY: dict[str, Body] = {
     "cispo_reverse": Body("reverse", "cispo", steps=60, num_digits=(4,)),
     "rloo_largest": Body("largest", "rloo", steps=60),
     "reinforce_pp_copy": Body("copy", "reinforce_pp", steps=60, num_digits=(6,)),
+    "ppo_sort": critic.SORT_PPO,
+    "cpgd_copy": Body("copy", "cpgd", steps=40, num_digits=(6,)),
+    "sapo_reverse": Body("reverse", "sapo", steps=40, num_digits=(4,)),
+    "gmpo_shift": Body("shift", "gmpo", steps=40),
+    "ebft_sort": Body("sort", "ebft", steps=60, changes=energy.ENERGY),
+    "ebft_copy_whitened": Body(
+        "copy", "ebft", steps=60, changes={**energy.ENERGY, "ebft": {"whitening": True}}
+    ),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
     "dpo_sort": Body("sort", "dpo", steps=60),

@@ -59,6 +59,9 @@ class EngineConfig(Settings):
     # Temperatures at which it can score given tokens: any, or 1 alone.
     score_temperatures: ClassVar[Literal["any", "one"]] = "any"
 
+    # It returns the sets that tokens were drawn from, which training on a cut distribution needs.
+    returns_kept_ids: ClassVar[bool] = False
+
     @property
     def shares_weights(self) -> bool:
         """Return whether it computes with the trainer's own tensors, in the trainer's process."""

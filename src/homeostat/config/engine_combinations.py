@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.engine import EngineConfig
+from homeostat.config.rollout import RolloutConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.sync import CudaIpcConfig, InProcessConfig
 from homeostat.errors import Problem
@@ -72,6 +73,14 @@ def _abilities(config: RunConfig) -> Iterator[Problem]:
             f"the {engine.type} engine samples with the native decoder.",
             "Set model.implementation=native, or engine.type=vllm.",
         )
+    if config.rollout.is_cut and not engine.returns_kept_ids:
+        yield Problem(
+            f"rollout.{_cut_by(config.rollout)}",
+            f"the {engine.type} engine does not return the tokens that it drew each token from, so "
+            "that the trainer's log-probs would be of another distribution.",
+            "Set engine.type=native, or sample from the whole distribution (top_p=1, min_p=0, no "
+            "top_k).",
+        )
     scores_one = engine.score_temperatures == "one" and config.rollout.temperature != 1
     if _replays(config) and scores_one:
         yield Problem(
@@ -94,6 +103,13 @@ def _processes(engine: EngineConfig) -> Iterator[Problem]:
             yield Problem(
                 f"engine.{name}", "the engine has no separate process to be started.", _OWN
             )
+
+
+def _cut_by(rollout: RolloutConfig) -> str:
+    """Name the first key that cuts the distribution."""
+    if rollout.top_k is not None:
+        return "top_k"
+    return "top_p" if rollout.top_p < 1 else "min_p"
 
 
 def _replays(config: RunConfig) -> bool:

@@ -47,6 +47,7 @@ class NativeEngineConfig(EngineConfig):
     )
 
     needs_native_decoder: ClassVar[bool] = True
+    returns_kept_ids: ClassVar[bool] = True
 
     @property
     def shares_weights(self) -> bool:

@@ -175,7 +175,11 @@ AnyReward = Annotated[
 class RewardsConfig(Settings):
     """The reward functions, their time limit, and how their sum is normalised."""
 
-    functions: tuple[AnyReward, ...] = key(min_length=1, help="The rewards that are summed.")
+    functions: tuple[AnyReward, ...] = key(
+        (),
+        help="The rewards that are summed. At least one, except with algorithm.type=ebft, whose "
+        "energy is a reward.",
+    )
     timeout_s: float = key(
         10.0,
         gt=0,

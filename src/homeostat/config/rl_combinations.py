@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homeostat.config.algorithm import CispoConfig, PolicyGradientConfig, ReinforcePpConfig
+from homeostat.config.algorithm import (
+    CpgdConfig,
+    PolicyGradientConfig,
+    ReinforcePpConfig,
+    SapoConfig,
+)
 from homeostat.config.correction_combinations import find_correction_conflicts
-from homeostat.config.data import RlSource, all_sources
+from homeostat.config.critic_combinations import find_critic_conflicts
+from homeostat.config.curriculum_combinations import find_filter_conflicts
+from homeostat.config.data import RlSource, TextSource, all_sources
 from homeostat.config.engine_combinations import find_engine_conflicts
 from homeostat.config.rollout import AdapterOffReference, InitialReference
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
 from homeostat.types import RunKind
 
-_RL_ONLY = ("rollout", "engine", "sync", "rewards", "debug")
-
-
+_RL_ONLY = ("rollout", "engine", "sync", "rewards", "critic", "debug")
+# Algorithms in which a dual clip has nothing to bound, and why.
+_NO_DUAL_CLIP = {
+    "cispo": "bounds the weight of a token on both sides already",
+    "cpgd": "weights no token by its ratio, which a dual clip would bound",
+    "sapo": "closes its gate over large ratios by itself",
+    "gmpo": "bounds every token's ratio before it enters the mean",
+}
 # What messages call the kinds of training that sample nothing.
 WITHOUT_SAMPLING = {
     RunKind.SFT: "supervised fine-tuning",
@@ -33,7 +45,9 @@ def find_rl_conflicts(config: RunConfig) -> Iterator[Problem]:
     for check in checks:
         yield from check(config)
     yield from find_engine_conflicts(config)
+    yield from find_filter_conflicts(config)
     yield from find_correction_conflicts(config.algorithm)
+    yield from find_critic_conflicts(config)
 
 
 def _not_rl(config: RunConfig) -> Iterator[Problem]:
@@ -46,6 +60,7 @@ def _not_rl(config: RunConfig) -> Iterator[Problem]:
                 "Remove it, or set algorithm.type to grpo or another RL algorithm.",
             )
     for owner, path in ((config.trainer, "trainer.updates_per_step"),
+                        (config.trainer, "trainer.epochs_per_step"),
                         (config.eval, "eval.sampling"),
                         (config.observe, "observe.completions"),
                         (config.observe, "observe.verify_logprobs")):  # fmt: skip
@@ -54,6 +69,9 @@ def _not_rl(config: RunConfig) -> Iterator[Problem]:
 
 
 def _sources(config: RunConfig) -> Iterator[Problem]:
+    if config.is_strided:
+        yield from _texts(config)
+        return
     for place, source in all_sources(config.data):
         if not isinstance(source, RlSource):
             yield Problem(
@@ -67,6 +85,21 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
             "a prompt that is cut off asks for something else.",
             "Set it to drop or refuse.",
         )
+    yield from _in_memory(config)
+
+
+def _texts(config: RunConfig) -> Iterator[Problem]:
+    for place, source in all_sources(config.data):
+        if not isinstance(source, TextSource):
+            yield Problem(
+                f"{place}.type",
+                f"ebft.mode=strided continues raw text, and a {source.type} source gives none.",
+                "Use text, or ebft.mode=structured.",
+            )
+    yield from _in_memory(config)
+
+
+def _in_memory(config: RunConfig) -> Iterator[Problem]:
     for name in ("cache_dir", "num_processes", "prefetch_updates"):
         if name in config.data.model_fields_set:
             yield Problem(
@@ -134,14 +167,15 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:
-    if config.rewards is None:
+    functions = config.reward_functions.functions
+    if not functions and config.energy is None:
         yield Problem(
             "rewards",
             "RL needs to know what a completion earns.",
             "Add rewards.functions, {type: exact_match, column: answer} say.",
         )
         return
-    names = {reward.label for reward in config.rewards.functions}
+    names = {reward.label for reward in functions}
     solved_by = config.eval.sampling.solved_by
     if solved_by is not None and solved_by not in names:
         yield Problem(
@@ -160,12 +194,26 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             f"algorithm.normalise={algorithm.normalise} does not use it.",
             "Remove it, or set algorithm.normalise=fixed.",
         )
-    if algorithm.dual_clip is not None and isinstance(algorithm, CispoConfig):
+    if algorithm.dual_clip is not None and algorithm.type in _NO_DUAL_CLIP:
         yield Problem(
             "algorithm.dual_clip",
-            "cispo bounds the weight of a token on both sides already.",
+            f"{algorithm.type} {_NO_DUAL_CLIP[algorithm.type]}.",
             "Remove it.",
         )
+    if isinstance(algorithm, SapoConfig):
+        for name in sorted({"clip_low", "clip_high"} & algorithm.model_fields_set):
+            yield Problem(
+                f"algorithm.{name}",
+                "sapo has a soft gate and clips nothing.",
+                "Remove it; algorithm.tau_pos and algorithm.tau_neg say how fast the gate closes.",
+            )
+    if isinstance(algorithm, CpgdConfig) and not algorithm.drift:
+        if "drift_clip" in algorithm.model_fields_set:
+            yield Problem(
+                "algorithm.drift_clip",
+                "algorithm.drift=0: there is no drift term whose slope could be bounded.",
+                "Remove it, or set algorithm.drift above 0.",
+            )
     if algorithm.overlong.type == "shape":
         if (algorithm.overlong.buffer_tokens or 1) > rollout.max_new_tokens:
             yield Problem(

@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from homeostat.columns import MAX_KEPT_IDS
 from homeostat.config.base import PathText, Settings, key
+from homeostat.config.curriculum import AllFailedFilter, AnyFilter, CurriculumConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.vllm import VllmEngineConfig
 
@@ -29,6 +31,27 @@ class RolloutConfig(Settings):
         ge=0,
         le=100,
         help="Sampling temperature; log-probs are computed at the same temperature.",
+    )
+    top_p: float = key(
+        1.0,
+        gt=0,
+        le=1,
+        help="Sample only from the most likely tokens whose probabilities add up to this. "
+        "Log-probs, ratios and entropy are then over the same tokens.",
+    )
+    top_k: int | None = key(
+        None,
+        ge=1,
+        le=MAX_KEPT_IDS,
+        help="Sample only from this many of the most likely tokens. At most 1,024, because the "
+        "tokens that were left are recorded and replayed in training.",
+    )
+    min_p: float = key(
+        0.0,
+        ge=0,
+        le=1,
+        help="Sample only from tokens that are at least this many times as likely as the most "
+        "likely one.",
     )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = key(
         (),
@@ -51,6 +74,43 @@ class RolloutConfig(Settings):
         help="Time limit of a round of sampling, in seconds. Completions that are unfinished at "
         "that point count as truncated, as at max_new_tokens.",
     )
+
+    filters: tuple[AnyFilter, ...] = key(
+        (),
+        help="Groups that any of these drops are not trained on; other prompts are sampled in "
+        "their place. filter/<reason> counts them. algorithm.dynamic_sampling is such a filter, "
+        "and comes first.",
+    )
+    max_rounds: int = key(
+        8,
+        ge=2,
+        help="Largest number of sampling rounds in a step with filters; after that the step "
+        "continues with the groups that it has. With algorithm.dynamic_sampling, that has it.",
+    )
+    curriculum: CurriculumConfig | None = key(
+        None, help="Which prompts are drawn. null: each once an epoch."
+    )
+    solved_by: str | None = key(
+        None,
+        help="Name of the reward that decides whether a sample is solved, for rollout.curriculum "
+        "and the filter all_failed. Default: as for eval.sampling.solved_by.",
+    )
+    solved_at: float = key(
+        1.0,
+        help="A sample is solved if the deciding reward gives it this value or more, before its "
+        "weight is applied.",
+    )
+
+    @property
+    def judges_samples(self) -> bool:
+        """Return whether something in the recipe depends on which samples are solved."""
+        judged = any(isinstance(one, AllFailedFilter) for one in self.filters)
+        return judged or self.curriculum is not None
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether tokens are drawn from a part of the vocabulary."""
+        return self.top_p < 1 or self.top_k is not None or self.min_p > 0
 
     @property
     def samples_per_step(self) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from homeostat.config.algorithm import AnyAlgorithm, SftConfig
+from homeostat.config.algorithm import AnyAlgorithm, EbftPolicyConfig, SftConfig
 from homeostat.config.base import PathText, RowAlgorithm, Settings, key
 from homeostat.config.cluster import AnyCluster, InProcessCluster
+from homeostat.config.critic import CriticConfig
 from homeostat.config.data import DataConfig
+from homeostat.config.ebft import EbftConfig
 from homeostat.config.health import HealthConfig
 from homeostat.config.mesh import Mesh
 from homeostat.config.model import LoraConfig, ModelConfig
@@ -51,6 +53,9 @@ class RunConfig(Settings):
     engine: AnyEngine = key(NativeEngineConfig(), help="The engine that samples completions (RL).")
     sync: SyncConfig = key(SyncConfig(), help="How new weights reach the engine (RL).")
     rewards: RewardsConfig | None = key(None, help="Functions that score completions (RL).")
+    ebft: EbftConfig = key(
+        EbftConfig(), help="Features and energy of energy-based fine-tuning (algorithm.type=ebft)."
+    )
     preference: PreferenceConfig = key(
         PreferenceConfig(), help="Settings that the preference algorithms share."
     )
@@ -58,6 +63,9 @@ class RunConfig(Settings):
         None,
         help="The model with which algorithm.kl or a preference algorithm compares the policy. "
         "Default: the policy from which the run starts, including an adapter loaded by lora.path.",
+    )
+    critic: CriticConfig | None = key(
+        None, help="The value model (algorithm.type=ppo). Default: its defaults; null elsewhere."
     )
     debug: DebugConfig | None = key(
         None, help="Run only sampling or only training, to find out which is at fault (RL)."
@@ -128,7 +136,20 @@ class RunConfig(Settings):
 
         Weights are published at the end of a step, as soon as sync.interval updates were due.
         """
-        return -(-self.sync.interval // self.trainer.updates_per_step)
+        return -(-self.sync.interval // self.trainer.updates_in_step)
+
+    @property
+    def critic_steps(self) -> int:
+        """Return the number of steps at the beginning in which only the critic learns."""
+        return 0 if self.critic is None else self.critic.warmup_steps
+
+    def policy_version(self, step: int) -> int:
+        """Return the version of the policy after a step.
+
+        Each step makes one, except those in which only the critic learns. 0 are the weights that
+        the run starts from.
+        """
+        return max(0, step - self.critic_steps)
 
     @property
     def kind(self) -> RunKind:
@@ -145,6 +166,27 @@ class RunConfig(Settings):
         """Return whether the reference scores all rows before the first step, and then is gone."""
         is_preference = self.kind is RunKind.PREFERENCE
         return is_preference and self.preference.reference_logps == "precomputed"
+
+    @property
+    def energy(self) -> EbftConfig | None:
+        """Return the settings of the energy; None if the run has none."""
+        return self.ebft if isinstance(self.algorithm, EbftPolicyConfig) else None
+
+    @property
+    def is_strided(self) -> bool:
+        """Return whether the run continues raw text at regular positions."""
+        return self.energy is not None and self.energy.is_strided
+
+    @property
+    def requests_per_step(self) -> int:
+        """Return the largest number of completions in a step."""
+        positions = len(self.ebft.anchors(self.data.max_length)) if self.is_strided else 1
+        return self.rollout.samples_per_step * positions
+
+    @property
+    def reward_functions(self) -> RewardsConfig:
+        """Return the rewards; without any function where the energy is the only reward."""
+        return self.rewards or RewardsConfig()
 
     @property
     def sft(self) -> SftConfig:

@@ -4,8 +4,10 @@
 
 A plan is a pure function of the step: the order of an epoch depends only on (seed, epoch), so the
 loader's state is the number of the last plan handed out, and a resumed run continues exactly. An
-update never spans two epochs; the last one of an epoch may be smaller. Rows that are one example
-(a pair) stand together in the store, and stay together in updates and micro-batches.
+update never spans two epochs; the last one of an epoch may be smaller. If sources have weights,
+every update has the same number of examples, and each source its own epochs (data/mixing.py). Rows
+that are one example (a pair) stand together in the store, and stay together in updates and
+micro-batches.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from homeostat.algorithms.losses import loss_of
 from homeostat.algorithms.row_loss import RowLoss
 from homeostat.config.data import DataConfig
 from homeostat.config.trainer import TrainerConfig
-from homeostat.data.packing import Bins, group, pack
-from homeostat.data.prepare import shuffled
+from homeostat.data.mixing import EpochOrder, MixedRows, Mixture, orders_of
+from homeostat.data.packing import Bins, group, pack, pack_nested
 from homeostat.data.store import RowStore
 from homeostat.errors import DataError
 from homeostat.types import IntArray, StepPlan, TokenRow, TrainBatch
@@ -56,7 +58,9 @@ class PlanLoader:
         self._fingerprint = self._hash()
         self._last_step = 0 if state is None else self._resume_from(state)
         self.last_wait_s = 0.0
-        self._order: tuple[int, IntArray] | None = None
+        numbers = np.arange(len(self._examples))
+        self._order = EpochOrder(numbers, key=(seed,), shuffle=data.shuffle)
+        self._mixed = self._mixed_rows()
         self._next_step = self._last_step + 1
         self._waiting: deque[Future[StepPlan]] = deque()
         # A single thread, so that plans are made in the order of steps.
@@ -103,9 +107,13 @@ class PlanLoader:
         """Return the plan of any step, counted from 1. Epochs count from 0."""
         per_epoch = self._trainer.steps_per_epoch(len(self._examples))
         epoch, place = divmod(step - 1, per_epoch)
-        first = place * self._trainer.batch_rows
-        chosen = self._epoch_order(epoch)[first : first + self._trainer.batch_rows]
-        rows = [self._store[int(row_id)] for row_id in chosen.ravel()]
+        if self._mixed is not None:
+            chosen = self._mixed.rows(step)
+        else:
+            first, num = place * self._trainer.batch_rows, len(self._examples)
+            count = min(self._trainer.batch_rows, num - first)
+            chosen = self._order.span(epoch * num + first, count)
+        rows = [self._store[int(row_id)] for row_id in self._examples[chosen].ravel()]
         batches = micro_batches(
             rows,
             self._trainer,
@@ -120,19 +128,26 @@ class PlanLoader:
             self._waiting.append(self._thread.submit(self.plan, self._next_step))
             self._next_step += 1
 
-    def _epoch_order(self, epoch: int) -> IntArray:
-        if not self._data.shuffle:
-            return self._examples
-        if self._order is None or self._order[0] != epoch:
-            order = self._examples[shuffled(len(self._examples), (self._seed, epoch))]
-            # Cache one epoch: steps come in order, and shuffling a large data set takes time.
-            self._order = (epoch, order)
-        return self._order[1]
+    def _mixed_rows(self) -> MixedRows | None:
+        mixture = Mixture.of(self._data)
+        if mixture is None:
+            return None
+        orders = orders_of(
+            np.arange(len(self._examples)),
+            # All rows of an example come from one source.
+            self._store.source_B[self._examples[:, 0]],
+            names=mixture.names,
+            seed=self._seed,
+            shuffle=self._data.shuffle,
+        )
+        return MixedRows(orders, mixture, rows_per_step=self._trainer.batch_rows)
 
     def _hash(self) -> str:
         """Return a digest of everything that decides which rows a step has."""
         sizes = (self._seed, self._data.shuffle, self._trainer.batch_rows)
         digest = hashlib.sha256(f"{self._store.fingerprint} {sizes}".encode())
+        if (mixture := Mixture.of(self._data)) is not None:
+            digest.update(mixture.description.encode())
         # The ids, not only their number: another split of the same rows is other data.
         digest.update(self._row_ids.tobytes())
         return digest.hexdigest()
@@ -184,8 +199,16 @@ def micro_batches(
     *,
     num_data_groups: int = 1,
     rows_per_example: int = 1,
+    nested: bool = False,
 ) -> tuple[TrainBatch, ...]:
-    """Split the rows of an update as the trainer's settings say, in full rounds of data groups."""
+    """Split the rows of an update as the trainer's settings say, in full rounds of data groups.
+
+    `nested`: neighbouring rows continue longer and longer prefixes of a text, which is computed
+    once for all rows of a micro-batch (ops/branches.py). So they stay together, and count once.
+    """
+    if nested and trainer.packing and trainer.share_prompts:
+        budget = trainer.tokens_per_micro_batch
+        return _batches(rows, pack_nested(rows, budget, multiple_of=num_data_groups))
     lengths = [len(row) for row in rows]
     return _batches(rows, _split(lengths, trainer, num_data_groups, rows_per_example))
 

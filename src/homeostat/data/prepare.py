@@ -194,7 +194,8 @@ def cache_key(sources: Sequence[TrainSource], tokenizer: ChatTokenizer, data: Da
     files = [_identity(file) for source in sources for file in source_files(source.path)]
     parts = {
         "format": FORMAT_VERSION,
-        "sources": [source.model_dump(mode="json") for source in sources],
+        # Name and weight say how rows are mixed, not what they are.
+        "sources": [s.model_dump(mode="json", exclude={"name", "weight"}) for s in sources],
         "files": files,
         "tokenizer": tokenizer.fingerprint,
         "max_length": data.max_length,

@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -133,6 +134,11 @@ class RowStore:
     def max_token_id(self) -> int:
         """Return the largest id in the store; the model's vocabulary must contain it."""
         return int(self._tokens_N.max())
+
+    @cached_property
+    def source_B(self) -> IntArray:
+        """Return the number of the source that each row comes from."""
+        return np.array(self._origins_B2[:, 0])
 
     def origin(self, row_id: int) -> str:
         """Return the place of a row: `file:line`, or `file[row]` counted from 0."""

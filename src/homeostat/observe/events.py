@@ -126,6 +126,21 @@ _LIST: tuple[EventInfo, ...] = (
         "warn",
     ),
     EventInfo(
+        "filter_failed",
+        "A function of rollout.filters failed on a group (it raised, hung or returned nonsense), "
+        "so the group is dropped. At most 20 of each kind are recorded.",
+        (
+            "filter",
+            "failure",
+            "message",
+            "prompt_id",
+            "prompt",
+            "traceback",
+            "calls_in_a_row",
+        ),
+        "warn",
+    ),
+    EventInfo(
         "reward_trouble",
         "A reward gave no usable value: which one, why, and the input that caused it. A "
         "sample on which a reward failed is not trained; a sample for which it returned None "

@@ -99,6 +99,29 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("advantages/std", "", _MEAN, "Standard deviation of the samples' advantages."),
     MetricInfo("advantages/zero_share", "share", _MEAN, "Share of samples with advantage 0."),
     MetricInfo(
+        "ebft/alignment",
+        "",
+        _MEAN,
+        "Twice the cosine between the features of a sample and of the truth: from -2 to 2.",
+    ),
+    MetricInfo(
+        "ebft/diversity",
+        "",
+        _MEAN,
+        "Twice the mean product of a sample's features with those of the prompt's other samples: "
+        "2 if all are the same, 0 for whitened ones that differ.",
+    ),
+    MetricInfo(
+        "ebft/cfm_loss",
+        "",
+        _MEAN,
+        "Squared distance of the mean features of a prompt's samples from those of the truth, "
+        "before whitening: from 0 to 4.",
+    ),
+    MetricInfo(
+        "ebft/ce_loss", "nats/token", _MEAN, "Cross-entropy of the truth (ebft.ce_coefficient)."
+    ),
+    MetricInfo(
         "entropy",
         "nats/token",
         _MEAN,
@@ -109,6 +132,27 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "kl", "nats/token", _MEAN, "Estimated KL divergence of the policy from the reference model."
     ),
     MetricInfo("kl_coefficient", "", _LAST, "Weight of the KL penalty."),
+    MetricInfo(
+        "critic/explained_variance",
+        "share",
+        _MEAN,
+        "Share of the variance of what tokens earned that the critic's values explain, before the "
+        "step's updates. 0: no more than a constant would. Missing if all earned the same.",
+    ),
+    MetricInfo("critic/loss", "", _MEAN, "Value loss of the critic's updates."),
+    MetricInfo("critic/value_mean", "", _MEAN, "Mean value of the trained tokens."),
+    MetricInfo(
+        "critic/return_mean", "", _MEAN, "Mean of what the trained tokens earned from there on."
+    ),
+    MetricInfo("critic/return_std", "", _MEAN, "Standard deviation of what they earned."),
+    MetricInfo(
+        "critic/clipped_share",
+        "share",
+        _MEAN,
+        "Share of tokens in which the clipped value decides the critic's loss.",
+    ),
+    MetricInfo("critic/grad_norm", "", _MEAN, "Gradient norm of the critic before clipping."),
+    MetricInfo("critic/lr", "", _LAST, "Learning rate of the critic."),
     MetricInfo(
         "clip_ratio/low_mean",
         "share",
@@ -211,6 +255,18 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "share",
         _MEAN,
         "Effective sample size under the ratios of whole completions, as a share of the sample.",
+    ),
+    MetricInfo(
+        "sampling/kept_share",
+        "share",
+        _MEAN,
+        "Mean share of the vocabulary that top-k, top-p and min-p left to draw a token from.",
+    ),
+    MetricInfo(
+        "sampling/kept_mass",
+        "share",
+        _MEAN,
+        "Mean probability of what was left, under the distribution before the cut.",
     ),
     MetricInfo(
         "sampling/by_age/<i>/share",
@@ -349,7 +405,49 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "rollout/groups_passed_over",
         "groups",
         _SUM,
-        "Number of groups that dynamic sampling discarded.",
+        "Number of groups that filters dropped, dynamic sampling among them.",
+    ),
+    MetricInfo(
+        "rollout/filtered_share",
+        "share",
+        _MEAN,
+        "Share of the sampled groups that filters dropped.",
+    ),
+    MetricInfo(
+        "rollout/groups_lacking",
+        "groups",
+        _SUM,
+        "Number of groups that a step lacks because its sampling rounds were used up.",
+    ),
+    MetricInfo(
+        "filter/<name>",
+        "groups",
+        _SUM,
+        "Number of groups that filters dropped for this reason.",
+    ),
+    MetricInfo(
+        "curriculum/seen_share",
+        "share",
+        _LAST,
+        "Share of the prompts that were sampled at least once.",
+    ),
+    MetricInfo(
+        "curriculum/solve_rate",
+        "share",
+        _LAST,
+        "Mean estimated solve rate of the prompts that were sampled.",
+    ),
+    MetricInfo(
+        "curriculum/drawn_rate",
+        "share",
+        _MEAN,
+        "Mean estimated solve rate of the step's prompts, after the step.",
+    ),
+    MetricInfo(
+        "curriculum/replayed_share",
+        "share",
+        _MEAN,
+        "Share of the step's prompts that were drawn again by rollout.curriculum.replay.",
     ),
     MetricInfo("rollout/untrained_share", "share", _MEAN, "Share of samples that are not trained."),
     MetricInfo(
@@ -593,6 +691,12 @@ CATALOGUE: tuple[MetricInfo, ...] = (
     MetricInfo("data/trained_share", "share", _MEAN, "Share of tokens that have a loss."),
     MetricInfo("data/rows", "rows", _SUM, "Number of rows processed."),
     MetricInfo("data/trained_rows", "rows", _SUM, "Number of rows in the updates (RL)."),
+    MetricInfo(
+        "data/share/<name>",
+        "share",
+        _MEAN,
+        "Share of the step's rows, in RL of its prompts, that come from this training source.",
+    ),
     MetricInfo("data/micro_batches", "batches", _MEAN, "Number of micro-batches in one update."),
     MetricInfo(
         "moe/aux_loss",

@@ -19,6 +19,9 @@ tokens in fp32 before it is rounded once to the weight's dtype.
 On CUDA the passes over a tile are kernels (ops/fused_logprobs.py); the code here is their
 reference.
 
+Tokens that were drawn from a part of the vocabulary (`kept`) have log-prob and entropy over that
+part, by ops/kept_logprobs.py.
+
 Suffixes: `_M` predicted tokens, `_V` vocabulary, `_D` model dim, `_C` vocabulary chunks; a tile is
 named for its own rows and columns, `_mv`.
 """
@@ -33,6 +36,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from homeostat.ops import kernels
+from homeostat.ops.kept_logprobs import kept_logprobs
+from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.linear import TILE_ROWS, Numerics, widened
 from homeostat.ops.logit_tiles import (
     VOCAB_CHUNK,
@@ -55,11 +60,12 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk_bytes: int,
     numerics: Numerics = "fast",
+    kept: KeptSets | None = None,
 ) -> Tensor:
     """Return fp32 [M]: the log-prob of each target under the hidden state that predicts it."""
     _check(hidden_MD, weight_VD, targets_M, temperature)
     problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes)
-    return _compute(problem, numerics, Entropy.NONE)[0]
+    return _compute(problem, numerics, Entropy.NONE, kept)[0]
 
 
 def token_logprobs_and_entropy(
@@ -71,6 +77,7 @@ def token_logprobs_and_entropy(
     chunk_bytes: int,
     entropy_grad: bool,
     numerics: Numerics = "fast",
+    kept: KeptSets | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return fp32 ([M], [M]): the bits of `token_logprobs`, and the entropy of each distribution.
 
@@ -78,12 +85,39 @@ def token_logprobs_and_entropy(
     """
     _check(hidden_MD, weight_VD, targets_M, temperature)
     problem = (hidden_MD, weight_VD, targets_M, 1.0 / temperature, chunk_bytes)
-    return _compute(problem, numerics, Entropy.GRAD if entropy_grad else Entropy.VALUE)
+    return _compute(problem, numerics, Entropy.GRAD if entropy_grad else Entropy.VALUE, kept)
+
+
+_Problem = tuple[Tensor, Tensor, Tensor, float, int]
 
 
 def _compute(
-    problem: tuple[Tensor, Tensor, Tensor, float, int], numerics: Numerics, entropy: Entropy
+    problem: _Problem, numerics: Numerics, entropy: Entropy, kept: KeptSets | None
 ) -> tuple[Tensor, Tensor | None]:
+    """Compute tokens with a kept set over that, and all others over the whole vocabulary."""
+    if kept is None:
+        return _whole(problem, numerics, entropy)
+    hidden_MD, weight_VD, targets_M, scale, chunk_bytes = problem
+    at_C, at_W = kept.at_C, kept.at_W
+    if at_W is None:
+        return kept_logprobs(hidden_MD, weight_VD, targets_M, kept, scale=scale, entropy=entropy)
+    parts = (
+        kept_logprobs(
+            hidden_MD[at_C], weight_VD, targets_M[at_C], kept, scale=scale, entropy=entropy
+        ),
+        _whole(
+            (hidden_MD[at_W], weight_VD, targets_M[at_W], scale, chunk_bytes), numerics, entropy
+        ),
+    )
+    order_M = torch.cat([at_C, at_W]).argsort()
+    (kept_logp_C, kept_entropy_C), (logp_W, entropy_W) = parts
+    logp_M = torch.cat([kept_logp_C, logp_W])[order_M]
+    if kept_entropy_C is None or entropy_W is None:
+        return logp_M, None
+    return logp_M, torch.cat([kept_entropy_C, entropy_W])[order_M]
+
+
+def _whole(problem: _Problem, numerics: Numerics, entropy: Entropy) -> tuple[Tensor, Tensor | None]:
     if kernels.fused(problem[0]):
         from homeostat.ops.fused_logprobs import FusedTokenLogprobs
 

@@ -78,6 +78,10 @@ class Call:
             "trainer_state": self.state,
         }
 
+    def take(self, result: Any, answer: Answer) -> None:
+        """Write what the function returned into the answer."""
+        _judge(result, answer)
+
 
 @dataclass(slots=True)
 class Answer:
@@ -140,7 +144,7 @@ def answer_call(
         # One runner per worker: an async reward may keep connections between calls.
         if inspect.iscoroutine(result):
             result = runner.run(result)
-        _judge(result, answer)
+        call.take(result, answer)
     # Also SystemExit and KeyboardInterrupt: user code must not end the worker this way.
     except BaseException as error:
         answer.fail(ProblemKind.EXCEPTION, describe(error), tail=tail_of(error))

@@ -25,12 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from homeostat.config.rewards import RewardsConfig
 from homeostat.rewards.calls import Call, TrainerState
 from homeostat.rewards.groups import ScoredGroup, UnscoredGroup
 from homeostat.rewards.log_limit import MAX_BYTES, was_trimmed
 from homeostat.rewards.problems import RewardProblem
-from homeostat.rewards.workers import Job, RewardWorkers
+from homeostat.rewards.workers import Job, PoolConfig, RewardWorkers
 
 log = logging.getLogger(__name__)
 
@@ -66,15 +65,17 @@ class RewardPool:
 
     def __init__(
         self,
-        config: RewardsConfig,
+        config: PoolConfig,
         *,
         on_problem: Callable[[RewardProblem], None],
         log_file: Path | None = None,
+        noun: str = "reward",
     ) -> None:
         self.labels = [reward.label for reward in config.functions]
         self.on_problem = on_problem
         self.log_file = log_file
-        self._workers = RewardWorkers(config, log_file=log_file)
+        self.noun = noun
+        self._workers = RewardWorkers(config, log_file=log_file, noun=noun)
         self._opened = ExitStack()
         self._thread: Future[None] | None = None
         # Jobs that the thread has not taken yet. A byte sent into the bell wakes it.
@@ -86,7 +87,8 @@ class RewardPool:
     def __enter__(self) -> RewardPool:
         with ExitStack() as stack:
             stack.callback(self._workers.close)
-            self._workers.start()
+            if self.labels:
+                self._workers.start()
             self._bell, wake = map(stack.enter_context, socket.socketpair())
             executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="rewards"))
             stack.callback(self._end_thread)
@@ -119,8 +121,15 @@ class RewardPool:
 
     def submit(self, group: UnscoredGroup, *, step: int, total_steps: int) -> PendingScore:
         """Have every reward computed for every sample of a group."""
+        prompt, state = group.prompt, TrainerState(global_step=step, max_steps=total_steps)
+        call = Call(prompt.prompt, group.texts, group.completion_ids, dict(prompt.columns), state)
+        return self.submit_call(group, call)
+
+    def submit_call(self, group: UnscoredGroup, call: Call) -> PendingScore:
+        """Have every function of the pool called for a group, with the arguments of `call`."""
         assert self._thread is not None, "a RewardPool has workers inside its with statement only"
-        job = self._job(group, TrainerState(global_step=step, max_steps=total_steps))
+        empty: dict[str, list[float | None]] = {label: [] for label in self.labels}
+        job = Job(group, call, deque(self.labels if group.texts else ()), ScoredGroup(empty))
         if job.labels:
             self._submitted.append(job)
             self._ring()
@@ -134,12 +143,6 @@ class RewardPool:
         """Submit all groups, and wait for all of them."""
         pending = [self.submit(group, step=step, total_steps=total_steps) for group in groups]
         return [one.result() for one in pending]
-
-    def _job(self, group: UnscoredGroup, state: TrainerState) -> Job:
-        prompt = group.prompt
-        call = Call(prompt.prompt, group.texts, group.completion_ids, dict(prompt.columns), state)
-        empty: dict[str, list[float | None]] = {label: [] for label in self.labels}
-        return Job(group, call, deque(self.labels if group.texts else ()), ScoredGroup(empty))
 
     def _work(self, wake: socket.socket) -> None:
         """Run by the thread: give work to the processes until the pool is closed."""
@@ -161,8 +164,9 @@ class RewardPool:
             return
         self._told_of_the_log = True
         log.warning(
-            "reward functions have printed more than %d MB: %s keeps the beginning and the newest "
+            "%s functions have printed more than %d MB: %s keeps the beginning and the newest "
             "lines",
+            self.noun,
             MAX_BYTES // 2**20,
             self.log_file,
         )

@@ -22,12 +22,14 @@ import select
 import socket
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from homeostat.config.rewards import AnyReward, RewardsConfig
+from homeostat.config.curriculum import FunctionFilter
+from homeostat.config.rewards import AnyReward
 from homeostat.errors import MissingDependencyError, RewardError
 from homeostat.observe.redact import mask_text
 from homeostat.rewards.answers import (
@@ -52,6 +54,19 @@ CLOSE_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
+class PoolConfig(Protocol):
+    """The functions of a pool's workers: a RewardsConfig, or the filters of a recipe."""
+
+    @property
+    def functions(self) -> Sequence[AnyReward | FunctionFilter]: ...
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def timeout_s(self) -> float: ...
+
+
 @dataclass(slots=True)
 class Job:
     """A group, the rewards that it still lacks, and what came of the others.
@@ -72,8 +87,10 @@ class Job:
 class RewardWorkers:
     """`config.workers` processes that compute `config.functions`. One thread at a time."""
 
-    def __init__(self, config: RewardsConfig, *, log_file: Path | None) -> None:
+    def __init__(self, config: PoolConfig, *, log_file: Path | None, noun: str = "reward") -> None:
+        """`noun` is what messages call the functions."""
         self.config = config
+        self.noun = noun
         rewards = [_described(reward) for reward in config.functions]
         self._setup = Setup(rewards, folder=Path.cwd(), log_file=log_file)
         # What each worker is busy with; None while it loads or idles.
@@ -140,7 +157,7 @@ class RewardWorkers:
                     worker.is_loaded = True
                     failures = _load_failures(message)
                     if refuse and failures:
-                        raise _refusal(failures)
+                        raise _refusal(failures, self.noun)
         except WorkerGoneError as gone:
             job = self._workers[worker]
             if job is None:
@@ -153,7 +170,7 @@ class RewardWorkers:
         """A worker ended in a call: the call is made again, or has failed."""
         job.num_kills += 1
         if worker.was_killed and job.num_kills < MAX_KILLED_TRIES:
-            log.warning("reward %s: %s. The call is made again.", job.labels[0], how)
+            log.warning("%s %s: %s. The call is made again.", self.noun, job.labels[0], how)
             return
         self._streaks[job.labels[0]] = 0
         self._fail(job, ProblemKind.WORKER_DIED, how, where=worker.where())
@@ -162,7 +179,9 @@ class RewardWorkers:
         job = self._workers[worker]
         if job is None:
             where = worker.where()
-            raise RewardError(f"rewards do not load within {LOAD_SECONDS:.0f} s. Now at:\n{where}")
+            raise RewardError(
+                f"{self.noun}s do not load within {LOAD_SECONDS:.0f} s. Now at:\n{where}"
+            )
         limit = f"no answer within rewards.timeout_s = {self.config.timeout_s:g} s"
         self._streaks[job.labels[0]] += 1
         self._fail(job, ProblemKind.TIMEOUT, limit, where=worker.where())
@@ -238,14 +257,14 @@ class RewardWorkers:
         if self._failed_starts >= MAX_FAILED_STARTS * self.config.workers:
             file = self._setup.log_file
             place = f" What it printed is in {file}." if file is not None else ""
-            raise RewardError(f"reward workers do not stay alive: {what}.{place}")
+            raise RewardError(f"{self.noun} workers do not stay alive: {what}.{place}")
         self._replace(worker, deque())
 
     def _start_worker(self) -> None:
         try:
             self._workers[WorkerProcess(self._setup)] = None
         except OSError as error:
-            raise RewardError(f"a reward worker cannot be started: {error}") from error
+            raise RewardError(f"a {self.noun} worker cannot be started: {error}") from error
 
 
 _SAMPLES_KNOWN = {ProblemKind.NONE, ProblemKind.NOT_FINITE, ProblemKind.WRONG_TYPE}
@@ -273,7 +292,7 @@ def _wait_for(workers: list[WorkerProcess], wake: socket.socket | None) -> list[
     return [by_number[number] for number, _ in found if number in by_number]
 
 
-def _described(reward: AnyReward) -> dict[str, Any]:
+def _described(reward: AnyReward | FunctionFilter) -> dict[str, Any]:
     settings = reward.model_dump(exclude={"name", "weight", "type"})
     options = settings.pop("options", {})
     return {
@@ -288,8 +307,8 @@ def _load_failures(message: dict[str, Any]) -> list[LoadFailure]:
         raise WorkerGoneError(f"the worker's first message makes no sense: {error}") from error
 
 
-def _refusal(failed: list[LoadFailure]) -> RewardError | MissingDependencyError:
+def _refusal(failed: list[LoadFailure], noun: str) -> RewardError | MissingDependencyError:
     if all(one.is_missing_package for one in failed):
         return MissingDependencyError("\n".join(one.message for one in failed))
-    lines = [f"reward {one.label}: {one.message}\n{one.traceback}" for one in failed]
+    lines = [f"{noun} {one.label}: {one.message}\n{one.traceback}" for one in failed]
     return RewardError(mask_text("\n".join(line.rstrip() for line in lines)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from homeostat.errors import EngineError
+from homeostat.rollout import kept
 from homeostat.rollout.engine import Capabilities, Request, Sampling
 from homeostat.rollout.flight import num_by_others
 from homeostat.rollout.routes import why_not_resumable
@@ -24,6 +25,7 @@ def require_servable(
         or _sampling_problem(request.sampling, can_decode)
         or _session_problem(request)
         or _routing_problem(request, capabilities)
+        or _kept_problem(request, capabilities)
     )
     if problem:
         raise EngineError(f"request {request.id!r} cannot be served: {problem}.")
@@ -43,6 +45,16 @@ def _routing_problem(request: Request, capabilities: Capabilities) -> str | None
     if request.routed_weights and not capabilities.routed_weights:
         return f"it asks for the weights of experts, and {capabilities.name} records no weights"
     return why_not_resumable(request)
+
+
+def _kept_problem(request: Request, capabilities: Capabilities) -> str | None:
+    if not (request.kept_ids and request.sampling.is_cut):
+        return None
+    if not capabilities.kept_ids:
+        return (
+            f"it asks for the sets that tokens are drawn from, and {capabilities.why_no_kept_ids}"
+        )
+    return kept.why_not_resumable(request)
 
 
 def _length_problem(request: Request, max_tokens: int) -> str | None:
@@ -77,6 +89,8 @@ def _sampling_problem(sampling: Sampling, can_decode: bool) -> str | None:
         return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
     if sampling.top_k is not None and sampling.top_k < 1:
         return f"top_k is {sampling.top_k}; it must be at least 1, or none"
+    if not 0 <= sampling.min_p <= 1:
+        return f"min_p is {sampling.min_p}; it must be at least 0 and at most 1"
     if sampling.stop_strings and not can_decode:
         return "rollout.stop has texts, and this engine was given no tokenizer to find them with"
     if "" in sampling.stop_strings:

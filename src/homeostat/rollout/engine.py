@@ -32,22 +32,31 @@ if TYPE_CHECKING:
 class Sampling:
     """The settings by which tokens are sampled.
 
-    Temperature 0 takes the likeliest token; log-probs are then computed at temperature 1.
+    Temperature 0 takes the likeliest token; log-probs are then computed at temperature 1. `top_k`,
+    `top_p` and `min_p` cut the distribution, in this order, as ops/cut.py defines it.
     """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
     stop_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether tokens may be drawn from a part of the vocabulary."""
+        has_cut = self.top_k is not None or self.top_p < 1.0 or self.min_p > 0.0
+        return self.temperature > 0 and has_cut
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One completion to sample.
 
-    `id` is unique among the requests in the engine and, with `seed`, keys the noise. Requests with
+    `id` is unique among the requests in the engine and, with `seed`, keys the noise, unless
+    `noise_id` does, so that a server can repeat an answer under another id. Requests with
     the same `session_key` and equal tokens share the computation of their prompt. `begun` holds
     the tokens that an aborted request had sampled already: it continues from there. `deadline_s`
     counts from submission. With `keep_cache` the request's cache may outlive it, so that the next
@@ -58,6 +67,9 @@ class Request:
     that name. If `begun` has tokens of an engine, their experts must be known: those in its
     segments and, in `prompt_columns`, those that the aborted completion brought of its prompt.
     With `routed_weights` the weights of those experts come back as well.
+
+    With `kept_ids` the set that each token was drawn from comes back in the column of that name.
+    A set of more than 1,024 ids (columns.MAX_KEPT_IDS) raises EngineError.
     """
 
     id: str
@@ -72,6 +84,13 @@ class Request:
     routed_experts: bool = False
     prompt_columns: Columns = field(default_factory=dict)
     routed_weights: bool = False
+    kept_ids: bool = False
+    noise_id: str | None = None
+
+    @property
+    def noise_name(self) -> str:
+        """Return what keys the noise besides the seed."""
+        return self.id if self.noise_id is None else self.noise_id
 
 
 class Quiesce(StrEnum):
@@ -97,7 +116,8 @@ class Capabilities:
     it computes in another process, so that several can be waited for at the same time.
     `num_receivers`: how many of its processes receive weights. `routed_experts`: it can return
     the experts that tokens went to; `why_no_routes` says why it cannot. `routed_weights`: it can
-    return their weights as well.
+    return their weights as well. `kept_ids`: it can return the sets that tokens were drawn from;
+    `why_no_kept_ids` says why it cannot.
     """
 
     name: str
@@ -113,6 +133,8 @@ class Capabilities:
     routed_experts: bool = False
     why_no_routes: str = "the model has no experts"
     routed_weights: bool = False
+    kept_ids: bool = False
+    why_no_kept_ids: str = "the engine does not return them"
 
 
 @dataclass(frozen=True, slots=True)

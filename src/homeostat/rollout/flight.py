@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from homeostat.columns import Columns
+from homeostat.columns import KEPT_IDS, Columns, split
 from homeostat.rollout.engine import Request
+from homeostat.rollout.kept import KeptIds
 from homeostat.rollout.routes import Routes
 from homeostat.rollout.stops import StopStrings
 from homeostat.types import Author, Completion, Segment, StopReason
@@ -44,9 +45,9 @@ class Flight:
         self.max_length = self.num_prompt + num_by_others(request.begun) + sampling.max_new_tokens
         self._policy_since = self.num_given - _num_last_by_policy(request.begun)
         self.expires = None if request.deadline_s is None else now + request.deadline_s
-        self.is_cut = sampling.temperature > 0 and (
-            sampling.top_p < 1.0 or sampling.top_k is not None
-        )
+        self.is_cut = sampling.is_cut
+        # The sets that tokens were drawn from, where the request asks for them.
+        self.kept = KeptIds(request) if request.kept_ids and self.is_cut else None
         self._logps = array("f")
         self._sampled_logps = array("f")
         self._versions: list[tuple[int, int]] = []
@@ -85,10 +86,14 @@ class Flight:
         return self._end()
 
     def extend(
-        self, tokens: Sequence[int], logps: Sequence[float], *, version: int
+        self,
+        tokens: Sequence[int],
+        logps: Sequence[float],
+        sampled_logps: Sequence[float],
+        *,
+        version: int,
     ) -> StopReason | None:
-        """Takes sampled tokens up to the one that ends it, and returns why it did, if it did. None
-        of them was drawn from a distribution that was cut."""
+        """Takes sampled tokens up to the one that ends it, and returns why it did, if it did."""
         if self._stops is None and self.request.sampling.stop_ids.isdisjoint(tokens):
             # Nothing but its length can end it: token by token would cost the host far more.
             self._mark(version)
@@ -96,10 +101,10 @@ class Flight:
             self.tokens.extend(tokens[:count])
             self._logps.extend(logps[:count])
             if self.is_cut:
-                self._sampled_logps.extend(logps[:count])
+                self._sampled_logps.extend(sampled_logps[:count])
             return self._end()
-        for token, logp in zip(tokens, logps, strict=True):
-            reason = self.append(token, logp, logp, version=version)
+        for token, logp, sampled in zip(tokens, logps, sampled_logps, strict=True):
+            reason = self.append(token, logp, sampled, version=version)
             if reason is not None:
                 return reason
         return None
@@ -130,6 +135,11 @@ class Flight:
         tokens_T = np.array(self.tokens[self.num_given :], dtype=np.int64)
         logp_T = np.array(self._logps, dtype=np.float32)
         sampled_T = np.array(self._sampled_logps, dtype=np.float32) if self.is_cut else logp_T
+        starts = [start for start, _ in self._versions]
+        columns: list[Columns] = [{} for _ in starts]
+        if self.kept is not None and starts:
+            parts = split(self.kept.column(), np.subtract(ends, starts))
+            columns = [{KEPT_IDS: part} for part in parts]
         return tuple(
             Segment(
                 tokens_T[start:end],
@@ -137,8 +147,9 @@ class Flight:
                 policy_version=version,
                 policy_id=self.request.policy_id,
                 sampled_logp_T=sampled_T[start:end] if self.is_cut else None,
+                columns=own,
             )
-            for (start, version), end in zip(self._versions, ends, strict=True)
+            for (start, version), end, own in zip(self._versions, ends, columns, strict=True)
         )
 
 

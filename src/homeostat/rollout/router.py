@@ -325,6 +325,7 @@ def common_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
     limits = [one.max_tokens for one in all_of if one.max_tokens is not None]
     scores_any = all(one.score_temperatures == "any" for one in all_of)
     without_routes = next((one for one in all_of if not one.routed_experts), first)
+    without_kept = next((one for one in all_of if not one.kept_ids), first)
     return Capabilities(
         name=first.name,
         shares_weights=first.shares_weights,
@@ -338,6 +339,9 @@ def common_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
         num_receivers=sum(one.num_receivers for one in all_of),
         routed_experts=without_routes.routed_experts,
         why_no_routes=without_routes.why_no_routes,
+        routed_weights=all(one.routed_weights for one in all_of),
+        kept_ids=without_kept.kept_ids,
+        why_no_kept_ids=without_kept.why_no_kept_ids,
     )
 
 

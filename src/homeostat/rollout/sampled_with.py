@@ -22,8 +22,9 @@ from homeostat.rollout.engine import Sampling
 # Name of the fact -> the setting to change.
 _SETTINGS = {
     "temperature": "rollout.temperature",
-    "top_p": "the sampling's top_p",
-    "top_k": "the sampling's top_k",
+    "top_p": "rollout.top_p",
+    "top_k": "rollout.top_k",
+    "min_p": "rollout.min_p",
     "max_new_tokens": "rollout.max_new_tokens",
     "stop_ids": "rollout.stop_token_ids and the tokenizer's end of turn",
     "stop_strings": "rollout.stop",
@@ -37,6 +38,7 @@ def sampled_with(sampling: Sampling, tokenizer: ChatTokenizer) -> dict[str, Any]
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "max_new_tokens": sampling.max_new_tokens,
         "stop_ids": sorted(sampling.stop_ids),
         "stop_strings": list(sampling.stop_strings),
@@ -54,6 +56,8 @@ def require_same_sampling(
             "which tokenizer they were sampled: an earlier version wrote them. Sample them anew "
             "(debug.mode=rollout_only)."
         )
+    # Journals of earlier versions were sampled without min_p.
+    stored = {"min_p": 0.0, **stored}
     other = [name for name in now if stored.get(name) != now[name]]
     if not other:
         return

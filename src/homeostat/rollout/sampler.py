@@ -53,11 +53,13 @@ class Sampler:
         deadline_s: float | None = None,
         progress: Progress = lambda done, total: None,
         router_replay: ReplayMode = "off",
+        kept_ids: bool = False,
     ) -> Iterator[tuple[int, list[Completion]]]:
         """Yield the place of a group among `draws` and its completions, as groups are finished.
 
-        `router_replay` says what the engine is to record of the tokens' routes. Raises EngineError
-        if the engine stalls or cannot continue.
+        `router_replay` says what the engine is to record of the tokens' routes, `kept_ids` that it
+        returns the sets that tokens were drawn from. Raises EngineError if the engine stalls or
+        cannot continue.
         """
         requests = {
             f"{draw.name}/{sample}": (place, sample)
@@ -76,6 +78,7 @@ class Sampler:
                 deadline_s=deadline_s,
                 routed_experts=router_replay != "off",
                 routed_weights=router_replay == "weights",
+                kept_ids=kept_ids,
             )
             for id, (place, _) in requests.items()
         ]

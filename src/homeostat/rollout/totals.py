@@ -19,6 +19,9 @@ def with_totals(
 ) -> list[RolloutGroup]:
     """Return the groups with every sample's `reward`, after adding them to `moments`."""
     labels = [reward.label for reward in config.functions]
+    if not labels:
+        # What these samples earn is computed by the trainer (run/learning/energies.py).
+        return list(groups)
     sums = finish([_scored(group, labels) for group in groups], config, moments)
     return [
         replace(

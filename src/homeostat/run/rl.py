@@ -76,13 +76,14 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         with healer.rescuing():
             rollouts = collector.collect(step, tell=recorder.status)
         compared = replay_metrics(parts, rollouts)
-        compared |= verifier.verify(rollouts.groups, step=step, version=state.policy_version)
+        version = config.policy_version(state.step)
+        compared |= verifier.verify(rollouts.groups, step=step, version=version)
         hooks.before_update(step, parts, rollouts)
         parts.feed.make_room()
         with healer.rescuing(), parts.profiler.around(step, emit=recorder.event):
-            learned = learner.learn(
-                step, rollouts.groups, epoch=int(collector.prompt_sampler.epoch)
-            )
+            rollouts.groups, energies = learner.energies(step, rollouts.groups)
+            epoch = int(collector.prompt_sampler.epoch)
+            learned = learner.learn(step, rollouts.groups, epoch=epoch, energies=energies)
         hooks.after_update(step, parts)
         state.step = step
         at_end = step == parts.total_steps
@@ -91,7 +92,7 @@ def _loop(config: RunConfig, parts: RlParts, session: Session, hooks: Hooks) -> 
         )
         # An evaluation is of the weights of its step, whatever the engine samples with otherwise.
         with healer.rescuing():
-            published = parts.feed.publish(step, must=evaluates)
+            published = parts.feed.publish(config.policy_version(step), must=evaluates)
         _refresh_reference(parts)
         seconds = time.perf_counter() - started
         metrics = rl_metrics(rollouts, learned, parts=parts, seconds=seconds)
@@ -184,7 +185,8 @@ def _keep(parts: RlParts, session: Session, rollouts: StepRollouts, learned: Lea
     for report in learned.reports:
         session.keep_row_losses(report)
     session.keep_expert_load(parts.state.step, step_load(learned.reports))
-    keep_completions(parts.config, session, rollouts, learned, step=parts.state.step)
+    rules = parts.config.observe.completions
+    keep_completions(rules, session, rollouts, learned, step=parts.state.step)
 
 
 def _only_sample(parts: RlParts, session: Session) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from homeostat.config.run import RunConfig
+from homeostat.models.build import ModelSheet
 from homeostat.models.hf import save_hf
-from homeostat.models.lora import adapter_state, merged_state, save_adapter
+from homeostat.models.lora import merged_state, save_adapter, saved_parameters
+from homeostat.models.value_head import classifier_config
 from homeostat.train.roles import RoleState
 from homeostat.train.sharding import Shards
 
@@ -36,8 +39,7 @@ def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Sha
             save_hf(
                 stream,
                 folder,
-                source_config=state.sheet.source_config,
-                generation_config=state.sheet.generation_config,
+                **_configs(state.sheet),
                 max_shard_bytes=config.checkpoint.max_shard_bytes,
             )
     finally:
@@ -46,11 +48,21 @@ def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Sha
             pass
 
 
+def _configs(sheet: ModelSheet) -> dict[str, Mapping[str, Any] | None]:
+    """Return both config files of an export; a model with a value head generates nothing."""
+    if sheet.has_value_head:
+        return {"source_config": classifier_config(sheet.source_config)}
+    return {
+        "source_config": sheet.source_config,
+        "generation_config": sheet.generation_config,
+    }
+
+
 def _export_adapter(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
     assert config.lora is not None, "an adapter is exported where there is one"
     if shards.is_first:
         base = config.model.path
         save_adapter(state.model, folder, config.lora, base_path=base, whole=shards.whole)
     else:
-        for _, parameter in adapter_state(state.model):
+        for _, parameter in saved_parameters(state.model):
             shards.whole(parameter)

@@ -29,6 +29,11 @@ from homeostat.types import Computed, LossSpec, Outputs, Role, StepPlan, TokenRo
 # What torch hands to a backward hook.
 Grads = tuple[Tensor, ...] | Tensor
 
+# What the head is, and gives: of a model that predicts tokens, and of one with a value head.
+_HEADS = (
+    ("the LM head", "log-probabilities of the trained tokens"),
+    ("the value head", "values of the trained tokens"),
+)
 # The direction of an origin that other rows cannot cure.
 STORED_WEIGHTS = "stored weights"
 
@@ -102,7 +107,7 @@ def _origin_in(replay: Replay, batch: TrainBatch) -> Origin | None:
         if modules := replay.shards.of_first(watch.forward):
             return Origin("forward pass", modules[0])
         if not scores_finite:
-            return Origin("forward pass", "the LM head", "log-probabilities of the trained tokens")
+            return Origin("forward pass", *_HEADS[replay.state.sheet.has_value_head])
         replay.accumulate(batch)
     suspects = replay.shards.of_first(watch.backward) + replay.bad_gradients()
     replay.discard()
@@ -123,8 +128,11 @@ class Replay:
         self.rows_per_example = loss_of(plan.loss).rows_per_example
 
     def scores_finite(self, batch: TrainBatch) -> bool:
-        found = self.trainer.forward(self.plan.role, [self._mine(batch)], Outputs(logp=True))
-        finite = [bool(np.isfinite(one.logp_M).all()) for one in found if one.logp_M is not None]
+        is_value = self.state.sheet.has_value_head
+        outputs = Outputs(logp=not is_value, value=is_value)
+        found = self.trainer.forward(self.plan.role, [self._mine(batch)], outputs)
+        heads = [one.value_M if is_value else one.logp_M for one in found]
+        finite = [bool(np.isfinite(head_M).all()) for head_M in heads if head_M is not None]
         return self.shards.of_first(finite == [True])
 
     def accumulate(self, batch: TrainBatch) -> None:

@@ -15,11 +15,13 @@ pytest.register_assert_rewrite(
             "rl_workshop",
             "rl_algorithm",
             "rl_correction",
+            "rl_ebft",
             "rl_sampling",
             "rl_rewards",
             "rl_sources",
             "rl_sync",
             "rl_health",
+            "curriculum",
             "engine_vllm",
         )
     )

@@ -107,6 +107,21 @@ def sampling_is_the_trainers(workshop: Workshop) -> None:
         assert only("sampling/sampling_logp_difference/max", run) < 1e-5
 
 
+def a_cut_is_replayed(change: str) -> Case:
+    """Tokens are drawn from fewer ids; log-probs and entropy of the trainer are over the same."""
+
+    def case(workshop: Workshop) -> None:
+        whole, cut = workshop.run(), workshop.run(change)
+        assert texts(cut) != texts(whole)
+        assert not whole.metric("sampling/kept_share")
+        assert only("sampling/kept_share", cut) < 0.6
+        assert only("sampling/kept_mass", cut) < 0.95
+        assert only("sampling/sampling_logp_difference/max", cut) < 1e-5
+        assert only("entropy", cut) < only("entropy", whole)
+
+    return case
+
+
 def completions_end_at(change: str, *, reason: str) -> Case:
     """`>` is token 10 of the tiny vocabulary, and the end of no completion by itself."""
 
@@ -281,6 +296,12 @@ CASES: dict[str, Case] = {
         "rollout.max_new_tokens=3", metric("completions/max_length"), was=[6], now=[3]
     ),
     "rollout.temperature": sampling_is_the_trainers,
+    "rollout.top_p": a_cut_is_replayed("rollout.top_p=0.6"),
+    "rollout.top_k": all_of(
+        a_cut_is_replayed("rollout.top_k=4"),
+        refuses("rollout.top_k=1025", "less than or equal to 1024"),
+    ),
+    "rollout.min_p": a_cut_is_replayed("rollout.min_p=0.7"),
     "rollout.stop": completions_end_at("rollout.stop=['>']", reason="stop_string"),
     "rollout.stop_token_ids": completions_end_at("rollout.stop_token_ids=[10]", reason="stop"),
     "rollout.keep_journal": shows(
@@ -315,6 +336,10 @@ CASES: dict[str, Case] = {
     "trainer.updates_per_step": all_of(
         shows("trainer.updates_per_step=2", num_updates, was=1, now=2, base=SAVED),
         alters("trainer.updates_per_step=2", weight_bytes, base=SAVED),
+    ),
+    "trainer.epochs_per_step": all_of(
+        shows("trainer.epochs_per_step=3", num_updates, was=1, now=3, base=SAVED),
+        alters("trainer.epochs_per_step=3", weight_bytes, base=SAVED),
     ),
     "trainer.share_prompts": a_group_computes_its_prompt_once,
     "eval.sampling.samples_per_prompt": shows(

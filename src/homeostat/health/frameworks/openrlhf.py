@@ -41,8 +41,8 @@ METRICS: dict[str, str] = {
     "dynamic_filtering_pass_rate": "rollout/filter_pass_share",
     "critic_loss": "critic/loss",
     "cri": "critic/loss",
-    "critic_lr": "critic/learning_rate",
-    "cri_lr": "critic/learning_rate",
+    "critic_lr": "critic/lr",
+    "cri_lr": "critic/lr",
     "values": "critic/value_mean",
     "vals": "critic/value_mean",
     "timing/step_total": "time/step",
@@ -110,6 +110,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "--vllm_is_truncated_threshold",
     ),
     "algorithm.dynamic_sampling": ("--algo.dynamic_filtering_enable", "--dynamic_filtering"),
+    "rollout.filters": ("--algo.dynamic_filtering_range",),
     "algorithm.overlong.buffer_tokens": ("--reward.overlong_buffer_len", "--overlong_buffer_len"),
     "algorithm.overlong.penalty": (
         "--reward.overlong_penalty_factor",

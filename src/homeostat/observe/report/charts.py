@@ -41,6 +41,7 @@ def _row_plots(facts: RunFacts, markers: list[Marker]) -> list[Plot]:
         Plot("Data", "percent", parts.many(columns, {
             "data/packing_fill": "packing fill", "data/trained_share": "trained share"},
             factor=100.0), from_zero=True, markers=markers),
+        parts.mix_plot(columns, markers),
     ]  # fmt: skip
 
 

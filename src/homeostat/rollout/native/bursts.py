@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from homeostat.columns import Ragged
+from homeostat.rollout.engine import Request
+from homeostat.rollout.kept import padded_sets, part_of, require_bounded
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.sequence import Sequence
 
@@ -28,7 +32,9 @@ class Taken:
     """The tokens that a burst drew for its sequences: [B, S], of which the first `made` count.
 
     `routes_BSLK`: per step the experts of the token that it ran, which is the one before the token
-    that it drew, in the smallest integer type; None where no sequence asks for them.
+    that it drew, in the smallest integer type, with their weights if a sequence asks for those
+    (rollout/routes.py); None where no sequence asks for experts. `cut` is there where a sequence is
+    cut.
     """
 
     sequences: list[Sequence]
@@ -36,6 +42,33 @@ class Taken:
     logps_BS: np.ndarray
     made_B: np.ndarray
     routes_BSLK: np.ndarray | None = None
+    cut: TakenCut | None = None
+
+
+@dataclass(frozen=True)
+class TakenCut:
+    """What a burst with cut distributions tells beside its tokens.
+
+    `sampled_logps_BS` are log-probs over what was kept, `sizes_BS` the number of ids that were
+    kept (0: all of them), and `ids_BSK` the first of these, ascending.
+    """
+
+    sampled_logps_BS: np.ndarray
+    sizes_BS: np.ndarray
+    ids_BSK: np.ndarray
+
+    def sets_of(self, request: Request, row: int, num_tokens: int) -> Ragged:
+        """Return the sets of a row's first tokens. Raises EngineError if one is too large."""
+        require_bounded(request, self.sizes_BS[row, :num_tokens])
+        start = row * self.sizes_BS.shape[1]
+        return part_of(self._sets, start, start + num_tokens)
+
+    @cached_property
+    def _sets(self) -> Ragged:
+        """The sets of all tokens, row by row: in one go, because rows are many and steps are few.
+        Of one that is too large it has a part."""
+        sizes_T = np.minimum(self.sizes_BS, self.ids_BSK.shape[2]).reshape(-1)
+        return padded_sets(self.ids_BSK, sizes_T)
 
 
 class Bursts(Protocol):

@@ -27,6 +27,7 @@ from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.ops.linear import Numerics
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
+from homeostat.rollout.kept import part_of
 from homeostat.rollout.native.fast import decode_path, make_bursts
 from homeostat.rollout.native.room import CacheRoom
 from homeostat.rollout.native.runner import Runner
@@ -54,6 +55,8 @@ def native_capabilities(
         quiesce=frozenset(Quiesce),
         max_tokens=max_tokens,
         routed_experts=has_experts,
+        routed_weights=has_experts,
+        kept_ids=True,
     )
 
 
@@ -211,7 +214,7 @@ class NativeEngine(SteppingEngine[Sequence]):
     def _plan_and_compute(self, until: float) -> None:
         plan = self.scheduler.plan()
         self._copy(plan)
-        if self.bursts is not None and plan.decode and not any(s.is_cut for s in plan.decode):
+        if self.bursts is not None and plan.decode:
             self.bursts.start(plan.decode, self.runner.cache_now(), self._reserve, until=until)
             return
         sequences, hidden_BD = self._compute(plan)
@@ -230,14 +233,19 @@ class NativeEngine(SteppingEngine[Sequence]):
         live = [self._is_flying(sequence) for sequence in taken.sequences]
         if not np.isfinite(taken.logps_BS[live]).all():
             self._refuse_weights()
-        columns = (taken.tokens_BS.tolist(), taken.logps_BS.tolist(), taken.made_B.tolist())
-        rows = zip(taken.sequences, *columns, strict=True)
-        for row, (sequence, tokens, logps, made) in enumerate(rows):
+        sampled_BS = taken.logps_BS if taken.cut is None else taken.cut.sampled_logps_BS
+        columns = [values.tolist() for values in (taken.tokens_BS, taken.logps_BS, sampled_BS)]
+        rows = zip(taken.sequences, *columns, taken.made_B.tolist(), strict=True)
+        for row, (sequence, tokens, logps, sampled, made) in enumerate(rows):
             if not self._is_flying(sequence):
                 continue
             num_before = len(sequence.tokens)
-            reason = sequence.extend(tokens[:made], logps[:made], version=self.life.version)
+            drawn = (tokens[:made], logps[:made], sampled[:made])
+            reason = sequence.extend(*drawn, version=self.life.version)
             num_new = len(sequence.tokens) - num_before
+            if sequence.kept is not None:
+                assert taken.cut is not None, "the burst recorded no sets"
+                sequence.kept.put(taken.cut.sets_of(sequence.request, row, num_new))
             if sequence.routes is not None:
                 assert taken.routes_BSLK is not None, "the burst recorded no experts"
                 sequence.routes.put(sequence.cached, taken.routes_BSLK[row, :num_new])
@@ -287,7 +295,10 @@ class NativeEngine(SteppingEngine[Sequence]):
         self._num_new += len(sequences)
         columns = (drawn.tokens_B, drawn.engine_logp_B, drawn.sampled_logp_B)
         rows = zip(sequences, *(column.tolist() for column in columns), strict=True)
-        for sequence, token, logp, sampled_logp in rows:
+        for row, (sequence, token, logp, sampled_logp) in enumerate(rows):
+            if sequence.kept is not None:
+                assert drawn.kept_B is not None, "nothing was cut"
+                sequence.kept.put(part_of(drawn.kept_B, row, row + 1))
             reason = sequence.append(token, logp, sampled_logp, version=self.life.version)
             if reason is not None:
                 self._finish(sequence, reason)

@@ -4,8 +4,9 @@
 
 `u` is the request's own noise. The sum is float64 over fp32 weights exp(z - max): the token always
 has a weight above zero. Temperature 0 takes the likeliest; log-probs are then at temperature 1.
-Top-k and top-p set the weights of what they cut to zero; the engine's log-prob is taken before.
-In invariant numerics the trainer's own function computes it, so that both are bitwise equal.
+Top-k, top-p and min-p (ops/cut.py) set the weights of what they cut to zero; the engine's log-prob
+is taken before, the sampled one after. In invariant numerics the trainer's own function computes
+both, so that they are bitwise equal to the trainer's.
 
 Suffixes: `_B` sequences, `_V` vocabulary, `_D` model dim.
 """
@@ -19,7 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from homeostat.columns import Ragged
 from homeostat.models.decoder import Decoder
+from homeostat.ops.cut import Cut, kept_mask
+from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.linear import tiled_product
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.native.memory import to_device
@@ -30,11 +34,13 @@ from homeostat.types import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """On the host. `sampled_logp_B` is `engine_logp_B` where nothing was cut."""
+    """On the host. `sampled_logp_B` is `engine_logp_B` where nothing was cut; `kept_B` are the sets
+    that tokens were drawn from, of the rows that ask for them."""
 
     tokens_B: IntArray
     engine_logp_B: FloatArray
     sampled_logp_B: FloatArray
+    kept_B: Ragged | None = None
 
 
 def draw(
@@ -47,25 +53,35 @@ def draw(
     z_BV -= z_BV.amax(1, keepdim=True)
     weight_BV = z_BV.exp()
     cdf_BV = kept_cdf_BV = weight_BV.cumsum(1, dtype=torch.float64)
-    if any(sequence.is_cut for sequence in sequences):
-        weight_BV.masked_fill_(~_kept(weight_BV, sequences), 0.0)
+    kept_BV = _kept(z_BV, sequences)
+    if kept_BV is not None:
+        weight_BV.masked_fill_(~kept_BV, 0.0)
         kept_cdf_BV = weight_BV.cumsum(1, dtype=torch.float64)
     tokens_B1 = _inverse_cdf(kept_cdf_BV, to_device(noise_of(sequences)[0], z_BV.device))
     if (temperature_B == 0).any():
         greedy_B1 = to_device(temperature_B == 0, z_BV.device)[:, None]
         tokens_B1 = torch.where(greedy_B1, z_BV.argmax(1, keepdim=True), tokens_B1)
     columns = [tokens_B1, z_BV.gather(1, tokens_B1), cdf_BV[:, -1:], kept_cdf_BV[:, -1:]]
-    if model.numerics == "invariant":
-        at = (model, hidden_BD, tokens_B1[:, 0], logp_temperature_B)
-        columns.append(_trainer_logp(*at, chunk_bytes=chunk_bytes)[:, None])
+    scored = (model, hidden_BD, tokens_B1[:, 0], logp_temperature_B)
+    is_invariant = model.numerics == "invariant"
+    if is_invariant:
+        columns.append(_trainer_logp(*scored, chunk_bytes=chunk_bytes)[:, None])
     # Every vocabulary fits into float64: one copy to the host holds all.
-    tokens_B, z_B, total_B, kept_B, *trainer_logp = torch.cat(columns, 1).cpu().numpy().T
+    found_B = torch.cat(columns, 1).cpu().numpy().T
+    tokens_B, z_B, total_B, kept_total_B, *trainer_logp = found_B
     engine_logp_B = trainer_logp[0] if trainer_logp else z_B - np.log(total_B)
-    sampled_logp_B = z_B - np.log(kept_B)
+    sampled_logp_B = z_B - np.log(kept_total_B)
+    tokens_B, kept_B = tokens_B.astype(np.int64), None
+    if kept_BV is not None:
+        kept_B = _sets(kept_BV, sequences)
+        if is_invariant:
+            logp_B = _trainer_logp(*scored, chunk_bytes=chunk_bytes, kept_B=kept_B).cpu().numpy()
+            # A row that kept everything has the trainer's log-prob already.
+            is_whole_B = kept_total_B == total_B
+            sampled_logp_B = np.where(is_whole_B, engine_logp_B, sampled_logp_B)
+            sampled_logp_B = np.where(kept_B.sizes_T > 0, logp_B, sampled_logp_B)
     return Drawn(
-        tokens_B.astype(np.int64),
-        engine_logp_B.astype(np.float32),
-        sampled_logp_B.astype(np.float32),
+        tokens_B, engine_logp_B.astype(np.float32), sampled_logp_B.astype(np.float32), kept_B
     )
 
 
@@ -90,18 +106,34 @@ def _trainer_logp(
     temperature_B: np.ndarray,
     *,
     chunk_bytes: int,
+    kept_B: Ragged | None = None,
 ) -> Tensor:
-    """fp32 [B], from the function that the trainer calls, once per temperature."""
-    logp_B = hidden_BD.new_empty(len(tokens_B), dtype=torch.float32)
-    for temperature in np.unique(temperature_B):
-        rows = to_device(np.flatnonzero(temperature_B == temperature), hidden_BD.device)
+    """fp32 [B], from the function that the trainer calls, once per temperature.
+
+    With `kept_B`, of the rows that have a set alone, over that set.
+    """
+    logp_B = hidden_BD.new_zeros(len(tokens_B), dtype=torch.float32)
+    is_scored_B = np.ones(len(tokens_B), dtype=bool) if kept_B is None else kept_B.sizes_T > 0
+    weight_VD, device = model.output_weight(), hidden_BD.device
+    for temperature in np.unique(temperature_B[is_scored_B]):
+        chosen = np.flatnonzero((temperature_B == temperature) & is_scored_B)
+        rows, kept = to_device(chosen, device), None
+        if kept_B is not None:
+            kept = KeptSets.of(
+                kept_B,
+                tokens_B.cpu().numpy(),
+                chosen,
+                vocabulary=weight_VD.shape[0],
+                send=lambda array: to_device(array, device),
+            )
         logp_B[rows] = token_logprobs(
             hidden_BD[rows],
-            model.output_weight(),
+            weight_VD,
             tokens_B[rows],
             temperature=float(temperature),
             chunk_bytes=chunk_bytes,
             numerics=model.numerics,
+            kept=kept,
         )
     return logp_B
 
@@ -123,17 +155,21 @@ def _inverse_cdf(cdf_BV: Tensor, noise_B: Tensor) -> Tensor:
     return found_B1.clamp_(max=cdf_BV.shape[1] - 1)
 
 
-def _kept(weight_BV: Tensor, sequences: list[Sequence]) -> Tensor:
-    """Return bool [B, V]: the likeliest top_k, and of these the fewest that hold a share top_p."""
-    vocabulary = weight_BV.shape[1]
-    cuts = [(s.request.sampling.top_k, s.request.sampling.top_p, s.is_cut) for s in sequences]
-    top_k_B = np.array([min(k or vocabulary, vocabulary) if c else vocabulary for k, _, c in cuts])
-    top_p_B = np.array([p if c else 1.0 for _, p, c in cuts])
-    sorted_BV, order_BV = weight_BV.sort(dim=1, descending=True, stable=True)
-    rank_V = torch.arange(vocabulary, device=weight_BV.device)
-    kept_BV = rank_V < to_device(top_k_B, weight_BV.device)[:, None]
-    share_BV = (sorted_BV * kept_BV).cumsum(1, dtype=torch.float64)
-    before_BV = share_BV - sorted_BV
-    limit_B1 = to_device(top_p_B, weight_BV.device)[:, None] * share_BV[:, -1:]
-    kept_BV &= (before_BV < limit_B1) | (to_device(top_p_B, weight_BV.device)[:, None] >= 1.0)
-    return torch.zeros_like(kept_BV).scatter_(1, order_BV, kept_BV)
+def _kept(z_BV: Tensor, sequences: list[Sequence]) -> Tensor | None:
+    """Return bool [B, V], True for what each row may draw; None where no row is cut."""
+    if not any(sequence.is_cut for sequence in sequences):
+        return None
+    settings = [sequence.request.sampling for sequence in sequences]
+    # Greedy rows have settings of a cut that does nothing.
+    cuts = [Cut(s.top_k, s.top_p, s.min_p) if s.is_cut else Cut() for s in settings]
+    return kept_mask(z_BV, cuts)
+
+
+def _sets(kept_BV: Tensor, sequences: list[Sequence]) -> Ragged:
+    """Return the sets of the rows that ask for them; none where the whole vocabulary was kept."""
+    wants_B = np.array([sequence.kept is not None for sequence in sequences])
+    wants_B &= ~kept_BV.all(1).cpu().numpy()
+    wanted_BV = kept_BV & to_device(wants_B, kept_BV.device)[:, None]
+    row_P, ids_P = wanted_BV.nonzero().cpu().numpy().T
+    offsets_B = np.searchsorted(row_P, np.arange(len(sequences) + 1))
+    return Ragged(ids_P.astype(np.int32), offsets_B)

@@ -1,6 +1,7 @@
 """Log-probs of given rows under the engine's weights: whole rows packed, no cache.
 
-The forward and the log-prob function are the trainer's own.
+The forward and the log-prob function are the trainer's own. Tokens with a kept set are scored over
+that.
 
 Suffixes: `_N` packed tokens, `_M` tokens of weight > 0, `_T` tokens of one row.
 """
@@ -12,8 +13,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from homeostat.columns import KEPT_IDS, Ragged
 from homeostat.models.decoder import Decoder
 from homeostat.ops.attention import PackedLayout
+from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.logprobs import token_logprobs
 from homeostat.rollout.native.memory import to_device
 from homeostat.types import FloatArray, TokenRow, TrainBatch
@@ -40,14 +43,25 @@ def score_rows(
             to_device(batch.positions_N, device),
             PackedLayout.of(batch.lengths_B.tolist(), device),
         )
-        at_M = to_device(index_M, device)
+        at_M, weight_VD = to_device(index_M, device), model.output_weight()
+        column = batch.columns.get(KEPT_IDS)
+        kept = None
+        if isinstance(column, Ragged):
+            kept = KeptSets.of(
+                column,
+                batch.tokens_N,
+                index_M,
+                vocabulary=weight_VD.shape[0],
+                send=lambda array: to_device(array, device),
+            )
         logp_M = token_logprobs(
             hidden_ND[at_M - 1],
-            model.output_weight(),
+            weight_VD,
             tokens_N[at_M],
             temperature=temperature,
             chunk_bytes=chunk_bytes,
             numerics=model.numerics,
+            kept=kept,
         )
         counts = np.searchsorted(index_M, np.cumsum(batch.lengths_B)[:-1])
         scored += np.split(logp_M.cpu().numpy(), counts)

@@ -115,6 +115,7 @@ class Core:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k or 0,
+            min_p=sampling.min_p,
             seed=seed,
             stop_token_ids=sorted(sampling.stop_ids),
             ignore_eos=True,

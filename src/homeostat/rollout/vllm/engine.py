@@ -39,6 +39,10 @@ _NO_ROUTES = (
     "vLLM 0.32 returns them from its model runner V2 alone, which needs Triton and which this "
     "engine does not use. Set engine.type=native, or model.moe.router_replay=off"
 )
+_NO_KEPT_IDS = (
+    "vLLM 0.32 returns no sets: its log-probs are of what its filters left, and of a fixed number "
+    "of tokens. Set engine.type=native, or rollout.top_p=1, rollout.min_p=0 and no rollout.top_k"
+)
 _BROKEN = "an update broke off: its weights are part old and part new"
 
 
@@ -55,6 +59,7 @@ def vllm_capabilities(config: VllmEngineConfig, *, max_tokens: int) -> Capabilit
         cut_logp=False,
         num_receivers=config.tensor_parallel_size,
         why_no_routes=_NO_ROUTES,
+        why_no_kept_ids=_NO_KEPT_IDS,
     )
 
 

@@ -19,10 +19,10 @@ from dataclasses import replace
 import numpy as np
 
 from homeostat.rewards.combine import weighted_sum
+from homeostat.rewards.solved import deciding_rewards, pass_metrics
 from homeostat.rollout.collect import sample_and_score, training_sampling
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.sampler import Draw
-from homeostat.run.evaluation.solved import deciding_rewards, pass_metrics
 from homeostat.run.wiring.rl_setup import RlParts
 from homeostat.types import RolloutGroup, Sample
 
@@ -33,8 +33,7 @@ def evaluate_prompts(parts: RlParts) -> dict[str, float]:
         return {}
     started = time.perf_counter()
     groups = _sampled(parts)
-    rules, rewards = parts.config.eval.sampling, parts.config.rewards
-    assert rewards is not None, "combinations asks for rewards"
+    rules, rewards = parts.config.eval.sampling, parts.config.reward_functions
     weights = {reward.label: reward.weight for reward in rewards.functions}
     samples = [sample for group in groups for sample in group.samples]
     lengths = [sample.completion.num_policy_tokens for sample in samples]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from homeostat.data.mixing import source_shares
 from homeostat.observe.devices import host_rss
 from homeostat.run.evaluation.expert_load import load_metrics
 from homeostat.run.learning.probes import plan_probes
@@ -44,5 +45,8 @@ def step_metrics(
     if parts.config.trainer.packing:
         budget = current_sizes(parts.config.trainer, parts.state).tokens_per_micro_batch
         metrics["data/packing_fill"] = plan.num_tokens / (report.num_micro_batches * budget)
+    rows = np.concatenate([batch.row_ids_B for batch in plan.micro_batches])
+    sources = parts.train_rows.rows.source_B[rows]
+    metrics |= source_shares(sources, parts.config.data.source_names)
     metrics |= load_metrics([report], parts.config.model.moe, sheet=parts.trainer.sheet)
     return metrics | plan_probes(plan, report) | parts.gpus.sample()

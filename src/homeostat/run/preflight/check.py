@@ -10,6 +10,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from homeostat.data.prompts import PromptSet
 from homeostat.data.store import RowStore
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import HomeostatError, MissingDependencyError
+from homeostat.models.expert_offload import require_experts
 from homeostat.models.preview import ModelPreview, preview_model
 from homeostat.observe import format as fmt
 from homeostat.run.healing.tokenizer_probe import compare_tokenizers
+from homeostat.run.preflight.energy import energy_item
 from homeostat.run.preflight.experts import expert_item
 from homeostat.run.preflight.health import (
     compile_facts,
@@ -43,6 +46,7 @@ from homeostat.run.preflight.health import (
     row_facts,
 )
 from homeostat.run.preflight.item import Item, Level
+from homeostat.run.preflight.mixing import filter_items, mix_items
 from homeostat.run.preflight.preference import preference_items
 from homeostat.run.preflight.rl import (
     engine_items,
@@ -131,7 +135,7 @@ class Preflight:
 
     def _device(self) -> Iterator[Item]:
         device = resolve_device(self.config)
-        dtype = str(resolve_dtype(self.config, device)).removeprefix("torch.")
+        dtype = str(resolve_dtype(self.config.trainer, device)).removeprefix("torch.")
         ranks = self.config.ranks_line
         text = f"{device}, {dtype}" + (f"; {ranks}" if ranks else "")
         facts: dict[str, Any] = {"device": str(device)}
@@ -140,7 +144,7 @@ class Preflight:
             facts["bf16_slowdown"] = round(slow, 1)
             text += f", which takes this CPU {slow:.1f} times as long as fp32 (measured)"
         if device.type == "cpu":
-            cores = choose_way(self.config, device)
+            cores = choose_way(self.config.trainer, self.config.mesh, device)
             self.way = cores.way
             facts |= {"threads": cores.way.threads, "lanes": cores.way.lanes}
             text += f"; {cores}"
@@ -161,11 +165,13 @@ class Preflight:
 
     def _model(self) -> Iterator[Item]:
         device = resolve_device(self.config)
-        dtype = resolve_dtype(self.config, device)
-        self.preview = preview_model(
-            self.config.model, self.config.lora, dtype=dtype, device=device
-        )
+        dtype = resolve_dtype(self.config.trainer, device)
+        offload = self.config.trainer.backend.offload_experts
+        place = {"dtype": dtype, "device": device, "offload_experts": offload}
+        self.preview = preview_model(self.config.model, self.config.lora, **place)
         decoder = self.preview.decoder
+        if offload:
+            require_experts(None if decoder is None else decoder.moe)
         active = decoder.num_active_params if decoder is not None and decoder.moe else None
         facts = {
             "num_params": self.preview.num_params,
@@ -184,7 +190,7 @@ class Preflight:
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
         if self.preview.decoder is not None and self.preview.decoder.moe is not None:
-            yield expert_item(self.config, self.preview.decoder, self.preview.decoder.moe)
+            yield expert_item(self.config.model.moe, self.preview.decoder, self.preview.decoder.moe)
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:
             yield Item(
@@ -230,9 +236,10 @@ class Preflight:
     def _rl_sizes(self) -> Iterator[Item]:
         if self.prompts is not None:
             yield from size_items(self.config, self.prompts)
+            yield from mix_items(self.config, self.prompts.train)
             if self.config.has_validation:
-                assert self.config.rewards is not None, "combinations asks for rewards"
-                yield from evaluation_items(self.config.rewards, self.config.eval.sampling)
+                functions = self.config.reward_functions
+                yield from evaluation_items(functions, self.config.eval.sampling)
 
     def _engine(self) -> Iterator[Item]:
         if self.prompts is not None and self.preview is not None:
@@ -242,8 +249,11 @@ class Preflight:
     def _rewards(self) -> Iterator[Item]:
         if self.prompts is None or self.tokenizer is None:
             return
-        assert self.config.rewards is not None, "combinations asks for rewards"
-        for item in reward_items(self.config.rewards, self.prompts.train.rows, self.tokenizer):
+        functions, prompts = self.config.reward_functions, self.prompts.train.rows
+        if self.config.energy is not None:
+            yield energy_item(self.config.energy, prompts, preview=self.preview)
+        tried = reward_items(functions, prompts, self.tokenizer)
+        for item in chain(tried, filter_items(self.config, prompts)):
             self.exit_code = max(self.exit_code, 2 if item.level == "error" else 0)
             yield item
 
@@ -254,7 +264,7 @@ class Preflight:
         # A check leaves no files behind: mapped rows stay readable after their files are deleted.
         with tempfile.TemporaryDirectory(prefix="homeostat-check-") as temporary:
             return prepare_row_part(
-                self.config,
+                self.config.data,
                 self.tokenizer,
                 part,
                 cache_dir=folder if folder.is_dir() else Path(temporary),
@@ -268,6 +278,7 @@ class Preflight:
         plans, total = self._plans(as_chosen(config, resolve_runtime(config, kept=PLAIN)))
         sizes = {"num_rows": num_rows, "total_steps": total}
         yield from row_size_items(config.trainer, plans, **sizes, unit=self._unit)
+        yield from mix_items(config, self.rows.train)
         if config.kind is RunKind.PREFERENCE:
             yield from preference_items(config, self.rows.train)
         count_steps(config, num_rows)

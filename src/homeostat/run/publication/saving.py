@@ -102,6 +102,9 @@ class Saver:
             if with_export:
                 trainer.export(Role.POLICY, folder / "hf", self.config)
                 self.parts.tokenizer.save(folder / "hf")
+            if with_export and self.config.critic is not None and self.config.critic.export:
+                trainer.export(Role.CRITIC, folder / "hf_critic", self.config)
+                self.parts.tokenizer.save(folder / "hf_critic")
 
         is_best = self.parts.state.best_step == step
         try:

@@ -49,6 +49,8 @@ class MemoryPlan:
     copies: int = 0
     sampling: int = 0
     sleeps: bool = True
+    # Free memory of the host, for what an update offloads to it.
+    host_capacity: int = 0
 
     @property
     def training_peak(self) -> int:
@@ -65,7 +67,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.peak <= self.capacity
+        return self.peak <= self.capacity and self.update.host <= self.host_capacity
 
     def as_json(self) -> dict[str, Any]:
         parts = {name: getattr(self.update, name) for name in UpdateMemory.__slots__}
@@ -81,6 +83,7 @@ class MemoryPlan:
             "cache_bytes": self.cache,
             "copies_bytes": self.copies,
             "sampling_bytes": self.sampling,
+            "host_capacity_bytes": self.host_capacity,
         }
 
 
@@ -97,12 +100,13 @@ def plan_memory(
     update = estimate_update(config, runtime, batch)
     process = int(host_rss()) if device.type == "cpu" else 0
     capacity = free_bytes(device) + process
-    plan = MemoryPlan(str(device), capacity, process, update)
+    host = free_bytes(torch.device("cpu"))
+    plan = MemoryPlan(str(device), capacity, process, update, host_capacity=host)
     if not config.is_rl or not config.engine.shares_weights:
         return plan
     assert config.engine.type == "native", "no other engine shares the trainer's weights"
     cache = cache_bytes(config, preview, device=device, longest_prompt=longest_prompt)
-    running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
+    running = min(config.engine.max_concurrency, config.requests_per_step)
     drawing = running * preview.vocab_size * _DRAW_BYTES
     tokens = min(config.engine.prefill_tokens, longest_prompt * config.rollout.prompts_per_step)
     prefill = estimate_prefill(config, runtime, num_tokens=tokens)
@@ -115,6 +119,7 @@ def plan_memory(
         copies=copies_bytes(config, runtime, preview),
         sampling=max(drawing, prefill),
         sleeps=config.engine.sleep,
+        host_capacity=host,
     )
 
 
@@ -128,7 +133,7 @@ def cache_bytes(
     """
     per_token = preview.cache_bytes_per_token
     assert per_token is not None, "combinations asks for the native decoder"
-    running = min(config.engine.max_concurrency, config.rollout.samples_per_step)
+    running = min(config.engine.max_concurrency, config.requests_per_step)
     wanted = per_token * (longest_prompt + config.rollout.max_new_tokens) * running
     return min(wanted, int(config.engine.memory_share * free_bytes(device)))
 
@@ -145,6 +150,9 @@ def copies_bytes(config: RunConfig, runtime: Runtime, preview: ModelPreview) -> 
 
 def largest_rl_batch(config: RunConfig, prompts: PromptSet) -> TrainBatch:
     """Return the largest micro-batch of a step in which every completion has its full length."""
+    if config.is_strided:
+        # Rows of a text are packed by their distinct tokens, up to the budget.
+        return full_batch(config, config.trainer.tokens_per_micro_batch)
     trained, rollout = config.rollout.max_new_tokens, config.rollout
     rows_per_update = -(-rollout.samples_per_step // config.trainer.updates_per_step)
     needed = -(-rows_per_update // rollout.samples_per_prompt)
@@ -181,7 +189,7 @@ def _column_names(config: RunConfig) -> list[str]:
     if not config.is_rl:
         return []
     names = ["advantage", "engine_logp"]
-    names += ["old_logp"] if config.trainer.updates_per_step > 1 else []
+    names += ["old_logp"] if config.trainer.updates_in_step > 1 else []
     return names + (["ref_logp"] if policy_gradient(config.algorithm).kl is not None else [])
 
 
@@ -238,6 +246,8 @@ def _rungs(config: RunConfig) -> Iterator[str]:
         yield "trainer.gradient_checkpointing=selective"
     if trainer.gradient_checkpointing is not True:
         yield "trainer.gradient_checkpointing=true"
+    if trainer.backend.type == "local" and trainer.device != "cpu":
+        yield "trainer.backend.offload_experts=true"
     if trainer.precision == "fp32" and trainer.device != "cpu":
         yield "trainer.precision=bf16"
     if config.lora is None:

@@ -33,7 +33,9 @@ def open_rows(config: RunConfig, tokenizer: ChatTokenizer, session: Session) -> 
     parts: dict[Part, RowStore] = {}
     for part in parts_of(config.data):
         with progress_of(f"tokenising {part} rows", session.console) as progress:
-            rows = prepare_row_part(config, tokenizer, part, cache_dir=cache_dir, progress=progress)
+            rows = prepare_row_part(
+                config.data, tokenizer, part, cache_dir=cache_dir, progress=progress
+            )
         report = rows.report
         log.info(
             "%s rows: %d of %d kept (%d overlong dropped, %d cut, %d unusable), %s tokens, %.0f %% "

@@ -1,20 +1,24 @@
-"""Sampling is greedy: every answer to a prompt is the same.
+"""Sampling is greedy, or nearly so: every answer to a prompt is the same.
 
 ## What it sees
-RL with a rollout temperature of 0.
+RL with a rollout temperature of 0; or with a cut that leaves a single token in most places: top-k
+of 1, top-p of `top_p` or less, min-p of `min_p` or more.
 
 ## Why it matters
 All answers of a group are equal, so all advantages are 0. Moreover, the distribution that samples
-is not the one that is trained.
+is not the one that is trained; where it is (the kept tokens are replayed), a token that was the
+only one left has probability 1 and no gradient.
 
 ## Likely causes
 - greedy-sampling: a setting for evaluation, used for training.
 
 ## What to do
-Set the temperature to 1.0; evaluation may stay at 0.
+Set the temperature to 1.0; evaluation may stay at 0. Cut less: top-p of 0.9 or more, top-k of 20 or
+more, min-p of 0.1 or less.
 
 ## Known false alarms
-None: greedy decoding is no policy that can be improved by sampling it.
+Of greedy decoding none: it is no policy that can be improved by sampling it. A small top-p may
+leave enough tokens where the policy is very uncertain; see sampling/kept_share.
 """
 
 from __future__ import annotations
@@ -22,12 +26,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.health.finding import Cause, Confidence, Family, Fix, Grade, Level, Sighting
-from homeostat.health.rule import NoOptions, Rule
+from homeostat.health.rule import Rule, RuleOptions, option
 from homeostat.health.view import Kind, RunView
 
 
-def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
+class Options(RuleOptions):
+    top_p: float = option(0.2, "Top-p that leaves one token in most places.")
+    min_p: float = option(0.9, "Min-p that leaves one token in most places.")
+
+
+def check(view: RunView, options: Options) -> Iterator[Sighting]:
     if view.number("rollout.temperature") != 0:
+        yield from _cut(view, options)
         return
     yield Sighting(
         message="rollout temperature is 0: greedy decoding gives the same answer every time, and "
@@ -36,6 +46,28 @@ def check(view: RunView, _: NoOptions) -> Iterator[Sighting]:
         fixes=(Fix("rollout.temperature", "1.0", "answers that differ", Grade.UNSAFE),),
         value=0.0,
     )
+
+
+def _cut(view: RunView, options: Options) -> Iterator[Sighting]:
+    """Yield the first cut that leaves next to nothing to choose from."""
+    settings = (
+        ("rollout.top_k", 1.0, lambda value: value == 1, "50"),
+        ("rollout.top_p", options.top_p, lambda value: 0 < value <= options.top_p, "0.95"),
+        ("rollout.min_p", options.min_p, lambda value: value >= options.min_p, "0.05"),
+    )
+    for name, limit, is_greedy, better in settings:
+        value = view.number(name)
+        if value is not None and is_greedy(value):
+            yield Sighting(
+                message=f"{name} is {value:g}: in most places a single token is left to sample, "
+                "which has no gradient, and the answers to a prompt hardly differ. Cut less.",
+                causes=(Cause("greedy-sampling", f"{name} {value:g}"),),
+                fixes=(Fix(name, better, "several tokens to choose from", Grade.UNSAFE),),
+                value=value,
+                limit=limit,
+                level=Level.WARN,
+            )
+            return
 
 
 RULE = Rule(
@@ -47,5 +79,6 @@ RULE = Rule(
     check=check,
     needs=("setting:rollout.temperature",),
     kinds=(Kind.RL,),
+    options=Options,
     explains=("RWD001", "POL015"),
 )

@@ -77,7 +77,8 @@ def _causes(view: RunView, gap: Gap) -> Iterator[Cause]:
     if gap.level > gap.broken and useless:
         yield from _other_weights(view)
     top_k, top_p = raw_number(view, "top_k"), raw_number(view, "top_p")
-    if (top_k or 0.0) > 0.0 or (top_p is not None and top_p < 1.0):
+    is_replayed = view.series("sampling/kept_share") is not None
+    if ((top_k or 0.0) > 0.0 or (top_p is not None and top_p < 1.0)) and not is_replayed:
         yield Cause("truncated-sampling-logprob-bias", "samples are drawn by top-k or top-p")
     if is_moe(view):
         yield Cause("moe-routing-mismatch", "a mixture of experts may route tokens otherwise")

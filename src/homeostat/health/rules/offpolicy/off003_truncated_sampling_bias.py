@@ -78,6 +78,9 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 def _truncation(view: RunView) -> list[str]:
+    if view.series("sampling/kept_share") is not None:
+        # The tokens that were kept are replayed: both log-probs are of the same distribution.
+        return []
     top_k, top_p, min_p = (raw_number(view, name) for name in ("top_k", "top_p", "min_p"))
     found = [f"top_k {top_k:g}"] if top_k is not None and top_k > 0 else []
     found += [f"top_p {top_p:g}"] if top_p is not None and 0 < top_p < 1 else []

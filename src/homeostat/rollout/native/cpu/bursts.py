@@ -15,11 +15,12 @@ import time
 
 import numpy as np
 
-from homeostat.rollout.native.bursts import Reserve, Taken
+from homeostat.columns import MAX_KEPT_IDS
+from homeostat.rollout.native.bursts import Reserve, Taken, TakenCut
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cpu.compiled import CompiledModel, block_tables
 from homeostat.rollout.native.cpu.prompts import CpuPrompts
-from homeostat.rollout.native.routing import routes_dtype, wants_routes
+from homeostat.rollout.native.routing import route_arrays, routes_in
 from homeostat.rollout.native.sampler import noise_of
 from homeostat.rollout.native.sequence import Sequence
 
@@ -82,15 +83,20 @@ class CpuBursts:
         return max(1, min(left, MAX_STEPS, int(min(MAX_SECONDS, left_s) / self._step_s)))
 
     def _made(self, cache: KVCache, num_steps: int) -> Taken:
-        arrays, moe, routes_BSLK = _arrays(self.sequences, num_steps), self.compiled.moe, None
-        if moe is not None and wants_routes(self.sequences):
-            shape = (num_steps, len(self.sequences), len(moe.layers), moe.top_k)
-            arrays["routes"] = np.zeros(shape, dtype=np.int32)
+        moe, routes_BSLK, cut = self.compiled.moe, None, None
+        room = route_arrays(self.sequences, moe, num_steps, len(self.sequences))
+        arrays = _arrays(self.sequences, num_steps) | room
+        is_cut = any(sequence.is_cut for sequence in self.sequences)
+        if is_cut:
+            arrays |= _cut_arrays(self.sequences, num_steps, vocabulary=self.compiled.vocabulary)
         self.compiled.run(cache, arrays, num_rows=len(self.sequences), num_steps=num_steps)
-        if moe is not None and "routes" in arrays:
-            routes_BSLK = arrays["routes"].swapaxes(0, 1).astype(routes_dtype(moe))
+        if moe is not None and room:
+            routes_BSLK = routes_in(room, moe).swapaxes(0, 1)
+        if is_cut:
+            ids_BSK = arrays["kept"].swapaxes(0, 1)
+            cut = TakenCut(arrays["sampled_logps"].T, arrays["sizes"].T, ids_BSK)
         return Taken(
-            self.sequences, arrays["drawn"].T, arrays["logps"].T, arrays["made"], routes_BSLK
+            self.sequences, arrays["drawn"].T, arrays["logps"].T, arrays["made"], routes_BSLK, cut
         )
 
 
@@ -112,4 +118,23 @@ def _arrays(sequences: list[Sequence], num_steps: int) -> dict[str, np.ndarray]:
         "drawn": np.zeros((num_steps, num_rows), dtype=np.int32),
         "logps": np.zeros((num_steps, num_rows), dtype=np.float32),
         "made": np.zeros(num_rows, dtype=np.int32),
+    }
+
+
+def _cut_arrays(
+    sequences: list[Sequence], num_steps: int, *, vocabulary: int
+) -> dict[str, np.ndarray]:
+    """Make the arrays by which distributions are cut, and those of what was kept."""
+    num_rows, width = len(sequences), min(vocabulary, MAX_KEPT_IDS)
+    sampling = [sequence.request.sampling for sequence in sequences]
+    return {
+        "is_cut": np.array([sequence.is_cut for sequence in sequences], dtype=np.int32),
+        "top_k": np.array(
+            [min(one.top_k or vocabulary, vocabulary) for one in sampling], dtype=np.int32
+        ),
+        "top_p": np.array([one.top_p for one in sampling], dtype=np.float64),
+        "min_p": np.array([one.min_p for one in sampling], dtype=np.float64),
+        "sampled_logps": np.zeros((num_steps, num_rows), dtype=np.float32),
+        "sizes": np.zeros((num_steps, num_rows), dtype=np.int32),
+        "kept": np.empty((num_steps, num_rows, width), dtype=np.int32),
     }

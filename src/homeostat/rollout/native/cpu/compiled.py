@@ -17,7 +17,16 @@ from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cpu.weights import PackedWeights
 from homeostat.rollout.native.sequence import Sequence
 
-_COUNTS = ("rows", "stride", "steps", "table_width", "block_tokens", "num_stops", "threads")
+_COUNTS = (
+    "rows",
+    "stride",
+    "steps",
+    "table_width",
+    "block_tokens",
+    "num_stops",
+    "threads",
+    "width",
+)
 
 
 class BurstStruct(ctypes.Structure):
@@ -27,7 +36,8 @@ class BurstStruct(ctypes.Structure):
             (name, c_void_p)
             for name in (
                 "tokens", "positions", "sequences", "tables", "greedy", "stops", "stores", "scale",
-                "noise", "drawn", "logps", "made", "hidden", "routes",
+                "noise", "drawn", "logps", "made", "hidden", "routes", "route_weights", "is_cut",
+                "top_k", "top_p", "min_p", "sampled_logps", "sizes", "kept",
             )
         ),
     ]  # fmt: skip
@@ -41,6 +51,10 @@ class CompiledModel:
         self.library = library
         self.threads = threads
         self._weights: PackedWeights | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.vocab_size
 
     @property
     def moe(self) -> MoeShape | None:
@@ -64,6 +78,7 @@ class CompiledModel:
             block_tokens=cache.block_tokens,
             num_stops=len(arrays["stops"]) if "stops" in arrays else 0,
             threads=self.threads,
+            width=arrays["kept"].shape[2] if "kept" in arrays else 0,
             stores=stores.ctypes.data,
             **{name: array.ctypes.data for name, array in arrays.items()},
         )

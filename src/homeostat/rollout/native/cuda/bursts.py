@@ -19,6 +19,7 @@ from homeostat.rollout.native.bursts import Reserve, Taken
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cuda.state import BURST_STEPS, DecodeState, Drawing
 from homeostat.rollout.native.cuda.steps import Steps
+from homeostat.rollout.native.routing import wants_weights
 from homeostat.rollout.native.sequence import Sequence
 
 
@@ -39,6 +40,7 @@ class CudaBursts:
         self.num_steps = 0
         self.sequences: list[Sequence] = []
         self._count = 0
+        self._is_cut = False
         self._flying: deque[_Burst] = deque()
 
     @property
@@ -58,7 +60,10 @@ class CudaBursts:
         assert not self._flying, "the last sequences are still on their way"
         # A graph is captured over a first step, which needs a cache to write to.
         self.state.see(cache)
-        self._count = self.steps.make_ready(len(sequences))
+        self._is_cut = any(sequence.is_cut for sequence in sequences)
+        if self._is_cut:
+            self.state.make_cut(self.steps.forward.vocabulary)
+        self._count = self.steps.make_ready(len(sequences), is_cut=self._is_cut)
         self.sequences = sequences
         self.state.load(sequences)
         # Where there is no room for more, there is room for one: the scheduler saw to it.
@@ -70,10 +75,10 @@ class CudaBursts:
         wanted = self._wanted()
         if may_go_on and wanted > 0 and reserve(self.sequences, self._ahead + wanted):
             self._launch(wanted, cache)
-        tokens_SB, logps_SB, routes_SBLK = self._flying.popleft().drawing.wait()
+        tokens_SB, logps_SB, routes_SBLK, cut = self._flying.popleft().drawing.wait()
         made_B = np.full(len(self.sequences), len(tokens_SB))
         routes_BSLK = None if routes_SBLK is None else routes_SBLK.swapaxes(0, 1)
-        return Taken(self.sequences, tokens_SB.T, logps_SB.T, made_B, routes_BSLK)
+        return Taken(self.sequences, tokens_SB.T, logps_SB.T, made_B, routes_BSLK, cut)
 
     def drop(self) -> None:
         """Forget the bursts in flight: their tokens will be drawn again, and come out the same."""
@@ -95,7 +100,10 @@ class CudaBursts:
         # Room may have been had by moving the cache.
         self.state.see(cache)
         self.state.prepare(self.sequences, ahead=self._ahead)
-        self.steps.run(self._count, num_steps)
+        self.steps.run(self._count, num_steps, is_cut=self._is_cut)
         self.num_steps += num_steps
-        drawing = self.state.drawn(len(self.sequences), num_steps)
+        with_weights = wants_weights(self.sequences)
+        drawing = self.state.drawn(
+            len(self.sequences), num_steps, with_weights=with_weights, is_cut=self._is_cut
+        )
         self._flying.append(_Burst(num_steps, drawing))

@@ -31,11 +31,13 @@ from homeostat.rollout.native.cuda.attention import (
     AttentionShape,
     decode_attention,
 )
+from homeostat.rollout.native.cuda.cutting import draw_kept, sums_of_tiles
 from homeostat.rollout.native.cuda.experts import ExpertScratch, narrow_experts, wide_experts
 from homeostat.rollout.native.cuda.sampling import (
     can_draw_from_hidden,
     draw_from_hidden,
     draw_from_logits,
+    multiplied_sums,
 )
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
@@ -71,8 +73,12 @@ class DecodeForward:
             rows, device = narrow.MAX_ROWS, state.device
             self._experts = ExpertScratch(config.moe.num_experts, max_rows=rows, device=device)
 
-    def step(self, num_rows: int) -> None:
-        """Moves the first rows of the state on by one token."""
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.vocab_size
+
+    def step(self, num_rows: int, *, is_cut: bool) -> None:
+        """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
         state = self.state.rows(num_rows)
         trunk, eps = self.model.model, self.model.config.rms_norm_eps
         factor = self.model.config.rope.attention_factor
@@ -83,7 +89,9 @@ class DecodeForward:
         x_BD, added_BD = self._layers_for(num_rows)(x_BD, turns, state)
         hidden_BD = rows.add_norm(x_BD, added_BD, trunk.norm.weight, eps=eps)
         weight_VD = self.model.output_weight()
-        if can_draw_from_hidden(num_rows, weight_VD):
+        if is_cut:
+            _draw_cut(hidden_BD, weight_VD, state)
+        elif can_draw_from_hidden(num_rows, weight_VD):
             draw_from_hidden(hidden_BD, weight_VD, state)
         else:
             draw_from_logits(_logits(hidden_BD, weight_VD), state)
@@ -204,6 +212,19 @@ class DecodeForward:
                 self.shape, num_rows=num_rows, shares=shares, device=self.state.device
             )
         return self._scratch[num_rows]
+
+
+def _draw_cut(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
+    """Draw with logits kept: which words are cut is known only after all of them are."""
+    num_rows = len(hidden_BD)
+    if can_draw_from_hidden(num_rows, weight_VD):
+        shape = (num_rows, weight_VD.shape[0])
+        logits_BV = torch.empty(shape, dtype=torch.float32, device=hidden_BD.device)
+        sums = multiplied_sums(hidden_BD, weight_VD, state.scale_B, logits_BV=logits_BV)
+    else:
+        logits_BV = _logits(hidden_BD, weight_VD)
+        sums = sums_of_tiles(logits_BV, state.scale_B)
+    draw_kept(logits_BV, *sums, state)
 
 
 def _logits(hidden_BD: Tensor, weight_VD: Tensor) -> Tensor:

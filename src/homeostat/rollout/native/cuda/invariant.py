@@ -26,9 +26,11 @@ from homeostat.models.decoder import Decoder
 from homeostat.models.routing import Routing
 from homeostat.ops.kernels import aligned
 from homeostat.ops.kernels.attention import over_keys, tile_options
+from homeostat.ops.kernels.kept import kept_sums
 from homeostat.ops.kernels.logits import Chunks
 from homeostat.ops.linear import tiled_product
 from homeostat.ops.tiled_attention import KEY_TILE, QUERY_TILE
+from homeostat.rollout.native.cuda.cutting import draw_kept, sums_of_tiles
 from homeostat.rollout.native.cuda.sampling import draw_from_logits
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 
@@ -41,8 +43,12 @@ class InvariantForward:
         self.state = state
         self.block_tokens = block_tokens
 
-    def step(self, num_rows: int) -> None:
-        """Moves the first rows of the state on by one token."""
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.vocab_size
+
+    def step(self, num_rows: int, *, is_cut: bool) -> None:
+        """Moves the first rows of the state on by one token. `is_cut`: some of them may be cut."""
         state = self.state.rows(num_rows)
         attention = CachedAttention(state, self.state.stores_L2, self.block_tokens)
         routing = Routing(records=True)
@@ -50,11 +56,17 @@ class InvariantForward:
             state.tokens_B, state.positions_B, attention, routing=routing
         )
         if state.routes_SBLK is not None:
-            _note_routes(routing.recorded(), state)
+            _note_routes(routing, state)
         weight_VD = self.model.output_weight()
         logits_BV = tiled_product(hidden_BD, weight_VD, out_dtype=torch.float32)
-        draw_from_logits(logits_BV, state)
-        _note(_logp(logits_BV, state), state)
+        if not is_cut:
+            draw_from_logits(logits_BV, state)
+            _note(_logp(logits_BV, state), state)
+            return
+        draw_kept(logits_BV, *sums_of_tiles(logits_BV, state.scale_B), state)
+        logp_B = _logp(logits_BV, state)
+        _note(logp_B, state)
+        _note_kept(logp_B, hidden_BD, weight_VD, state)
 
 
 def _logp(logits_BV: Tensor, state: Rows) -> Tensor:
@@ -71,12 +83,32 @@ def _note(logp_B: Tensor, state: Rows) -> None:
     state.logps_SB.scatter_(0, step_B[None], logp_B[None])
 
 
-def _note_routes(routes_BLK: Tensor, state: Rows) -> None:
+def _note_kept(whole_logp_B: Tensor, hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
+    """The log-probs over what was kept, by the trainer's kernel; of rows without a set over all."""
+    cut = state.cut
+    assert cut is not None, "the state has been prepared for cut rows"
+    step_B = (state.positions_B - state.starts_B - state.moves_B).long()
+    row_B = torch.arange(len(step_B), device=step_B.device)
+    size_B = cut.sizes_SB[step_B, row_B].long()
+    starts_B = step_B * cut.kept_SBK.stride(0) + row_B * cut.kept_SBK.stride(1)
+    ends_B = starts_B + size_B.clamp(max=cut.kept_SBK.shape[2])
+    targets_B, scale_B = state.tokens_B.long(), state.scale_B
+    sums = kept_sums(
+        hidden_BD, weight_VD, targets_B, cut.kept_SBK, starts_B, ends_B, scale_B, with_logits=False
+    )
+    _, target_B, lse_B, _ = sums
+    logp_B = torch.where(size_B > 0, target_B - lse_B, whole_logp_B)
+    cut.sampled_logps_SB.scatter_(0, step_B[None], logp_B[None])
+
+
+def _note_routes(routing: Routing, state: Rows) -> None:
     """Under the step that is being made."""
-    assert state.routes_SBLK is not None
+    assert state.routes_SBLK is not None, "a model with experts has routes"
+    assert state.shares_SBLK is not None, "routes have weights"
     step_B = (state.positions_B - state.starts_B).long()
     row_B = torch.arange(len(step_B), device=step_B.device)
-    state.routes_SBLK[step_B, row_B] = routes_BLK.to(state.routes_SBLK.dtype)
+    state.routes_SBLK[step_B, row_B] = routing.recorded().to(state.routes_SBLK.dtype)
+    state.shares_SBLK[step_B, row_B] = routing.recorded_weights()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ token in it: inverse CDF, as in `native.sampler`, whose definition this follows 
     draw_from_hidden    of many rows: the first pass multiplies and keeps no logits, the second one
                         multiplies the row by the words of its tile again
 
+Rows that are cut (cutting.py) are drawn again among what is kept, for which logits are kept.
+
 The second pass also moves the sequence on: the token is its next input, its position grows by one,
 and what was drawn is noted under the number of the step. A graph of it needs nothing of the host.
 
@@ -70,9 +72,10 @@ def _tile_sums(
 
 @triton.jit
 def _multiplied_tile_sums(
-    hidden_desc, weight_desc, scale_ptr, tops_ptr, sums_ptr, num_rows, width, vocabulary,
-    NUM_TILES: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
-    INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    hidden_desc, weight_desc, scale_ptr, tops_ptr, sums_ptr, logits_ptr, num_rows, width,
+    vocabulary,
+    KEEPS_LOGITS: tl.constexpr, NUM_TILES: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
+    WORDS: tl.constexpr, INPUTS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     wait_for_last(EARLY)
@@ -89,6 +92,9 @@ def _multiplied_tile_sums(
             logits = tl.dot(hidden, tl.trans(weight), logits, input_precision=PRECISION)
         at_B, at_V = row + tl.arange(0, ROWS), word + tl.arange(0, WORDS)
         is_row = at_B < num_rows
+        if KEEPS_LOGITS:
+            at = logits_ptr + at_B[:, None].to(tl.int64) * vocabulary + at_V[None, :]
+            tl.store(at, logits, mask=is_row[:, None] & (at_V < vocabulary)[None, :])
         scale = tl.load(scale_ptr + at_B, mask=is_row, other=1.0)
         z = tl.where((at_V < vocabulary)[None, :], logits * scale[:, None], float("-inf"))
         z = tl.reshape(z, (ROWS, tiles, TILE))
@@ -194,7 +200,7 @@ def draw_from_logits(logits_BV: Tensor, state: Rows) -> None:
         TILE=TILE,
         **early(logits_BV.device),
     )
-    _draw_and_move(state, tops_BT, sums_BT, vocabulary, TILE, logits_BV=logits_BV)
+    draw_and_move(state, tops_BT, sums_BT, vocabulary, TILE, logits_BV=logits_BV)
 
 
 def can_draw_from_hidden(num_rows: int, weight_VD: Tensor) -> bool:
@@ -202,6 +208,18 @@ def can_draw_from_hidden(num_rows: int, weight_VD: Tensor) -> bool:
 
 
 def draw_from_hidden(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
+    tops_BT, sums_BT = multiplied_sums(hidden_BD, weight_VD, state.scale_B)
+    product = hidden_BD, weight_VD
+    draw_and_move(state, tops_BT, sums_BT, weight_VD.shape[0], TILE_AGAIN, product=product)
+
+
+def multiplied_sums(
+    hidden_BD: Tensor, weight_VD: Tensor, scale_B: Tensor, *, logits_BV: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return [B, T] each: the largest logit, over the temperature, and the sum of a tile's weights.
+
+    The logits themselves are written to `logits_BV` if it is given.
+    """
     (num_rows, width), vocabulary = hidden_BD.shape, weight_VD.shape[0]
     num_tiles = triton.cdiv(vocabulary, TILE_AGAIN)
     tops_BT = torch.empty(num_rows, num_tiles, device=hidden_BD.device, dtype=torch.float32)
@@ -211,12 +229,14 @@ def draw_from_hidden(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
     _multiplied_tile_sums[(min(num_products, _num_programs(hidden_BD.device)),)](
         TensorDescriptor.from_tensor(hidden_BD, [tile_rows, _INPUTS]),
         TensorDescriptor.from_tensor(weight_VD, [_WORDS, _INPUTS]),
-        state.scale_B,
+        scale_B,
         tops_BT,
         sums_BT,
+        tops_BT if logits_BV is None else logits_BV,
         num_rows,
         width,
         vocabulary,
+        KEEPS_LOGITS=logits_BV is not None,
         NUM_TILES=num_tiles,
         TILE=TILE_AGAIN,
         ROWS=tile_rows,
@@ -227,8 +247,7 @@ def draw_from_hidden(hidden_BD: Tensor, weight_VD: Tensor, state: Rows) -> None:
         num_stages=_STAGES,
         **early(hidden_BD.device),
     )
-    product = hidden_BD, weight_VD
-    _draw_and_move(state, tops_BT, sums_BT, vocabulary, TILE_AGAIN, product=product)
+    return tops_BT, sums_BT
 
 
 @cache
@@ -239,7 +258,7 @@ def _num_programs(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _draw_and_move(
+def draw_and_move(
     state: Rows,
     tops_BT: Tensor,
     sums_BT: Tensor,
@@ -249,6 +268,7 @@ def _draw_and_move(
     logits_BV: Tensor | None = None,
     product: tuple[Tensor, Tensor] | None = None,
 ) -> None:
+    """Draw from what the tiles' sums say, and move the rows on."""
     num_rows, num_tiles = tops_BT.shape
     hidden_BD, weight_VD = product if product is not None else (tops_BT, tops_BT)
     _draw[(num_rows,)](

@@ -15,11 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from homeostat.columns import MAX_KEPT_IDS
 from homeostat.models.routing import smallest_dtype
 from homeostat.ops.moe_shape import MoeShape
+from homeostat.rollout.native.bursts import TakenCut
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.noise import uniforms
+from homeostat.rollout.routes import joined
 
 # Steps that the device makes without a word from the host. A sequence that ends is computed on for
 # up to twice as many.
@@ -56,11 +59,30 @@ class DecodeState:
         self.drawn_SB = zeros(BURST_STEPS, max_rows, dtype=torch.int32)
         self.logps_SB = zeros(BURST_STEPS, max_rows, dtype=torch.float32)
         self.stores_L2 = zeros(layers, 2, dtype=torch.int64)
-        self.routes_SBLK = None
+        # The experts of each step's tokens, and the weights of their outputs.
+        self.routes_SBLK = self.shares_SBLK = None
         if moe is not None:
             size = BURST_STEPS, max_rows, len(moe.layers), moe.top_k
             self.routes_SBLK = zeros(*size, dtype=smallest_dtype(moe.num_experts))
+            self.shares_SBLK = zeros(*size, dtype=torch.float32)
         self._stores: list[tuple[int, int]] = []
+        self.cut: CutRows | None = None
+
+    def make_cut(self, vocabulary: int) -> None:
+        """Make room for rows whose distributions are cut, when the first of them comes."""
+        if self.cut is not None:
+            return
+        rows, width, device = self.max_rows, min(vocabulary, MAX_KEPT_IDS), self.device
+        self.cut = CutRows(
+            is_cut_B=torch.zeros(rows, dtype=torch.int32, device=device),
+            top_k_B=torch.zeros(rows, dtype=torch.int32, device=device),
+            top_p_B=torch.zeros(rows, dtype=torch.float64, device=device),
+            min_p_B=torch.zeros(rows, dtype=torch.float32, device=device),
+            sampled_logps_SB=torch.zeros_like(self.logps_SB),
+            sizes_SB=torch.zeros_like(self.drawn_SB),
+            kept_SBK=torch.zeros((BURST_STEPS, rows, width), dtype=torch.int32, device=device),
+            vocabulary=vocabulary,
+        )
 
     def rows(self, num_rows: int) -> Rows:
         rows = slice(num_rows)
@@ -76,6 +98,8 @@ class DecodeState:
             drawn_SB=self.drawn_SB[:, rows],
             logps_SB=self.logps_SB[:, rows],
             routes_SBLK=None if self.routes_SBLK is None else self.routes_SBLK[:, rows],
+            shares_SBLK=None if self.shares_SBLK is None else self.shares_SBLK[:, rows],
+            cut=None if self.cut is None else self.cut.first(num_rows),
         )
 
     def see(self, cache: KVCache) -> None:
@@ -102,6 +126,20 @@ class DecodeState:
         for target, row in zip(targets, rows, strict=True):
             self._send(target, row)
         self._send(self.scale_B, scale_B)
+        if self.cut is not None:
+            self._load_cut(sequences, self.cut)
+
+    def _load_cut(self, sequences: list[Sequence], cut: CutRows) -> None:
+        is_cut_B, top_k_B = np.zeros((2, self.max_rows), dtype=np.int32)
+        top_p_B, min_p_B = np.ones(self.max_rows), np.zeros(self.max_rows, dtype=np.float32)
+        for row, sequence in enumerate(sequences):
+            sampling = sequence.request.sampling
+            is_cut_B[row] = sequence.is_cut
+            top_k_B[row] = min(sampling.top_k or cut.vocabulary, cut.vocabulary)
+            top_p_B[row], min_p_B[row] = sampling.top_p, sampling.min_p
+        targets = (cut.is_cut_B, cut.top_k_B, cut.top_p_B, cut.min_p_B)
+        for target, values in zip(targets, (is_cut_B, top_k_B, top_p_B, min_p_B), strict=True):
+            self._send(target, values)
 
     def prepare(self, sequences: list[Sequence], *, ahead: int) -> None:
         """Send blocks and noise of the next burst. `ahead`: tokens in flight before it."""
@@ -117,19 +155,30 @@ class DecodeState:
         self._send(self.noise_SB, noise_SB)
         self.starts_B.copy_(self.positions_B)
 
-    def drawn(self, num_rows: int, num_steps: int) -> Drawing:
-        """Start to copy what a burst sampled to the host, and return the copy."""
-        tokens_SB, logps_SB = (
-            self._fetched(tensor_SB[:num_steps, :num_rows])
-            for tensor_SB in (self.drawn_SB, self.logps_SB)
-        )
-        routes = self.routes_SBLK
-        routes_SBLK = None if routes is None else self._fetched(routes[:num_steps, :num_rows])
+    def drawn(
+        self, num_rows: int, num_steps: int, *, with_weights: bool = False, is_cut: bool = False
+    ) -> Drawing:
+        """Start to copy what a burst sampled to the host, and return the copy.
+
+        `with_weights`: the weights of experts, too. `is_cut`: what was kept of the distributions.
+        """
+
+        def fetched(tensor_SB: Tensor) -> Tensor:
+            return self._fetched(tensor_SB[:num_steps, :num_rows])
+
+        tokens_SB, logps_SB = fetched(self.drawn_SB), fetched(self.logps_SB)
+        routes_SBLK = None if self.routes_SBLK is None else fetched(self.routes_SBLK)
+        shares = self.shares_SBLK if with_weights else None
+        shares_SBLK = None if shares is None else fetched(shares)
+        cut = ()
+        if is_cut and self.cut is not None:
+            outputs = (self.cut.sampled_logps_SB, self.cut.sizes_SB, self.cut.kept_SBK)
+            cut = tuple(fetched(tensor_SB) for tensor_SB in outputs)
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
-        return Drawing(tokens_SB, logps_SB, routes_SBLK, event)
+        return Drawing(tokens_SB, logps_SB, routes_SBLK, shares_SBLK, event, cut)
 
     def _fetched(self, tensor: Tensor) -> Tensor:
         is_cuda = self.device.type == "cuda"
@@ -159,24 +208,66 @@ class Rows:
     drawn_SB: Tensor
     logps_SB: Tensor
     routes_SBLK: Tensor | None
+    shares_SBLK: Tensor | None
+    cut: CutRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CutRows:
+    """How the distributions of rows are cut (cutting.py), and what was kept of them.
+
+    `top_k_B` is the vocabulary's size without top-k. `sizes_SB` counts what was kept, 0 for all,
+    and `kept_SBK` holds the first of its ids.
+    """
+
+    is_cut_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
+    sampled_logps_SB: Tensor
+    sizes_SB: Tensor
+    kept_SBK: Tensor
+    vocabulary: int
+
+    def first(self, num_rows: int) -> CutRows:
+        """Return views of the first rows."""
+        rows = slice(num_rows)
+        return CutRows(
+            is_cut_B=self.is_cut_B[rows],
+            top_k_B=self.top_k_B[rows],
+            top_p_B=self.top_p_B[rows],
+            min_p_B=self.min_p_B[rows],
+            sampled_logps_SB=self.sampled_logps_SB[:, rows],
+            sizes_SB=self.sizes_SB[:, rows],
+            kept_SBK=self.kept_SBK[:, rows],
+            vocabulary=self.vocabulary,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """The tokens that a burst sampled, and the experts of the tokens that it ran to sample them;
-    none in a dense model. They are complete once the device has passed `event`."""
+    none in a dense model. `shares_SBLK`: the weights of the experts, where they are asked for.
+    `cut` holds log-probs, sizes and ids of what was kept, if rows were cut.
+    They are complete once the device has passed `event`."""
 
     tokens_SB: Tensor
     logps_SB: Tensor
     routes_SBLK: Tensor | None
+    shares_SBLK: Tensor | None
     event: torch.cuda.Event | None
+    cut: tuple[Tensor, ...] = ()
 
-    def wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, TakenCut | None]:
+        """Return tokens, log-probs, routes (rollout/routes.py) and what was kept."""
         if self.event is not None:
             self.event.synchronize()
-        routes = self.routes_SBLK
+        routes, shares = self.routes_SBLK, self.shares_SBLK
         return (
             self.tokens_SB.numpy(),
             self.logps_SB.numpy(),
-            None if routes is None else routes.numpy(),
+            None
+            if routes is None
+            else joined(routes.numpy(), None if shares is None else shares.numpy()),
+            TakenCut(*(tensor.numpy().swapaxes(0, 1) for tensor in self.cut)) if self.cut else None,
         )

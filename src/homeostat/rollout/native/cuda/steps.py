@@ -31,7 +31,10 @@ class Forward(Protocol):
 
     state: DecodeState
 
-    def step(self, num_rows: int) -> None: ...
+    @property
+    def vocabulary(self) -> int: ...
+
+    def step(self, num_rows: int, *, is_cut: bool) -> None: ...
 
 
 class Steps:
@@ -42,39 +45,40 @@ class Steps:
         self.counts = row_counts(max_rows)
         self.with_graphs = with_graphs
         self.warmup_s = 0.0
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        # By the number of rows, and whether some of them are cut.
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._pool = None
 
-    def make_ready(self, num_rows: int) -> int:
+    def make_ready(self, num_rows: int, *, is_cut: bool) -> int:
         """The number of rows that a step over `num_rows` runs over; it is captured by now.
 
         What was loaded into the state before is lost where a graph had to be captured.
         """
         count = self.counts[bisect_left(self.counts, num_rows)]
-        if self.with_graphs and count not in self._graphs:
+        if self.with_graphs and (count, is_cut) not in self._graphs:
             started = time.perf_counter()
-            self._graphs[count] = self._captured(count)
+            self._graphs[count, is_cut] = self._captured(count, is_cut)
             self.warmup_s += time.perf_counter() - started
         return count
 
-    def run(self, count: int, num_steps: int) -> None:
+    def run(self, count: int, num_steps: int, *, is_cut: bool) -> None:
         for _ in range(num_steps):
             if self.with_graphs:
-                self._graphs[count].replay()
+                self._graphs[count, is_cut].replay()
             else:
-                self.forward.step(count)
+                self.forward.step(count, is_cut=is_cut)
 
-    def _captured(self, count: int) -> torch.cuda.CUDAGraph:
+    def _captured(self, count: int, is_cut: bool) -> torch.cuda.CUDAGraph:
         self.forward.state.clear()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Compiles kernels and makes handles, neither of which can be captured.
-            self.forward.step(count)
+            self.forward.step(count, is_cut=is_cut)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Only what this thread does is captured: others may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self.forward.step(count)
+            self.forward.step(count, is_cut=is_cut)
         self._pool = graph.pool() if self._pool is None else self._pool
         return graph

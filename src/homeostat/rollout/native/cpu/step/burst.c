@@ -99,6 +99,11 @@ static Burst part_of(const Model *m, const Burst *burst, int64_t first, int64_t 
   part.greedy += first, part.scale += first, part.noise += first;
   part.drawn += first, part.logps += first;
   if (part.routes) part.routes += first * m->moe_layers * m->top_k;
+  if (part.route_weights) part.route_weights += first * m->moe_layers * m->top_k;
+  if (part.top_k) {
+    part.is_cut += first, part.top_k += first, part.top_p += first, part.min_p += first;
+    part.sampled_logps += first, part.sizes += first, part.kept += first * part.width;
+  }
   return part;
 }
 
@@ -139,12 +144,13 @@ int64_t panel_width(void) { return PANEL; }
 int64_t run_burst(const Model *model, const Burst *burst) {
   int64_t rows = rows_of_run(model, burst), count = (burst->rows + rows - 1) / rows, is_ready = 1;
   Run runs[count];
-  Job job = {runs, count, burst->threads, 0, 0};
+  Job job = {runs, count, burst->threads, 0, 0, 0};
   memset(runs, 0, sizeof runs);
   for (int64_t i = 0; i < count; i++) {
     runs[i].model = model;
     runs[i].burst = part_of(model, burst, i * rows, rows);
     runs[i].is_over = &job.is_over;
+    runs[i].is_out_of_memory = &job.is_out_of_memory;
     is_ready &= prepare(runs + i);
   }
   if (is_ready) {
@@ -154,5 +160,5 @@ int64_t run_burst(const Model *model, const Burst *burst) {
     pthread_mutex_unlock(&one_at_a_time);
   }
   for (int64_t i = 0; i < count; i++) free(runs[i].room), free(runs[i].stages);
-  return is_ready ? 0 : -1;
+  return is_ready && !atomic_load(&job.is_out_of_memory) ? 0 : -1;
 }

@@ -32,9 +32,14 @@ typedef struct {
    With `hidden` rows are tokens of prompts, those of a sequence one after the other: one step,
    which leaves their hidden states there, and nothing is drawn.
 
-   `routes` [steps, stride, moe_layers, top_k]: the experts of the tokens that were run, or NULL. */
+   `routes` [steps, stride, moe_layers, top_k]: the experts of the tokens that were run, or NULL;
+   `route_weights`: the weights of their outputs, or NULL.
+
+   Where a row is cut (cutting.h), `is_cut`, `top_k`, `top_p` and `min_p` say how each is, and
+   `sampled_logps` and `sizes` [steps, stride] and `kept` [steps, stride, width] are filled with the
+   log-prob over what was kept, its number of ids (0: all), and the first of these. Else NULL. */
 typedef struct {
-  int64_t rows, stride, steps, table_width, block_tokens, num_stops, threads;
+  int64_t rows, stride, steps, table_width, block_tokens, num_stops, threads, width;
   int32_t *tokens, *positions;
   const int32_t *sequences, *tables, *greedy, *stops;
   const int64_t *stores;
@@ -45,6 +50,11 @@ typedef struct {
   int32_t *made;
   float *hidden;
   int32_t *routes;
+  float *route_weights;
+  const int32_t *is_cut, *top_k;
+  const double *top_p, *min_p;
+  float *sampled_logps;
+  int32_t *sizes, *kept;
 } Burst;
 
 /* Rows that are computed together: by all threads, stage by stage, or by one. */
@@ -53,7 +63,7 @@ typedef struct {
   Burst burst;
   Stage *stages;
   int64_t stages_per_step, longest;
-  atomic_int *is_over;
+  atomic_int *is_over, *is_out_of_memory;
   float *room, *x, *qkv, *mixed, *inner, *logits, *cos, *sin;
   /* Per row: scores of the experts, and of those chosen ids, weights, inputs and outputs. */
   float *scores, *weights, *spread;
@@ -65,7 +75,7 @@ typedef struct {
   Run *runs;
   int64_t num_runs, threads;
   atomic_long next;
-  atomic_int is_over;
+  atomic_int is_over, is_out_of_memory;
 } Job;
 
 #endif

@@ -80,7 +80,7 @@ def check(view: RunView, options: Options) -> Iterator[Sighting]:
 
 
 RULE = Rule(
-    code="LRN026",
+    code="LRN027",
     name="reference-mismatch",
     family=Family.LEARNING,
     level=Level.WARN,
