@@ -95,8 +95,7 @@ class CpuBursts:
             routes_BSLK = arrays["routes"].swapaxes(0, 1).astype(routes_dtype(moe))
         cut = None
         if is_cut:
-            ids_BSK = arrays["kept"].swapaxes(0, 1)
-            cut = TakenCut(arrays["sampled_logps"].T, arrays["sizes"].T, ids_BSK)
+            cut = TakenCut(arrays["sampled_logps"].T, arrays["sizes"].T, arrays["kept"])
         return Taken(
             self.sequences, arrays["drawn"].T, arrays["logps"].T, arrays["made"], routes_BSLK, cut
         )

@@ -26,6 +26,8 @@ from homeostat.rollout.noise import uniforms
 # Steps that the device makes without a word from the host. A sequence that ends is computed on for
 # up to twice as many.
 BURST_STEPS = 8
+# Ids of a kept set that come to the host with the tokens; more take a copy of their own.
+FEW_IDS = 128
 # No sequence owns it: rows without a place of their own write there.
 SPARE_BLOCK = 0
 
@@ -64,6 +66,8 @@ class DecodeState:
             self.routes_SBLK = zeros(*size, dtype=smallest_dtype(moe.num_experts))
         self._stores: list[tuple[int, int]] = []
         self.cut: CutRows | None = None
+        # Ids of a set that are copied to the host in any case.
+        self._width = FEW_IDS
 
     def make_cut(self, vocabulary: int) -> None:
         """Make room for rows whose distributions are cut, when the first of them comes."""
@@ -80,6 +84,11 @@ class DecodeState:
             kept_SBK=torch.zeros((BURST_STEPS, rows, width), dtype=torch.int32, device=device),
             vocabulary=vocabulary,
         )
+
+    def expect(self, cut: TakenCut) -> None:
+        """Let so many ids of a set come with the tokens as the sets of a burst had."""
+        largest = min(cut.largest, MAX_KEPT_IDS)
+        self._width = max(self._width, 1 << max(largest - 1, 0).bit_length())
 
     def rows(self, num_rows: int) -> Rows:
         rows = slice(num_rows)
@@ -159,10 +168,16 @@ class DecodeState:
 
         tokens_SB, logps_SB = fetched(self.drawn_SB), fetched(self.logps_SB)
         routes_SBLK = None if self.routes_SBLK is None else fetched(self.routes_SBLK)
-        cut = ()
+        cut = None
         if is_cut and self.cut is not None:
-            outputs = (self.cut.sampled_logps_SB, self.cut.sizes_SB, self.cut.kept_SBK)
-            cut = tuple(fetched(tensor_SB) for tensor_SB in outputs)
+            # Most sets are far smaller than the room for them. What is left is fetched if need be.
+            kept_SBK = self.cut.kept_SBK[:num_steps, :num_rows].clone()
+            cut = DrawingCut(
+                fetched(self.cut.sampled_logps_SB),
+                fetched(self.cut.sizes_SB),
+                self._fetched(kept_SBK[:, :, : self._width].contiguous()),
+                kept_SBK,
+            )
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
@@ -242,7 +257,7 @@ class Drawing:
     logps_SB: Tensor
     routes_SBLK: Tensor | None
     event: torch.cuda.Event | None
-    cut: tuple[Tensor, ...] = ()
+    cut: DrawingCut | None = None
 
     def wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, TakenCut | None]:
         if self.event is not None:
@@ -252,5 +267,34 @@ class Drawing:
             self.tokens_SB.numpy(),
             self.logps_SB.numpy(),
             None if routes is None else routes.numpy(),
-            TakenCut(*(tensor.numpy().swapaxes(0, 1) for tensor in self.cut)) if self.cut else None,
+            None if self.cut is None else self.cut.taken(self.event),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DrawingCut:
+    """What a burst tells of rows that are cut. `ids_SBK` are the first of the ids that were kept,
+    `kept_SBK` all of them, on the device."""
+
+    sampled_logps_SB: Tensor
+    sizes_SB: Tensor
+    ids_SBK: Tensor
+    kept_SBK: Tensor
+
+    def taken(self, event: torch.cuda.Event | None) -> TakenCut:
+        """Return it on the host, once the device has passed `event`."""
+        ids_SBK = self.ids_SBK
+        wanted = min(int(self.sizes_SB.max()), self.kept_SBK.shape[2])
+        if wanted > ids_SBK.shape[2]:
+            ids_SBK = self._fetched(event)
+        sampled_SB, sizes_SB = self.sampled_logps_SB.numpy(), self.sizes_SB.numpy()
+        return TakenCut(sampled_SB.T, sizes_SB.T, ids_SBK.numpy())
+
+    def _fetched(self, event: torch.cuda.Event | None) -> Tensor:
+        """Copy all ids beside the stream, on which the next burst is computed."""
+        if event is None:
+            return self.kept_SBK
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            stream.wait_event(event)
+            return self.kept_SBK.cpu()
