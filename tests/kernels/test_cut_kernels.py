@@ -26,7 +26,8 @@ from homeostat.ops.cut import Cut, kept_mask
 from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.logprobs import token_logprobs_and_entropy
 from homeostat.rollout.engine import Request, Sampling, generate
-from homeostat.rollout.native.cuda.cutting import draw_kept, sums_of_tiles
+from homeostat.rollout.native.cuda.candidates import sums_of_tiles
+from homeostat.rollout.native.cuda.cutting import draw_kept
 from homeostat.rollout.native.cuda.sampling import multiplied_sums
 from homeostat.rollout.native.cuda.state import CutRows, DecodeState, Rows
 from homeostat.types import Completion, TokenRow

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from homeostat.columns import KEPT_IDS, MAX_KEPT_IDS, Ragged, concatenate
+from homeostat.columns import KEPT_IDS, MAX_KEPT_IDS, Ragged
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Request
 from homeostat.types import Author
@@ -22,12 +22,14 @@ class KeptIds:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._parts: list[tuple[Ragged, int, int]] = []
+        self._values: list[np.ndarray] = []
+        self._sizes: list[np.ndarray] = []
 
-    def put(self, sets: Ragged, start: int, stop: int) -> None:
-        """Take the sets [start, stop) for the next tokens. They are copied in the end: while many
-        requests are decoded, every microsecond counts that each of them takes."""
-        self._parts.append((sets, start, stop))
+    def put(self, values: np.ndarray, sizes_T: np.ndarray) -> None:
+        """Take the sets of the next tokens: their ids end to end, and how many each has. They are
+        joined in the end: while many requests are decoded, every microsecond of each counts."""
+        self._values.append(values)
+        self._sizes.append(sizes_T)
 
     def require_bounded(self, largest: int) -> None:
         """Raise EngineError if a token was drawn from more ids than can be returned."""
@@ -36,10 +38,11 @@ class KeptIds:
 
     def column(self) -> Ragged:
         """Return the sets of all tokens that were put."""
-        parts = [_part(*one) for one in self._parts]
-        whole = concatenate([Ragged.of([], np.int32), *parts])
-        assert isinstance(whole, Ragged), "all parts are ragged"
-        return whole
+        if not self._sizes:
+            return Ragged.of([], np.int32)
+        offsets_T = np.zeros(sum(map(len, self._sizes)) + 1, dtype=np.int64)
+        np.cumsum(np.concatenate(self._sizes), out=offsets_T[1:])
+        return Ragged(np.concatenate(self._values), offsets_T)
 
 
 def why_not_resumable(request: Request) -> str | None:
@@ -50,22 +53,15 @@ def why_not_resumable(request: Request) -> str | None:
     return "it asks for kept ids, and those of the tokens that it begins with are unknown"
 
 
-def padded_sets(ids_SBK: np.ndarray, sizes_BS: np.ndarray) -> Ragged:
-    """Return the sets of tokens, row by row, of ids that are padded to one width and lie step by
-    step. None has more ids than that."""
+def packed(ids_SBK: np.ndarray, sizes_BS: np.ndarray) -> np.ndarray:
+    """Return the ids of sets end to end, row by row, of ids that are padded to one width and lie
+    step by step. None has more ids than that."""
     num_steps, num_rows, width = ids_SBK.shape
     sizes_T = sizes_BS.reshape(-1).astype(np.int64)
-    offsets_T = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes_T)])
     token_BS = np.arange(num_rows)[:, None] + num_rows * np.arange(num_steps)
-    start_T = token_BS.reshape(-1) * width - offsets_T[:-1]
-    place_P = np.arange(offsets_T[-1]) + np.repeat(start_T, sizes_T)
-    return Ragged(ids_SBK.reshape(-1)[place_P], offsets_T)
-
-
-def _part(sets: Ragged, start: int, stop: int) -> Ragged:
-    """Return the sets of tokens [start, stop)."""
-    offsets_T = sets.offsets_T[start : stop + 1]
-    return Ragged(sets.values[offsets_T[0] : offsets_T[-1]], offsets_T - offsets_T[0])
+    start_T = token_BS.reshape(-1) * width - (np.cumsum(sizes_T) - sizes_T)
+    place_P = np.arange(sizes_T.sum()) + np.repeat(start_T, sizes_T)
+    return ids_SBK.reshape(-1)[place_P]
 
 
 def _too_large(request: Request, size: int) -> str:

@@ -296,8 +296,9 @@ class NativeEngine(SteppingEngine[Sequence]):
         for row, (sequence, token, logp, sampled_logp) in enumerate(rows):
             if sequence.kept is not None:
                 assert drawn.kept_B is not None, "nothing was cut"
-                sequence.kept.require_bounded(int(drawn.kept_B.sizes_T[row]))
-                sequence.kept.put(drawn.kept_B, row, row + 1)
+                ids = drawn.kept_B[row]
+                sequence.kept.require_bounded(len(ids))
+                sequence.kept.put(ids, np.array([len(ids)]))
             reason = sequence.append(token, logp, sampled_logp, version=self.life.version)
             if reason is not None:
                 self._finish(sequence, reason)

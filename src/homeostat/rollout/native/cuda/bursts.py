@@ -75,8 +75,6 @@ class CudaBursts:
         if may_go_on and wanted > 0 and reserve(self.sequences, self._ahead + wanted):
             self._launch(wanted, cache)
         tokens_SB, logps_SB, routes_SBLK, cut = self._flying.popleft().drawing.wait()
-        if cut is not None:
-            self.state.expect(cut)
         made_B = np.full(len(self.sequences), len(tokens_SB))
         routes_BSLK = None if routes_SBLK is None else routes_SBLK.swapaxes(0, 1)
         return Taken(self.sequences, tokens_SB.T, logps_SB.T, made_B, routes_BSLK, cut)

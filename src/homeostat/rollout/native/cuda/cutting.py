@@ -1,21 +1,15 @@
 """Draws from what top-k, top-p and min-p leave, on the device: ops/cut.py has the definition.
 
 Nothing is sorted. A cut keeps a beginning of the order by logits, so it is known by its least
-logit, and by how many words with just this logit it keeps: the first ones.
+logit, and by how many words with just this logit it keeps: the first ones. Among the words that may
+be kept (candidates.py) the least logit is searched exactly; the rest is cut off, and the request's
+noise falls on what is left.
 
-    sums of tiles   the largest logit and the sum of weights of every 64 words
-    floor           per row, a logit that certainly is no larger than the least one that is kept:
-                    the k-th largest of the tiles' largest logits, or one below which all words
-                    together hold less than the share 1 - p, or the one that min-p demands
-    gather          ids of the words above the floor, in order; a few parts of the vocabulary each
-    draw            among these the least logit is searched exactly; the rest is cut off, and the
-                    request's noise falls on what is left
+The search compares with eight values at a time, in the order of floats as integers. The candidates
+usually fit into one program's registers; where they do not, further ones are read again in each
+round, so that any cut of any distribution is right.
 
-The search compares with eight values at a time, in the order of floats as integers. Words above the
-floor usually fit into one program's registers; where they do not, further ones are read again in
-each round, so that any cut of any distribution is right.
-
-Suffixes: `_B` rows, `_V` vocabulary, `_T` tiles of it, `_P` parts of it, `_W` words of all parts.
+Suffixes: `_B` rows, `_V` vocabulary, `_T` tiles of it.
 """
 
 # Triton compiles its kernels from source: pyright misreads their calls.
@@ -23,160 +17,17 @@ Suffixes: `_B` rows, `_V` vocabulary, `_T` tiles of it, `_P` parts of it, `_W` w
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from homeostat.rollout.native.cuda.candidates import PARTS, find_candidates, order_of
 from homeostat.rollout.native.cuda.early import early, let_next_start, wait_for_last
-from homeostat.rollout.native.cuda.sampling import TILE, TILE_AGAIN, draw_and_move
+from homeostat.rollout.native.cuda.sampling import TILE_AGAIN, draw_and_move
 from homeostat.rollout.native.cuda.state import Rows
 
-# Parts of the vocabulary that are gathered by one program each, and words that it reads at a time.
-_PARTS, _WORDS = 32, 2048
 # Words that are searched in registers, and values that a round of the search tries.
 _SIZE, _WAYS = 512, 8
-# Values that a round tries where floors are searched: there are more tiles than words to search.
-_FLOOR_WAYS = 4
-# A floor may be too low by so many steps of its order (0.1 of a logit of 20): a few more words are
-# gathered.
-_SLACK = 1 << 16
-
-
-@triton.jit
-def _sums_of_tiles(
-    logits_ptr, scale_ptr, tops_ptr, sums_ptr, vocabulary,
-    NUM_TILES: tl.constexpr, WORDS: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    let_next_start(EARLY)
-    wait_for_last(EARLY)
-    row, part = tl.program_id(0), tl.program_id(1)
-    at_v = part * WORDS + tl.arange(0, WORDS)
-    at = logits_ptr + row.to(tl.int64) * vocabulary + at_v
-    z = tl.load(at, mask=at_v < vocabulary, other=float("-inf")) * tl.load(scale_ptr + row)
-    z = tl.reshape(z, (WORDS // TILE, TILE))
-    tops = tl.max(z, 1)
-    # Tiles beyond the vocabulary are nowhere, and not stored.
-    finite = tl.where(tops == float("-inf"), 0.0, tops)
-    sums = tl.sum(tl.exp(z - finite[:, None]), 1)
-    at_t = part * (WORDS // TILE) + tl.arange(0, WORDS // TILE)
-    is_tile = at_t < NUM_TILES
-    tl.store(tops_ptr + row * NUM_TILES + at_t, tops, mask=is_tile)
-    tl.store(sums_ptr + row * NUM_TILES + at_t, sums, mask=is_tile)
-
-
-@triton.jit
-def _order(z):
-    """Return int32 that is ordered as the floats are."""
-    bits = z.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _value(order):
-    """Undo `_order`."""
-    order = order.to(tl.int32)
-    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _below(order, masses, rests, tries, top, TILE: tl.constexpr):
-    """Return bounds of the mass of all words below some logits, from what tiles tell.
-
-    A tile with a smaller largest logit counts with its mass. Of another one all words but the
-    largest, its rest, may lie below, each with less than the weight of that logit.
-    """
-    most = (TILE - 1) * tl.exp(_value(tries) - top)
-    inside = tl.minimum(rests[:, None], most[None, :])
-    return tl.sum(tl.where(order[:, None] < tries[None, :], masses[:, None], inside), 0)
-
-
-@triton.jit
-def _floors(
-    tops_ptr, sums_ptr, is_cut_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row_ptr, total_ptr,
-    vocabulary,
-    NUM_TILES: tl.constexpr, PADDED_TILES: tl.constexpr, TILE: tl.constexpr, WAYS: tl.constexpr,
-    SLACK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    let_next_start(EARLY)
-    wait_for_last(EARLY)
-    row = tl.program_id(0)
-    if tl.load(is_cut_ptr + row) == 0:
-        return
-    at_t = tl.arange(0, PADDED_TILES)
-    is_tile = at_t < NUM_TILES
-    tops = tl.load(tops_ptr + row * NUM_TILES + at_t, mask=is_tile, other=float("-inf"))
-    sums = tl.load(sums_ptr + row * NUM_TILES + at_t, mask=is_tile, other=1.0)
-    top = tl.max(tops, 0)
-    weights = tl.exp(tops - top)
-    masses, rests = sums * weights, (sums - 1.0) * weights
-    total = tl.sum(masses.to(tl.float64), 0)
-    top_k, top_p, min_p = (
-        tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
-    )  # fmt: skip
-    floor = top * 0.0 + float("-inf")
-    order = _order(tops)
-    low, high = tl.min(order, 0).to(tl.int64), tl.max(order, 0).to(tl.int64) + 1
-    if top_k < vocabulary:
-        low = tl.min(tl.where(is_tile, order, 2147483647), 0).to(tl.int64)
-        while (top_k <= NUM_TILES) & (high - low > SLACK):
-            stride = (high - low + WAYS - 1) // WAYS
-            tries = (low + (1 + tl.arange(0, WAYS)).to(tl.int64) * stride).to(tl.int32)
-            num = tl.sum((is_tile[:, None] & (order[:, None] >= tries[None, :])).to(tl.int32), 0)
-            low += tl.sum((num >= top_k).to(tl.int64), 0) * stride
-            high = tl.minimum(high, low + stride)
-        floor = tl.where(top_k <= NUM_TILES, _value(low), floor)
-    elif top_p < 1.0:
-        # A little less than what may be left out, for rounding.
-        spare = ((1.0 - top_p) * total * (1.0 - 1e-4)).to(tl.float32)
-        # As many words as there are of this weight are still too little.
-        low = _order(top + tl.log(spare / vocabulary) - 0.01).to(tl.int64)
-        while high - low > SLACK:
-            stride = (high - low + WAYS - 1) // WAYS
-            tries = (low + (1 + tl.arange(0, WAYS)).to(tl.int64) * stride).to(tl.int32)
-            below = _below(order, masses, rests, tries, top, TILE)
-            low += tl.sum((below <= spare).to(tl.int64), 0) * stride
-            high = tl.minimum(high, low + stride)
-        floor = _value(low)
-    # Shares among the first k words are of their sum, for which all of these are needed.
-    if (min_p > 0) & ((top_p >= 1.0) | (top_k >= vocabulary)):
-        # A hundredth covers the rounding of exp.
-        floor = tl.maximum(floor, top + tl.log(min_p) - 0.01)
-    tl.store(row_ptr + 2 * row, top)
-    tl.store(row_ptr + 2 * row + 1, floor)
-    tl.store(total_ptr + row, total)
-
-
-@triton.jit
-def _gather(
-    logits_ptr, scale_ptr, tops_ptr, is_cut_ptr, row_ptr, places_ptr, counts_ptr, vocabulary,
-    NUM_TILES: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, PART_WORDS: tl.constexpr,
-    WORDS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    let_next_start(EARLY)
-    wait_for_last(EARLY)
-    row, part = tl.program_id(0), tl.program_id(1)
-    if tl.load(is_cut_ptr + row) == 0:
-        return
-    floor, scale = tl.load(row_ptr + 2 * row + 1), tl.load(scale_ptr + row)
-    out_ptr = places_ptr + (row.to(tl.int64) * PARTS + part) * PART_WORDS
-    logits_ptr += row.to(tl.int64) * vocabulary
-    count = 0
-    for start in range(0, PART_WORDS, WORDS):
-        at_v = part * PART_WORDS + start + tl.arange(0, WORDS)
-        is_word = at_v < vocabulary
-        # Only tiles that have such a word are read.
-        tops_at = tops_ptr + row * NUM_TILES + at_v // TILE
-        is_wanted = tl.load(tops_at, mask=is_word, other=float("-inf")) >= floor
-        is_wanted = is_wanted & is_word
-        if tl.max(is_wanted.to(tl.int32), 0) > 0:
-            z = tl.load(logits_ptr + at_v, mask=is_wanted, other=float("-inf")) * scale
-            is_in = (is_wanted & (z >= floor)).to(tl.int32)
-            place = count + tl.cumsum(is_in, 0) - 1
-            in_part = start + tl.arange(0, WORDS)
-            tl.store(out_ptr + place, in_part.to(out_ptr.dtype.element_ty), mask=is_in != 0)
-            count += tl.sum(is_in, 0)
-    tl.store(counts_ptr + row * PARTS + part, count)
 
 
 @triton.jit
@@ -194,7 +45,7 @@ def _words(
     ids = part * PART_WORDS + in_part.to(tl.int32)
     z = tl.load(logits_ptr + ids, mask=is_in, other=float("-inf")) * scale
     weights = tl.where(is_in, tl.exp(z - top), 0.0)
-    return tl.where(is_in, ids, -1), _order(z), weights
+    return tl.where(is_in, ids, -1), order_of(z), weights
 
 
 @triton.jit
@@ -306,6 +157,24 @@ def _fallen_on(ids, weights, is_kept, before, wanted, none):
 
 
 @triton.jit
+def _token(
+    wanted, ids, weights, is_kept, least, ties, num_ties, min_p, num, ends, places_ptr, logits_ptr,
+    scale, top, vocabulary, PARTS: tl.constexpr, PART_WORDS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Return the first kept word whose sum of weights is above what is wanted; where rounding
+    leaves none, the last one, and only where nothing is a number none at all."""
+    token, last, before = _fallen_on(ids, weights, is_kept, wanted * 0.0, wanted, vocabulary)
+    for start in range(SIZE, num, SIZE):
+        more, later, lighter = _words(
+            start, num, ends, places_ptr, logits_ptr, scale, top, PARTS, PART_WORDS, SIZE
+        )
+        is_more, num_ties = _is_kept(more, later, lighter, least, ties, num_ties, min_p)
+        first, late, before = _fallen_on(more, lighter, is_more, before, wanted, vocabulary)
+        token, last = tl.minimum(token, first), tl.maximum(last, late)
+    return tl.minimum(token, last)
+
+
+@triton.jit
 def _draw_kept(
     logits_ptr, scale_ptr, is_cut_ptr, top_k_ptr, top_p_ptr, min_p_ptr, row_ptr, total_ptr,
     places_ptr, counts_ptr, noise_ptr, tokens_ptr, positions_ptr, starts_ptr, moves_ptr, drawn_ptr,
@@ -352,17 +221,10 @@ def _draw_kept(
         num_more, held = _note(more, lighter, is_more, num_kept, kept_ptr, width)
         num_kept += num_more
         kept_sum += held
-    wanted = noise * kept_sum
-    token, last, before = _fallen_on(ids, weights, is_kept, noise * 0.0, wanted, vocabulary)
-    for start in range(SIZE, num, SIZE):
-        more, later, lighter = _words(
-            start, num, ends, places_ptr, logits_ptr, scale, top, PARTS, PART_WORDS, SIZE
-        )
-        is_more, first_ties = _is_kept(more, later, lighter, least, ties, first_ties, min_p)
-        first, late, before = _fallen_on(more, lighter, is_more, before, wanted, vocabulary)
-        token, last = tl.minimum(token, first), tl.maximum(last, late)
-    # Where rounding leaves none, the last one; only where nothing is a number there is none at all.
-    token = tl.minimum(token, last)
+    token = _token(
+        noise * kept_sum, ids, weights, is_kept, least, ties, first_ties, min_p, num, ends,
+        places_ptr, logits_ptr, scale, top, vocabulary, PARTS, PART_WORDS, SIZE,
+    )  # fmt: skip
     chosen = (tl.load(logits_ptr + token) * scale - top).to(tl.float64)
     tl.store(drawn_ptr + noted, token)
     tl.store(logps_ptr + noted, (chosen - tl.log(total)).to(tl.float32))
@@ -372,47 +234,19 @@ def _draw_kept(
     tl.store(positions_ptr + row, position + moves)
 
 
-def sums_of_tiles(logits_BV: Tensor, scale_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [B, T] each: a tile's largest logit, over the temperature, and the sum of weights."""
-    num_rows, vocabulary = logits_BV.shape
-    num_tiles = triton.cdiv(vocabulary, TILE_AGAIN)
-    tops_BT = logits_BV.new_empty(num_rows, num_tiles)
-    sums_BT = torch.empty_like(tops_BT)
-    _sums_of_tiles[(num_rows, triton.cdiv(vocabulary, TILE))](
-        logits_BV, scale_B, tops_BT, sums_BT, vocabulary,
-        NUM_TILES=num_tiles, WORDS=TILE, TILE=TILE_AGAIN, **early(logits_BV.device),
-    )  # fmt: skip
-    return tops_BT, sums_BT
-
-
 def draw_kept(logits_BV: Tensor, tops_BT: Tensor, sums_BT: Tensor, state: Rows) -> None:
     """Draw the next token of each row, of rows that are cut among what is kept."""
     (num_rows, vocabulary), cut = logits_BV.shape, state.cut
     assert cut is not None, "the state has been prepared for cut rows"
-    num_tiles, flags = tops_BT.shape[1], early(logits_BV.device)
-    part_words = triton.cdiv(triton.cdiv(vocabulary, _PARTS), _WORDS) * _WORDS
-    settings = (cut.is_cut_B, cut.top_k_B, cut.top_p_B, cut.min_p_B)
-    row_B2 = tops_BT.new_empty(num_rows, 2)
-    total_B = tops_BT.new_empty(num_rows, dtype=torch.float64)
-    place_dtype = torch.int16 if part_words < 2**15 else torch.int32
-    places_BPW = tops_BT.new_empty(num_rows, _PARTS, part_words, dtype=place_dtype)
-    counts_BP = tops_BT.new_empty(num_rows, _PARTS, dtype=torch.int32)
-    _floors[(num_rows,)](
-        tops_BT, sums_BT, *settings, row_B2, total_B, vocabulary,
-        NUM_TILES=num_tiles, PADDED_TILES=triton.next_power_of_2(num_tiles), TILE=TILE_AGAIN,
-        WAYS=_FLOOR_WAYS, SLACK=_SLACK, num_warps=16, **flags,
-    )  # fmt: skip
-    _gather[(num_rows, _PARTS)](
-        logits_BV, state.scale_B, tops_BT, cut.is_cut_B, row_B2, places_BPW, counts_BP, vocabulary,
-        NUM_TILES=num_tiles, TILE=TILE_AGAIN, PARTS=_PARTS, PART_WORDS=part_words, WORDS=_WORDS,
-        num_warps=8, **flags,
-    )  # fmt: skip
-    logits = {"logits_BV": logits_BV, "is_cut_B": cut.is_cut_B}
-    draw_and_move(state, tops_BT, sums_BT, vocabulary, TILE_AGAIN, **logits)
+    found = find_candidates(logits_BV, tops_BT, sums_BT, state.scale_B, cut)
+    others = {"logits_BV": logits_BV, "is_cut_B": cut.is_cut_B}
+    draw_and_move(state, tops_BT, sums_BT, vocabulary, TILE_AGAIN, **others)
     _draw_kept[(num_rows,)](
-        logits_BV, state.scale_B, *settings, row_B2, total_B, places_BPW, counts_BP,
+        logits_BV, state.scale_B, cut.is_cut_B, cut.top_k_B, cut.top_p_B, cut.min_p_B,
+        found.row_B2, found.total_B, found.places_BPW, found.counts_BP,
         state.noise_SB, state.tokens_B, state.positions_B, state.starts_B, state.moves_B,
         state.drawn_SB, state.logps_SB, cut.sampled_logps_SB, cut.sizes_SB, cut.kept_SBK,
         vocabulary, cut.kept_SBK.shape[2], state.noise_SB.stride(0),
-        PARTS=_PARTS, PART_WORDS=part_words, SIZE=_SIZE, WAYS=_WAYS, num_warps=4, **flags,
+        PARTS=PARTS, PART_WORDS=found.part_words, SIZE=_SIZE, WAYS=_WAYS, num_warps=4,
+        **early(logits_BV.device),
     )  # fmt: skip

@@ -37,8 +37,8 @@ from homeostat.rollout.native.cuda.state import Rows
 TILE, TILE_AGAIN = 2048, 64
 # Rows from which a product that keeps no logits is better than a library's.
 MIN_ROWS = 32
-# Rows, words and inputs of a product's tile, and how many of its steps are in flight. Logits that
-# are kept need room on their way out.
+# Rows, words and inputs of a product's tile, and how many of its steps are in flight. There are
+# fewer words where logits are kept: these take shared memory before they are written.
 _MAX_TILE_ROWS, _WORDS, _WORDS_KEPT, _INPUTS, _STAGES = 128, 256, 128, 64, 4
 # Inputs that the tile drawn is multiplied by at a time.
 _INPUTS_AGAIN = 128

@@ -18,15 +18,17 @@ from torch import Tensor
 from homeostat.columns import MAX_KEPT_IDS
 from homeostat.models.routing import smallest_dtype
 from homeostat.ops.moe_shape import MoeShape
+from homeostat.rollout.kept import packed
 from homeostat.rollout.native.bursts import TakenCut
 from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.cuda.packing import pack_sets
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.noise import uniforms
 
 # Steps that the device makes without a word from the host. A sequence that ends is computed on for
 # up to twice as many.
 BURST_STEPS = 8
-# Ids of a kept set that come to the host with the tokens; more take a copy of their own.
+# Ids of a kept set, on average, that come to the host with the tokens; more take another copy.
 FEW_IDS = 128
 # No sequence owns it: rows without a place of their own write there.
 SPARE_BLOCK = 0
@@ -66,8 +68,6 @@ class DecodeState:
             self.routes_SBLK = zeros(*size, dtype=smallest_dtype(moe.num_experts))
         self._stores: list[tuple[int, int]] = []
         self.cut: CutRows | None = None
-        # Ids of a set that are copied to the host in any case.
-        self._width = FEW_IDS
 
     def make_cut(self, vocabulary: int) -> None:
         """Make room for rows whose distributions are cut, when the first of them comes."""
@@ -84,11 +84,6 @@ class DecodeState:
             kept_SBK=torch.zeros((BURST_STEPS, rows, width), dtype=torch.int32, device=device),
             vocabulary=vocabulary,
         )
-
-    def expect(self, cut: TakenCut) -> None:
-        """Let so many ids of a set come with the tokens as the sets of a burst had."""
-        largest = min(cut.largest, MAX_KEPT_IDS)
-        self._width = max(self._width, 1 << max(largest - 1, 0).bit_length())
 
     def rows(self, num_rows: int) -> Rows:
         rows = slice(num_rows)
@@ -170,12 +165,13 @@ class DecodeState:
         routes_SBLK = None if self.routes_SBLK is None else fetched(self.routes_SBLK)
         cut = None
         if is_cut and self.cut is not None:
-            # Most sets are far smaller than the room for them. What is left is fetched if need be.
+            # The next burst writes its own sets there.
             kept_SBK = self.cut.kept_SBK[:num_steps, :num_rows].clone()
+            sizes_SB = self.cut.sizes_SB[:num_steps, :num_rows]
             cut = DrawingCut(
                 fetched(self.cut.sampled_logps_SB),
                 fetched(self.cut.sizes_SB),
-                self._fetched(kept_SBK[:, :, : self._width].contiguous()),
+                self._fetched(pack_sets(kept_SBK, sizes_SB, room=FEW_IDS * sizes_SB.numel())),
                 kept_SBK,
             )
         event = None
@@ -217,7 +213,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class CutRows:
-    """How the distributions of rows are cut (cutting.py), and what was kept of them.
+    """The settings that cut the distributions of rows (cutting.py), and what was kept of them.
 
     `top_k_B` is the vocabulary's size without top-k. `sizes_SB` counts what was kept, 0 for all,
     and `kept_SBK` holds the first of its ids.
@@ -273,22 +269,24 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class DrawingCut:
-    """What a burst tells of rows that are cut. `ids_SBK` are the first of the ids that were kept,
-    `kept_SBK` all of them, on the device."""
+    """The results of a burst for rows that are cut. `first` are ids of their sets, packed row by
+    row, as many as usually are enough; `kept_SBK` are all of them, padded, on the device."""
 
     sampled_logps_SB: Tensor
     sizes_SB: Tensor
-    ids_SBK: Tensor
+    first: Tensor
     kept_SBK: Tensor
 
     def taken(self, event: torch.cuda.Event | None) -> TakenCut:
         """Return it on the host, once the device has passed `event`."""
-        ids_SBK = self.ids_SBK
-        wanted = min(int(self.sizes_SB.max()), self.kept_SBK.shape[2])
-        if wanted > ids_SBK.shape[2]:
-            ids_SBK = self._fetched(event)
-        sampled_SB, sizes_SB = self.sampled_logps_SB.numpy(), self.sizes_SB.numpy()
-        return TakenCut(sampled_SB.T, sizes_SB.T, ids_SBK.numpy())
+        sizes_BS = self.sizes_SB.numpy().T
+        num_each_BS = np.minimum(sizes_BS, self.kept_SBK.shape[2])
+        num_ids = int(num_each_BS.sum())
+        if num_ids <= len(self.first):
+            values = self.first.numpy()[:num_ids].copy()
+        else:
+            values = packed(self._fetched(event).numpy(), num_each_BS)
+        return TakenCut(self.sampled_logps_SB.numpy().T, sizes_BS, values)
 
     def _fetched(self, event: torch.cuda.Event | None) -> Tensor:
         """Copy all ids beside the stream, on which the next burst is computed."""
