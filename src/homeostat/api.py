@@ -8,6 +8,7 @@ from homeostat.config.run import RunConfig
 from homeostat.run.healing.healer import RollBackError
 from homeostat.run.healing.watch import require_known_rules
 from homeostat.run.preference import train_preferences
+from homeostat.run.reward_model import train_reward_model
 from homeostat.run.rl import train_rl
 from homeostat.run.session.result import RunResult
 from homeostat.run.session.session import Session
@@ -22,6 +23,7 @@ LOOPS = {
     RunKind.SFT: train_sft,
     RunKind.RL: train_rl,
     RunKind.PREFERENCE: train_preferences,
+    RunKind.REWARD_MODEL: train_reward_model,
 }
 
 

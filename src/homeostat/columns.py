@@ -196,7 +196,8 @@ COLUMNS: dict[str, Column] = {
     ),
     "ref_logp": _floats("log-prob under the reference", Reader.LOSS),
     "label": _floats(
-        "label of the row's completion: 1 for a chosen or desirable one, -1 for another",
+        "label of the row's completion: 1 for a chosen or desirable one, -1 for another; for a "
+        "reward model its score, or the margin of its pair",
         Reader.LOSS,
     ),
     "advantage": _floats("advantage of the token", Reader.LOSS),

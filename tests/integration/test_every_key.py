@@ -23,11 +23,13 @@ from tests.support.every_key import (
     moe,
     outputs,
     preference,
+    reward_model,
     rl_algorithm,
     rl_correction,
     rl_critic,
     rl_ebft,
     rl_health,
+    rl_model_rewards,
     rl_replay,
     rl_rewards,
     rl_sampling,
@@ -43,7 +45,7 @@ from homeostat.config import RunConfig
 from homeostat.config.schema import walk_keys
 from homeostat.errors import ConfigError
 
-SFT_PARTS = (inputs, moe, trainer, cluster, outputs, preference)
+SFT_PARTS = (inputs, moe, trainer, cluster, outputs, preference, reward_model)
 RL_PARTS = (
     rl_algorithm,
     rl_correction,
@@ -52,6 +54,7 @@ RL_PARTS = (
     rl_surrogates,
     rl_sampling,
     rl_rewards,
+    rl_model_rewards,
     rl_sources,
     rl_sync,
     rl_health,

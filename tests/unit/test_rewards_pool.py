@@ -428,7 +428,7 @@ def test_workers_that_are_killed_change_no_reward(
     with bench.pool("f", timeout_s=20.0) as pool:
         kills.write_text("2")
         if moment == "load":
-            for worker in pool._workers._workers:
+            for worker in pool._lanes[0].workers._workers:
                 os.killpg(worker._process.pid, signal.SIGKILL)
         scored = score(pool, group(0), group(1))
     assert kills.read_text() == "0"
@@ -439,7 +439,7 @@ def test_workers_that_are_killed_change_no_reward(
 
 def test_idle_workers_may_all_be_lost_at_once(bench: Bench) -> None:
     with bench.pool("length", workers=4) as pool:
-        for worker in pool._workers._workers:
+        for worker in pool._lanes[0].workers._workers:
             os.killpg(worker._process.pid, signal.SIGKILL)
         scored = score(pool, *(group(number) for number in range(8)))
     assert [one.values for one in scored] == [{"length": [1, 2, 3]}] * 8

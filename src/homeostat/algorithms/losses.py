@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from homeostat.algorithms import preference, sft
+from homeostat.algorithms import preference, reward_model, sft
 from homeostat.algorithms.corrections.correct import PARTS
 from homeostat.algorithms.normalise import row_means
 from homeostat.algorithms.policy import policy_loss
@@ -215,5 +215,20 @@ LOSSES: dict[str, Loss] = {
         columns=frozenset({"ref_logp", "label"}),
         required=preference.needed_columns,
         entropy=lambda spec: EntropyNeed.NONE,
+    ),
+    "bradley_terry": Loss(
+        reward_model.bradley_terry_terms,
+        columns=frozenset({"label"}),
+        required=reward_model.needed_columns,
+        entropy=lambda spec: EntropyNeed.NONE,
+        of_values=True,
+        rows_per_example=2,
+    ),
+    "pointwise": Loss(
+        reward_model.pointwise_terms,
+        columns=frozenset({"label"}),
+        required=reward_model.needed_columns,
+        entropy=lambda spec: EntropyNeed.NONE,
+        of_values=True,
     ),
 }

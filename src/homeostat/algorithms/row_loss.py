@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from homeostat.algorithms.preference import preference_spec
+from homeostat.algorithms.reward_model import reward_model_spec
 from homeostat.algorithms.sft import loss_spec
 from homeostat.config.run import RunConfig
 from homeostat.types import LossSpec, RunKind, TokenRow
@@ -25,4 +26,11 @@ def row_loss(config: RunConfig) -> RowLoss:
     if config.kind is RunKind.PREFERENCE:
         spec = partial(preference_spec, config.preferring, config.preference)
         return RowLoss(spec, config.rows_per_example)
+    if config.kind is RunKind.REWARD_MODEL:
+        spec = partial(reward_model_spec, config.rewarding, has_margin=_has_margin(config))
+        return RowLoss(spec, config.rows_per_example)
     return RowLoss(partial(loss_spec, config.sft))
+
+
+def _has_margin(config: RunConfig) -> bool:
+    return any(getattr(source, "margin_column", None) for source in config.data.train)

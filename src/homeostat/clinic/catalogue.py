@@ -16,7 +16,7 @@ from homeostat.clinic.faults import (
     reward,
 )
 from homeostat.clinic.injector import Injector
-from homeostat.clinic.recipes import BALANCED, Body
+from homeostat.clinic.recipes import BALANCED, GOLD, Body
 
 MODULES = (
     *(learning, critic, preference, numerics, data, reward, policy),
@@ -51,6 +51,7 @@ HEALTHY: dict[str, Body] = {
     "ebft_copy": Body("copy", "ebft", steps=60, changes=energy.ENERGY),
     "grpo_parity": Body("parity", "grpo", steps=60, num_digits=(2,)),
     "grpo_count": Body("count", "grpo", steps=60, width=96),
+    "grpo_gold": Body("reverse", "grpo", steps=60, num_digits=(4,), changes=GOLD),
     "dpo_sort": Body("sort", "dpo", steps=60),
     "ipo_shift": Body("shift", "ipo", steps=40),
     "kto_copy": Body("copy", "kto", steps=60),

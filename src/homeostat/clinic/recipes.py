@@ -30,6 +30,13 @@ STEPS_OF_BASE = {
 }
 # A loss that keeps the loads of experts even.
 BALANCED: Raw = {"model.moe": {"balancing": "aux", "aux_loss_coefficient": 0.01}}
+# A reward that is measured on held-out prompts and not trained on.
+GOLD_REWARD: Raw = {"type": "exact_match", "name": "gold", "role": "eval"}
+GOLD: Raw = {
+    "data.validation_share": 0.03,
+    "eval.interval_steps": 4,
+    "rewards.functions": [{"type": "exact_match"}, GOLD_REWARD],
+}
 PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
 ROW_MAKERS = {
     "prompt_completion": bodies.worked_rows,

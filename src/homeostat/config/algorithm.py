@@ -13,7 +13,7 @@ from pydantic import Field
 
 from homeostat.config.base import Algorithm, RowAlgorithm, Settings, key
 from homeostat.config.correction import CorrectionConfig, GspoCorrectionConfig
-from homeostat.config.preference import AnyPreference
+from homeostat.config.reward_model import AnyLabelledAlgorithm
 from homeostat.types import RunKind
 
 
@@ -396,4 +396,5 @@ AnyPolicyGradient = (
     | GmpoConfig
     | EbftPolicyConfig
 )
-AnyAlgorithm = Annotated[SftConfig | AnyPolicyGradient | AnyPreference, Field(discriminator="type")]
+AnyRowAlgorithm = SftConfig | AnyLabelledAlgorithm
+AnyAlgorithm = Annotated[AnyRowAlgorithm | AnyPolicyGradient, Field(discriminator="type")]

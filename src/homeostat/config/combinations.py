@@ -17,6 +17,7 @@ from homeostat.config.engine_combinations import find_transport_conflicts
 from homeostat.config.moe_combinations import find_moe_conflicts
 from homeostat.config.preference_combinations import find_preference_conflicts
 from homeostat.config.replay_combinations import find_replay_conflicts
+from homeostat.config.reward_model_combinations import find_reward_model_conflicts
 from homeostat.config.rl_combinations import find_rl_conflicts
 from homeostat.config.run import RunConfig
 from homeostat.errors import Problem
@@ -33,7 +34,7 @@ def find_conflicts(config: RunConfig) -> list[Problem]:
     problems += [*find_moe_conflicts(config), *find_replay_conflicts(config)]
     problems += find_mixing_conflicts(config)
     problems += find_ebft_conflicts(config)
-    problems += find_preference_conflicts(config)
+    problems += [*find_preference_conflicts(config), *find_reward_model_conflicts(config)]
     if config.trainer.max_steps is not None:
         problems += find_length_conflicts(config, total_steps=config.trainer.max_steps)
     return problems

@@ -146,7 +146,7 @@ def _solved(config: RunConfig) -> Iterator[Problem]:
         return
     if rewards is None:
         return
-    names = [reward.label for reward in rewards.functions]
+    names = [reward.label for reward in rewards.trained]
     if rollout.solved_by is not None and rollout.solved_by not in names:
         yield Problem(
             "rollout.solved_by",
@@ -169,6 +169,6 @@ def _place(config: RunConfig) -> str:
 
 def _one_decides(rewards: RewardsConfig) -> bool:
     """Return whether it is clear which reward decides, as rewards/solved.py has it."""
-    functions = rewards.functions
+    functions = rewards.trained
     own = sum(isinstance(reward, FunctionReward) for reward in functions)
     return len(functions) == 1 or own == 1 or any(reward.verifies for reward in functions)

@@ -143,6 +143,11 @@ class PreferenceSource(Source):
     )
     chosen_column: str = key("chosen", help="Column with the better completion.")
     rejected_column: str = key("rejected", help="Column with the worse completion.")
+    margin_column: str | None = key(
+        None,
+        help="Column with a number, 0 or more: by how much the chosen completion's score is to be "
+        "higher (algorithm.type=reward_model alone).",
+    )
     chat: bool = key(
         True,
         help="true: texts become a user turn and an assistant turn of the chat template. false: "
@@ -174,8 +179,26 @@ class UnpairedPreferenceSource(Source):
     )
 
 
+class ScoredSource(Source):
+    """Single completions with a score each (algorithm.type=reward_model, loss pointwise)."""
+
+    type: Literal["scored"]
+    prompt_column: str = key("prompt", help="Column with the prompt: a text or messages.")
+    completion_column: str = key("completion", help="Column with the completion.")
+    score_column: str = key("score", help="Column with the score: a number.")
+    chat: bool = key(
+        True,
+        help="true: texts become a user turn and an assistant turn of the chat template. false: "
+        "the texts are concatenated and followed by the end-of-sequence token. Lists of messages "
+        "are always a chat.",
+    )
+    system: str | None = key(
+        None, help="System message that is put before each chat that does not begin with one."
+    )
+
+
 SftSource = MessagesSource | PromptCompletionSource | TextSource
-LabelledSource = PreferenceSource | UnpairedPreferenceSource
+LabelledSource = PreferenceSource | UnpairedPreferenceSource | ScoredSource
 TrainSource = SftSource | LabelledSource
 RlSource = PromptSource | ReasoningGymSource
 AnySource = Annotated[TrainSource | RlSource, Field(discriminator="type")]

@@ -5,7 +5,8 @@ A key that is left out is null in its class, but has a value in the config that 
 (docs/guide/reinforcement_learning.md, "Defaults that depend on the method").
 
     trainer.lr                       2e-5 SFT, 1e-6 RL and most preference algorithms (each names
-                                     its own); ten times as much for an adapter
+                                     its own), 1e-5 reward models; ten times as much for an
+                                     adapter
     preference.beta                  0.1; 2 for simpo
     trainer.optimizer.weight_decay   0.01; none on an adapter
     critic                           with algorithm.type=ppo: its defaults
@@ -20,6 +21,7 @@ from __future__ import annotations
 from homeostat.config.algorithm import PpoConfig
 from homeostat.config.critic import CriticConfig
 from homeostat.config.preference import PreferenceAlgorithm
+from homeostat.config.reward_model import RewardModelConfig
 from homeostat.config.run import RunConfig
 from homeostat.config.trainer import AdamWConfig
 
@@ -55,7 +57,7 @@ def with_defaults(config: RunConfig) -> RunConfig:
 
 def _rate(config: RunConfig) -> float:
     rate = RL_RATE if config.is_rl else SFT_RATE
-    if isinstance(config.algorithm, PreferenceAlgorithm):
+    if isinstance(config.algorithm, PreferenceAlgorithm | RewardModelConfig):
         rate = config.algorithm.lr
     return _for_adapter(rate, config)
 

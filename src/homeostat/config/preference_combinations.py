@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homeostat.config.data import (
-    LabelledSource,
+    PreferenceSource,
     RlSource,
     SftSource,
     UnpairedPreferenceSource,
@@ -69,7 +69,7 @@ def _sft(config: RunConfig) -> Iterator[Problem]:
 def _sources(config: RunConfig, algorithm: PreferenceAlgorithm) -> Iterator[Problem]:
     fitting = "preference (pairs)" if algorithm.paired else "preference or unpaired_preference"
     for place, source in all_sources(config.data):
-        if not isinstance(source, LabelledSource):
+        if not isinstance(source, PreferenceSource | UnpairedPreferenceSource):
             yield Problem(
                 f"{place}.type",
                 f"rows of a {source.type} source do not say which completion is better.",

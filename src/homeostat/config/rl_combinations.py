@@ -183,6 +183,13 @@ def _rewards(config: RunConfig) -> Iterator[Problem]:
             f"no reward is called {solved_by!r}.",
             f"Known: {', '.join(sorted(names))}.",
         )
+    gold = config.reward_functions.gold
+    if gold and not config.has_validation:
+        yield Problem(
+            "rewards.functions[].role",
+            f"{gold[0].label} has role eval, and there are no held-out prompts.",
+            "Set data.validation or data.validation_share.",
+        )
 
 
 def _algorithm(config: RunConfig) -> Iterator[Problem]:

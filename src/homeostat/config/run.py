@@ -17,6 +17,7 @@ from homeostat.config.model import LoraConfig, ModelConfig
 from homeostat.config.native import NativeEngineConfig
 from homeostat.config.observe import CheckpointConfig, EvalConfig, ObserveConfig
 from homeostat.config.preference import AnyPreference, PreferenceAlgorithm, PreferenceConfig
+from homeostat.config.reward_model import RewardModelConfig
 from homeostat.config.rewards import RewardsConfig
 from homeostat.config.rollout import AnyEngine, AnyReference, DebugConfig, RolloutConfig
 from homeostat.config.sync import SyncConfig
@@ -192,6 +193,12 @@ class RunConfig(Settings):
     def sft(self) -> SftConfig:
         """Return the algorithm of a run that is known to be SFT."""
         assert isinstance(self.algorithm, SftConfig), self.algorithm.type
+        return self.algorithm
+
+    @property
+    def rewarding(self) -> RewardModelConfig:
+        """Return the algorithm of a run that is known to train a reward model."""
+        assert isinstance(self.algorithm, RewardModelConfig), self.algorithm.type
         return self.algorithm
 
     @property

@@ -247,8 +247,10 @@ def _side(label: float, row_id: int, *, rows_per_example: int) -> str:
     if math.isnan(label):
         return ""
     if rows_per_example == 1:
-        return "desirable" if label > 0 else "undesirable"
-    return f"{'chosen' if label > 0 else 'rejected'} of pair {row_id // rows_per_example}"
+        return {1.0: "desirable", -1.0: "undesirable"}.get(label, f"score {label:g}")
+    # A pair may have a margin of 0, so that the label has no sign.
+    side = "rejected" if row_id % rows_per_example else "chosen"
+    return f"{side} of pair {row_id // rows_per_example}"
 
 
 def spell(row: TokenRow, tokenizer: ChatTokenizer) -> list[Token]:

@@ -2,19 +2,22 @@
 
     preference            prompt, chosen, rejected -> the chosen row, then the rejected one
     unpaired_preference   prompt, completion, label -> one row
+    scored                prompt, completion, score -> one row
 
 Prompt and completions are texts or lists of messages. A row without a prompt has it in both
 completions: the messages with which both begin, or, in plain text, the tokens. The label of a row
-is 1 if its completion is to become more likely and -1 otherwise; only completions are trained.
+is 1 if its completion is to become more likely and -1 otherwise; only completions are trained. For
+a reward model the label is the score itself, or the margin of a pair with the sign of its side.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from homeostat.config.data import LabelledSource, PreferenceSource
+from homeostat.config.data import LabelledSource, PreferenceSource, ScoredSource
 from homeostat.data.chat import Chat, encode_chat, parse_chat, with_system
 from homeostat.data.rows import Encoded, cell, close_document, require_trained
 from homeostat.data.sources import BadRowError
@@ -30,6 +33,8 @@ def labelled_columns(source: LabelledSource) -> list[str] | None:
     """Return the columns that a source reads; None for all, where one of them may be missing."""
     if isinstance(source, PreferenceSource):
         return None
+    if isinstance(source, ScoredSource):
+        return [source.prompt_column, source.completion_column, source.score_column]
     return [source.prompt_column, source.completion_column, source.label_column]
 
 
@@ -45,7 +50,8 @@ def encode_labelled(
         if chosen == rejected:
             raise BadRowError("equal completions", "chosen and rejected are the same")
         both = _encode_pair(row.get(source.prompt_column), chosen, rejected, source, tokenizer)
-        labels = (CHOSEN, REJECTED)
+        margin = _margin(row, source)
+        labels = (CHOSEN * margin, REJECTED * margin)
     else:
         prompt = cell(row, source.prompt_column, "a text or a list of messages")
         completion = _completion(row, source.completion_column)
@@ -127,8 +133,29 @@ def _completion(row: dict[str, Any], column: str) -> str | list[Any]:
     return value
 
 
+def _margin(row: dict[str, Any], source: PreferenceSource) -> float:
+    """Return the margin of a pair, 1 if the source has none."""
+    if source.margin_column is None:
+        return 1.0
+    margin = _number(row, source.margin_column)
+    if margin < 0:
+        what = f"column {source.margin_column!r} holds {margin:g}"
+        raise BadRowError("negative margin", f"{what}: the chosen completion is the better one")
+    return margin
+
+
+def _number(row: dict[str, Any], column: str) -> float:
+    value = cell(row, column, "a number")
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise BadRowError("wrong type", f"column {column!r} holds {value!r:.40}: not a number")
+    return float(value)
+
+
 def _label(row: dict[str, Any], source: LabelledSource) -> float:
     assert not isinstance(source, PreferenceSource)
+    if isinstance(source, ScoredSource):
+        return _number(row, source.score_column)
     value = cell(row, source.label_column, "true or false")
     if isinstance(value, np.bool_ | bool) or (isinstance(value, int) and value in (0, 1)):
         return CHOSEN if value else REJECTED

@@ -168,6 +168,7 @@ WORDS: dict[Family, dict[str, str]] = {
         "reward-collapse": "Reward falls far below what it had reached.",
         "reward-sign-flipped": "The policy is paid for the opposite of what is meant.",
         "reward-hacking": "The trained reward rises while what it stands for falls.",
+        "reward-over-optimised": "The trained reward rises while a gold reward falls from its peak.",
         "reward-tracks-length": "Reward and length of the answers rise together.",
         "reward-scale-huge": "Rewards so large that they swamp clipping, penalties and precision.",
         "reward-too-noisy": "Few samples a step: chance moves the reward more than learning does.",
@@ -190,6 +191,7 @@ WORDS: dict[Family, dict[str, str]] = {
     Family.POLICY: {
         "benign-entropy-token-sum": "Entropy looks huge because it is summed over tokens.",
         "benign-gspo-clipfrac": "High clip fraction that is normal for sequence-level GSPO ratios.",
+        "kl-penalty-missing": "Nothing holds the policy near the model that it starts from.",
         "kl-runaway": "KL to the reference grows without bound and reward plateaus or falls.",
         "policy-collapse": "Policy degenerates to a constant/garbage output after an update.",
         "kl-negative-generation-kwargs": "Negative KL estimate because sampling is not from the raw policy.",

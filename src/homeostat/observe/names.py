@@ -89,6 +89,20 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         _MEAN,
         "Share of samples on which the reward failed.",
     ),
+    MetricInfo("judge/calls", "calls", _SUM, "Number of requests sent to judges, with retries."),
+    MetricInfo(
+        "judge/cached", "samples", _SUM, "Number of samples for which a judge's answer was known."
+    ),
+    MetricInfo("judge/retries", "calls", _SUM, "Number of requests to judges that were repeated."),
+    MetricInfo(
+        "judge/failed",
+        "samples",
+        _SUM,
+        "Number of samples that a judge gave no score: no answer, or one that cannot be read.",
+    ),
+    MetricInfo(
+        "judge/seconds", "s", _SUM, "Time spent in calls of judges, summed over concurrent calls."
+    ),
     MetricInfo(
         "rewards/<name>/none",
         "samples",
@@ -481,6 +495,21 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "Share of the held-out samples on which no reward failed.",
     ),
     MetricInfo(
+        "eval/gold_reward",
+        "",
+        _LAST,
+        "Mean gold reward on the held-out prompts: the rewards of role eval, which are not "
+        "trained on.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/gold_coverage",
+        "share",
+        _LAST,
+        "Share of the held-out samples on which no gold reward failed.",
+        own_step=True,
+    ),
+    MetricInfo(
         "eval/rewards/<name>/mean",
         "",
         _LAST,
@@ -492,6 +521,11 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         _LAST,
         "Number of held-out samples on which the reward failed.",
     ),
+    MetricInfo("eval/judge/calls", "calls", _SUM, "judge/calls of the evaluation."),
+    MetricInfo("eval/judge/cached", "samples", _SUM, "judge/cached of the evaluation."),
+    MetricInfo("eval/judge/retries", "calls", _SUM, "judge/retries of the evaluation."),
+    MetricInfo("eval/judge/failed", "samples", _SUM, "judge/failed of the evaluation."),
+    MetricInfo("eval/judge/seconds", "s", _SUM, "judge/seconds of the evaluation."),
     MetricInfo(
         "eval/pass@<i>",
         "share",
@@ -564,6 +598,45 @@ CATALOGUE: tuple[MetricInfo, ...] = (
         "Number of updates not applied so far because a value was not finite.",
     ),
     MetricInfo("eval/loss", "nats/token", _LAST, "Loss on the held-out rows.", own_step=True),
+    MetricInfo(
+        "reward_model/accuracy",
+        "share",
+        _MEAN,
+        "Share of pairs whose chosen completion has the higher score; with bce, of rows that are "
+        "on the right side of 0.5.",
+    ),
+    MetricInfo(
+        "reward_model/margin", "", _MEAN, "Mean score of chosen less that of rejected completions."
+    ),
+    MetricInfo(
+        "reward_model/error",
+        "",
+        _MEAN,
+        "Mean distance of the model's scores from the given ones (pointwise).",
+    ),
+    MetricInfo("reward_model/score_mean", "", _MEAN, "Mean score of the rows of an update."),
+    MetricInfo("reward_model/score_std", "", _MEAN, "Standard deviation of these scores."),
+    MetricInfo(
+        "eval/reward_model_accuracy",
+        "share",
+        _LAST,
+        "reward_model/accuracy of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/reward_model_margin",
+        "",
+        _LAST,
+        "reward_model/margin of the held-out rows.",
+        own_step=True,
+    ),
+    MetricInfo(
+        "eval/reward_model_error",
+        "",
+        _LAST,
+        "reward_model/error of the held-out rows.",
+        own_step=True,
+    ),
     MetricInfo(
         "preference/accuracy",
         "",

@@ -28,7 +28,7 @@ from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
 from homeostat.observe.names import describe
-from homeostat.rewards.combine import RunningMoments
+from homeostat.rewards.combine import RewardMoments
 from homeostat.rollout.engine import Sampling
 from homeostat.rollout.filters import FilterJudges, GroupFilters, PendingVerdicts, Verdicts
 from homeostat.rollout.groups import GroupRecord
@@ -112,7 +112,7 @@ class Collector:
         tokenizer: ChatTokenizer,
         sampler: Sampler | None,
         scorer: Scorer,
-        moments: RunningMoments,
+        moments: RewardMoments,
         journal: Journal,
         origin: str,
         moe: MoeConfig,
@@ -271,6 +271,7 @@ def sample_and_score(
     deadline_s: float | None = None,
     progress: Progress = lambda done, total: None,
     router_replay: ReplayMode = "off",
+    evaluates: bool = False,
     kept_ids: bool = False,
 ) -> list[PendingGroup]:
     """Sample groups, and start the rewards of each as soon as it is whole.
@@ -287,7 +288,7 @@ def sample_and_score(
         kept_ids=kept_ids,
     )
     pending = {
-        place: scorer.begin(draws[place].prompt, completions, step=step)
+        place: scorer.begin(draws[place].prompt, completions, step=step, evaluates=evaluates)
         for place, completions in sampled
     }
     return [pending[place] for place in range(len(draws))]

@@ -71,7 +71,9 @@ class SolvedBy:
         """Return who decides; None if nothing depends on it."""
         if not rollout.judges_samples:
             return None
-        judges = deciding_rewards(rewards, solved_by=rollout.solved_by)
+        # Gold rewards are not computed in training.
+        trained = rewards.model_copy(update={"functions": rewards.trained})
+        judges = deciding_rewards(trained, solved_by=rollout.solved_by)
         assert "" in judges, "combinations asks for rollout.solved_by"
         return cls(judges[""], rollout.solved_at)
 
@@ -191,7 +193,7 @@ class FilterJudges:
     def __init__(self, pool: RewardPool, rewards: RewardsConfig, *, total_steps: int) -> None:
         self.pool = pool
         self.total_steps = total_steps
-        self._weights = {reward.label: reward.weight for reward in rewards.functions}
+        self._weights = {reward.label: reward.weight for reward in rewards.trained}
 
     def begin(self, group: RolloutGroup, *, step: int) -> PendingVerdicts:
         """Start to ask about a group whose samples have every reward's values."""

@@ -16,7 +16,7 @@ from homeostat.config.rollout import RolloutConfig
 from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer
 from homeostat.errors import DataError
-from homeostat.rewards.combine import RunningMoments
+from homeostat.rewards.combine import RewardMoments
 from homeostat.rollout.collect import StepRollouts, Tell, training_sampling, verdicts_of
 from homeostat.rollout.filters import GroupFilters
 from homeostat.rollout.groups import GroupRecord
@@ -39,7 +39,7 @@ class SavedRollouts:
         prompts: PromptSet,
         prompt_sampler: PromptDraws,
         tokenizer: ChatTokenizer,
-        moments: RunningMoments,
+        moments: RewardMoments,
         saved: Journal,
         moe: MoeConfig,
     ) -> None:
@@ -111,7 +111,7 @@ class SavedRollouts:
     def _require_rewards(self, groups: Sequence[RolloutGroup]) -> None:
         """Raise DataError if a reward of this run has no saved values: none is computed here."""
         stored = groups[0].samples[0].rewards
-        labels = [reward.label for reward in self.rewards.functions]
+        labels = [reward.label for reward in self.rewards.trained]
         unknown = [label for label in labels if label not in stored]
         if unknown:
             raise DataError(

@@ -167,8 +167,12 @@ def _evaluated(parts: RlParts, session: Session) -> tuple[dict[str, float], bool
     metrics = evaluate_prompts(parts)
     if not metrics:
         return {}, False
-    state, rules, reward = parts.state, parts.config.eval, metrics["eval/reward"]
-    if (coverage := metrics["eval/reward_coverage"]) < rules.sampling.min_coverage:
+    state, rules = parts.state, parts.config.eval
+    # A gold reward decides where there is one: the policy is not trained on it.
+    has_gold = "eval/gold_reward" in metrics
+    reward = metrics["eval/gold_reward" if has_gold else "eval/reward"]
+    coverage = metrics["eval/gold_coverage" if has_gold else "eval/reward_coverage"]
+    if coverage < rules.sampling.min_coverage:
         fields = {"reward": reward, "coverage": coverage, "needed": rules.sampling.min_coverage}
         session.recorder.event("eval_incomplete", state.step, **fields)
         return metrics, False

@@ -31,7 +31,7 @@ from homeostat.train.expert_bias import is_expert_bias
 from homeostat.train.local import LocalTrainer
 from homeostat.train.roles import RoleModel
 from homeostat.train.runtime import Runtime
-from homeostat.types import Role
+from homeostat.types import Role, RunKind
 
 
 class LoadModel(Protocol):
@@ -72,7 +72,7 @@ def role_models(
 ) -> dict[Role, RoleModel]:
     """The models of a run by their roles. `starting_policy` gives a frozen model with the weights
     that the policy starts from."""
-    policy = load(config.model, config.lora, trained=True)
+    policy = load(config.model, config.lora, trained=True, head=head_of(config))
     rate = config.model.moe.router_bias_update_rate
     models = {Role.POLICY: RoleModel(policy, config=config.trainer, bias_rate=rate)}
     choice = reference_of(config)
@@ -91,6 +91,11 @@ def role_models(
     if config.energy is not None:
         models[Role.FEATURES] = _features(config, models, starting_policy)
     return models
+
+
+def head_of(config: RunConfig) -> HeadInit | None:
+    """Return where the value head of the trained model starts; None if it predicts tokens."""
+    return "random" if config.kind is RunKind.REWARD_MODEL else None
 
 
 def critic_lora(config: RunConfig, critic: CriticConfig) -> LoraConfig | None:

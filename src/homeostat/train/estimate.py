@@ -28,7 +28,7 @@ from homeostat.models.shape_only import ShapeDecoder, shape_decoder
 from homeostat.ops import kernels
 from homeostat.ops.attention import PackedLayout, resolve_kernel
 from homeostat.ops.live_bytes import LiveBytes
-from homeostat.train.build import copies_features, critic_lora, reference_of
+from homeostat.train.build import copies_features, critic_lora, head_of, reference_of
 from homeostat.train.forward import Forward
 from homeostat.train.runtime import Runtime
 from homeostat.types import LossSpec, TrainBatch
@@ -83,7 +83,8 @@ def estimate_update(config: RunConfig, runtime: Runtime, batch: TrainBatch) -> U
         "kernel": _kernel(config, runtime),
         "gradient_checkpointing": config.trainer.gradient_checkpointing,
     }
-    shape = shape_decoder(config.model, config.lora, **how)
+    has_head = head_of(config) is not None
+    shape = shape_decoder(config.model, config.lora, has_value_head=has_head, **how)
     policy = _trained(config, runtime, shape, batch, _loss_spec(config, batch))
     critic = None
     if config.critic is not None:
@@ -136,7 +137,7 @@ def _placed(config: RunConfig, shape: ShapeDecoder) -> tuple[list[Tensor], set[T
     """Return the parameters on the device, and those that stay in host memory."""
     if not config.trainer.backend.offload_experts:
         return list(shape.parameters()), set()
-    away = {p for block in shape.moe_blocks for p in block.experts.parameters()}
+    away: set[Tensor] = {p for block in shape.moe_blocks for p in block.experts.parameters()}
     return [p for p in shape.parameters() if p not in away], away
 
 

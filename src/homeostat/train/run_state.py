@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_type_hints
 
 from homeostat.errors import CheckpointError
@@ -11,7 +11,7 @@ from homeostat.train.cores import Way
 from homeostat.types import Role
 
 # Older checkpoints have none of it.
-_LATER = {"chosen_tokens", "critic_skipped_in_a_row"}
+_LATER = {"chosen_tokens", "critic_skipped_in_a_row", "own_rewards"}
 # As trainer.threads and trainer.lanes.
 _LARGEST = {"threads": 1024, "lanes": 64}
 
@@ -83,6 +83,8 @@ class RlState:
     rewards_count: int = 0
     rewards_mean: float = 0.0
     rewards_squares: float = 0.0
+    # The same of each reward that is standardised by itself, as a list of the three numbers.
+    own_rewards: dict = field(default_factory=dict)
     # The step whose weights the engine samples with.
     published_version: int = 0
 

@@ -47,7 +47,7 @@ def rl_metrics(
         **_filter_metrics(rollouts, parts),
         **_mix_metrics(rollouts, parts),
         **_missing_metrics(samples, labels),
-        **{name: total / count for name, (total, count) in rollouts.logged.items()},
+        **logged_metrics(rollouts.logged),
         **_time_metrics(rollouts, learned, seconds=seconds, num_tokens=_num_tokens(groups)),
         "epoch": parts.collector.prompt_sampler.epoch,
         "num_tokens": parts.state.num_tokens,
@@ -75,6 +75,14 @@ def _reward_metrics(groups: list[RolloutGroup], labels: list[str]) -> dict[str, 
         metrics[f"rewards/{label}/mean"] = _mean(given)
         metrics[f"rewards/{label}/std"] = float(np.std(given)) if given else math.nan
     return metrics
+
+
+def logged_metrics(logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return means of what functions logged, and sums of what judges cost."""
+    return {
+        name: total if name.startswith("judge/") else total / count
+        for name, (total, count) in logged.items()
+    }
 
 
 def _missing_metrics(samples: list[Sample], labels: list[str]) -> dict[str, float]:

@@ -47,7 +47,7 @@ from homeostat.run.preflight.health import (
 )
 from homeostat.run.preflight.item import Item, Level
 from homeostat.run.preflight.mixing import filter_items, mix_items
-from homeostat.run.preflight.preference import preference_items
+from homeostat.run.preflight.reward_model import label_items
 from homeostat.run.preflight.rl import (
     engine_items,
     evaluation_items,
@@ -67,7 +67,7 @@ from homeostat.run.sizing.token_budget import as_chosen, choose_tokens, tokens_l
 from homeostat.train.checkpoint import CheckpointStore
 from homeostat.train.cores import PLAIN, slowdown_of_bf16
 from homeostat.train.runtime import choose_way, resolve_device, resolve_dtype, resolve_runtime
-from homeostat.types import RunKind, StepPlan
+from homeostat.types import StepPlan
 
 # If bf16 takes a CPU more than so many times as long as fp32, the memory it saves is not worth it.
 MAX_SLOWDOWN = 1.5
@@ -190,7 +190,12 @@ class Preflight:
             text += f", {fmt.byte_size(facts['bytes_per_rank'])} on each rank"
         yield Item("model", "ok", text, facts)
         if self.preview.decoder is not None and self.preview.decoder.moe is not None:
-            yield expert_item(self.config.model.moe, self.preview.decoder, self.preview.decoder.moe)
+            yield expert_item(
+                self.config.model.moe,
+                self.preview.decoder,
+                self.preview.decoder.moe,
+                are_offloaded=self.config.trainer.backend.offload_experts,
+            )
         longest = self.preview.max_positions
         if longest is not None and self.config.data.max_length > longest:
             yield Item(
@@ -279,8 +284,7 @@ class Preflight:
         sizes = {"num_rows": num_rows, "total_steps": total}
         yield from row_size_items(config.trainer, plans, **sizes, unit=self._unit)
         yield from mix_items(config, self.rows.train)
-        if config.kind is RunKind.PREFERENCE:
-            yield from preference_items(config, self.rows.train)
+        yield from label_items(config, self.rows.train)
         count_steps(config, num_rows)
 
     def _memory(self) -> Iterator[Item]:

@@ -83,7 +83,7 @@ def _tried(
     """Call a filter as the run does, on groups that are all solved, all failed, and half solved."""
     problems: list[RewardProblem] = []
     settings = FilterFunctions((one,), rewards.timeout_s)
-    labels = [reward.label for reward in rewards.functions]
+    labels = [reward.label for reward in rewards.trained]
     solved = ([1] * num_samples, [0] * num_samples, [n % 2 for n in range(num_samples)])
     groups = [_group(prompt, labels, values) for prompt in prompts for values in solved]
     try:

@@ -186,6 +186,8 @@ def _column_names(config: RunConfig) -> list[str]:
     """Return the columns of numbers per token that the loss of the run reads."""
     if config.kind is RunKind.PREFERENCE:
         return ["label", *(["ref_logp"] if config.preferring.needs_reference else [])]
+    if config.kind is RunKind.REWARD_MODEL:
+        return ["label"]
     if not config.is_rl:
         return []
     names = ["advantage", "engine_logp"]

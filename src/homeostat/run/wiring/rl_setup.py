@@ -8,13 +8,14 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from homeostat.algorithms.catalogue import policy_gradient
 from homeostat.config.algorithm import AnyAlgorithm
 from homeostat.config.curriculum import FunctionFilter
 from homeostat.config.live import LiveConfig
+from homeostat.config.model_rewards import ClassifierReward
 from homeostat.config.resume import experiment_digest
 from homeostat.config.rewards import FunctionReward, RewardsConfig
 from homeostat.config.rollout import DebugConfig
@@ -24,8 +25,8 @@ from homeostat.data.prompts import PromptDraws, PromptSet
 from homeostat.data.tokenizer import ChatTokenizer, load_tokenizer
 from homeostat.errors import DataError
 from homeostat.observe.devices import GpuSampler
-from homeostat.rewards.combine import RunningMoments
-from homeostat.rewards.functions import source_of
+from homeostat.rewards.combine import RewardMoments, RunningMoments
+from homeostat.rewards.functions import files_of, source_of
 from homeostat.rewards.pool import RewardPool
 from homeostat.rollout.collect import Collector
 from homeostat.rollout.engine import Engine
@@ -85,9 +86,10 @@ class RlParts:
             "data": {"step": self.state.step, **self.collector.prompt_sampler.state()},
             "rl": replace(
                 self.rl_state,
-                rewards_count=moments.count,
-                rewards_mean=moments.mean,
-                rewards_squares=moments.squares,
+                rewards_count=moments.total.count,
+                rewards_mean=moments.total.mean,
+                rewards_squares=moments.total.squares,
+                own_rewards={label: list(astuple(own)) for label, own in moments.own.items()},
             ).as_json(),
         }
 
@@ -207,11 +209,15 @@ def is_complete(state: RunState, total_steps: int) -> bool:
 
 def _origin(config: RunConfig, prompts: PromptSet, trainer: Trainer) -> str:
     """Names all that rollouts come from: settings, prompts, reward files, the first weights."""
-    functions = [r.path for r in config.reward_functions.functions if isinstance(r, FunctionReward)]
+    rewards = config.reward_functions.functions
+    functions = [r.path for r in rewards if isinstance(r, FunctionReward)]
     functions += [f.path for f in config.rollout.filters if isinstance(f, FunctionFilter)]
     sources = [hashlib.sha256(source_of(path)).hexdigest() for path in functions]
     weights = dict(trainer.checksums(Role.POLICY))
     parts = [experiment_digest(config), prompts.fingerprint, sources, weights]
+    # Only if there are any, so that journals of other runs keep their origin.
+    if models := [files_of(r.path) for r in rewards if isinstance(r, ClassifierReward)]:
+        parts.append(models)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -224,15 +230,14 @@ def _collector(
     sampler: Sampler | None,
     scorer: Scorer,
     judges: FilterJudges | None,
-    moments: RunningMoments,
+    moments: RewardMoments,
     journal: Journal,
     origin: str,
 ) -> Collector | SavedRollouts:
     """Return the source of rollouts: the engine and this run's journal, or another run's."""
-    assert config.algorithm.type != "sft", "RL has an algorithm of RL"
     filters = GroupFilters(
         config.rollout,
-        dynamic=config.algorithm.dynamic_sampling,
+        dynamic=policy_gradient(config.algorithm).dynamic_sampling,
         solved_by=SolvedBy.of(config.rollout, config.reward_functions),
     )
     saved = saved_journal(config.debug)
@@ -291,8 +296,12 @@ def _journal(session: Session) -> Journal:
 
 
 def _rewards(config: RewardsConfig, session: Session, problems: ProblemLog) -> RewardPool:
-    log_file = session.run_dir.path / "rewards.log"
-    return RewardPool(config, on_problem=problems.take, log_file=log_file)
+    return RewardPool(
+        config,
+        on_problem=problems.take,
+        log_file=session.run_dir.path / "rewards.log",
+        cache=session.run_dir.path / "judge",
+    )
 
 
 @contextmanager
@@ -325,15 +334,16 @@ def _prompt_sampler(config: RunConfig, prompts: RowSet[PromptSet], session: Sess
     )
 
 
-def _rl_state(algorithm: AnyAlgorithm, session: Session) -> tuple[RlState, RunningMoments]:
+def _rl_state(algorithm: AnyAlgorithm, session: Session) -> tuple[RlState, RewardMoments]:
     found, kl = session.resume.found, policy_gradient(algorithm).kl
     if found is None:
         coefficient = kl.coefficient if kl is not None else None
-        return RlState(kl_coefficient=coefficient), RunningMoments()
+        return RlState(kl_coefficient=coefficient), RewardMoments()
     place = str(found.state_file)
     state = RlState.from_json(found.section("rl"), place=place)
-    moments = (state.rewards_count, state.rewards_mean, state.rewards_squares)
-    return state, RunningMoments(*moments)
+    total = RunningMoments(state.rewards_count, state.rewards_mean, state.rewards_squares)
+    own = {label: RunningMoments(*numbers) for label, numbers in state.own_rewards.items()}
+    return state, RewardMoments(total, own)
 
 
 def saved_journal(debug: DebugConfig | None) -> Journal | None:
