@@ -76,8 +76,8 @@ METRICS: tuple[MetricInfo, ...] = (
         "ebft/diversity",
         "",
         MEAN,
-        "Twice the mean product of a sample's features with those of the prompt's other samples: "
-        "2 if all are the same, 0 for whitened ones that differ.",
+        "Twice the mean cosine between the features of two samples of a prompt: 2 if all are the "
+        "same, 0 for whitened ones that differ.",
     ),
     MetricInfo(
         "ebft/cfm_loss",
