@@ -140,8 +140,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="Runs at one time.")
     parser.add_argument("--memory", action="store_true", help="Peak memory of PPO beside GRPO's.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--commit", default=None, help="Where there is no git to ask.")
     chosen = parser.parse_args()
     machine = common.machine(("torch", "transformers", "numpy"))
+    machine |= common.device_facts(chosen.device) | {"commit": chosen.commit or machine["commit"]}
     if chosen.memory:
         rows = measure_memory(chosen.device)
         grpo, ppo = (row["measured_bytes"] for row in rows)

@@ -20,6 +20,7 @@ from tests.contract.engines import (
     trainer_logp,
 )
 
+from homeostat.columns import KEPT_IDS, Ragged
 from homeostat.errors import EngineError
 from homeostat.models.decoder import Decoder
 from homeostat.rollout.engine import Engine, Request, Sampling
@@ -136,7 +137,9 @@ def test_samples_follow_the_softmax(build: Backend, temperature: float) -> None:
         )
 
 
-@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}])
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}, {"min_p": 0.3}]
+)
 def test_cut_distributions(build: Backend, cut: dict) -> None:
     model = shared_model()
     (prompt_T,) = prompts((6,))
@@ -146,11 +149,14 @@ def test_cut_distributions(build: Backend, cut: dict) -> None:
     order = np.argsort(-share_V)[: cut.get("top_k", VOCABULARY)]
     before = np.cumsum(share_V[order]) - share_V[order]
     order = order[before < cut.get("top_p", 1.0) * share_V[order].sum()]
+    order = order[share_V[order] >= cut.get("min_p", 0.0) * share_V.max()]
     kept_V = np.zeros(VOCABULARY)
     kept_V[order] = share_V[order] / share_V[order].sum()
     plain = Request("plain", prompt_T, Sampling(1), seed=3)
     wanted = requests([prompt_T], Sampling(1, **cut), samples=1500)
     engine = build(model)
+    returns_sets = engine.capabilities.kept_ids
+    wanted = [replace(request, kept_ids=returns_sets) for request in wanted]
     *found, whole = run(engine, [*wanted, plain])
     drawn = np.concatenate([completion.tokens_T for completion in found])
     assert set(drawn.tolist()) <= set(order.tolist())
@@ -163,6 +169,13 @@ def test_cut_distributions(build: Backend, cut: dict) -> None:
         assert segment.engine_logp_T[0] == pytest.approx(wanted_logp, abs=1e-4, nan_ok=True)
         assert segment.sampled_logp_T is not None
         assert segment.sampled_logp_T[0] == pytest.approx(np.log(kept_V[token]), abs=1e-4)
+        if returns_sets:
+            kept = segment.columns[KEPT_IDS]
+            assert isinstance(kept, Ragged)
+            assert kept[0].tolist() == sorted(order.tolist())
+    if not returns_sets:
+        with pytest.raises(EngineError, match=engine.capabilities.why_no_kept_ids[:20]):
+            engine.submit(replace(wanted[0], kept_ids=True))
     assert whole.segments[0].sampled_logp_T is None
 
 

@@ -26,7 +26,8 @@ from homeostat.ops.cut import Cut, kept_mask
 from homeostat.ops.kept_sets import KeptSets
 from homeostat.ops.logprobs import token_logprobs_and_entropy
 from homeostat.rollout.engine import Request, Sampling, generate
-from homeostat.rollout.native.cuda.cutting import draw_kept, sums_of_tiles
+from homeostat.rollout.native.cuda.candidates import sums_of_tiles
+from homeostat.rollout.native.cuda.cutting import draw_kept
 from homeostat.rollout.native.cuda.sampling import multiplied_sums
 from homeostat.rollout.native.cuda.state import CutRows, DecodeState, Rows
 from homeostat.types import Completion, TokenRow
@@ -89,18 +90,18 @@ def cut_state(num_rows: int, vocabulary: int, noise_B: Tensor) -> tuple[DecodeSt
     return state, state.rows(num_rows)
 
 
-@pytest.mark.parametrize("kind", ["logits", "ties", "hidden"])
+@pytest.mark.parametrize("kind", ["logits", "hidden"])
 def test_words_are_kept_and_drawn_as_the_definition_says(kind: str) -> None:
-    """Of logits in memory, many of them equal, or of hidden rows. The set of one row is too large
-    to be noted, and more than a program holds at a time."""
+    """Of logits in memory, of some rows many equal ones, or of hidden rows. The set of one row is
+    too large to be noted, and more than a program holds at a time."""
     vocabulary, width = 2500 if kind != "hidden" else 700, 72
     logits_BV = 2 * drawn(len(CUTS), vocabulary)
     if kind == "hidden":
         hidden_BD = drawn(len(CUTS), width).to(MULTIPLIED)
         weight_VD = (0.3 * drawn(vocabulary, width, seed=1)).to(MULTIPLIED)
         logits_BV = torch.empty_like(logits_BV)
-    elif kind == "ties":
-        logits_BV = logits_BV.round()
+    else:
+        logits_BV[1::2] = logits_BV[1::2].round()
     noise_B = torch.rand(len(CUTS), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     state, rows = cut_state(len(CUTS), vocabulary, noise_B)
     if kind == "hidden":

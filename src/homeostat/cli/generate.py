@@ -16,46 +16,54 @@ from homeostat.errors import DataError
 from homeostat.observe.safe_text import safe_text
 
 if TYPE_CHECKING:
+    from homeostat.generation.loading import TextModel
     from homeostat.generation.prompt_file import FilePrompt
     from homeostat.generation.sampling_run import Answer, SamplingRun
 
 
+Prompt = Annotated[
+    str | None,
+    typer.Argument(metavar="[PROMPT]", help="The prompt; - reads it from standard input."),
+]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="Prompts: JSON lines with `prompt` or `messages`, or one text per line.",
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write JSON lines there.")
+]
+Raw = Annotated[
+    bool | None,
+    typer.Option(
+        "--raw/--chat",
+        help="--raw: continue the text. --chat: answer it as a message. Default: as a run was "
+        "trained; for other models a chat if there is a template.",
+    ),
+]
+System = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.")
+]
+Samples = Annotated[int, typer.Option("--samples", "-n", min=1, help="Answers for each prompt.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
+]
+
+
 def generate(
     model: opts.Model,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="[PROMPT]", help="The prompt; - reads it from standard input."),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            metavar="FILE",
-            help="Prompts: JSON lines with `prompt` or `messages`, or one text per line.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write JSON lines there.")
-    ] = None,
-    raw: Annotated[
-        bool | None,
-        typer.Option(
-            "--raw/--chat",
-            help="--raw: continue the text. --chat: answer it as a message. Default: as a run was "
-            "trained; for other models a chat if there is a template.",
-        ),
-    ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.")
-    ] = None,
-    samples: Annotated[
-        int, typer.Option("--samples", "-n", min=1, help="Answers for each prompt.")
-    ] = 1,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
-    ] = None,
+    prompt: Prompt = None,
+    file: File = None,
+    out: Out = None,
+    raw: Raw = None,
+    system: System = None,
+    samples: Samples = 1,
+    stop: Stop = None,
     max_new_tokens: opts.MaxNewTokens = 512,
     temperature: opts.Temperature = 1.0,
     top_p: opts.TopP = 1.0,
@@ -77,7 +85,6 @@ def generate(
     """
     if (prompt is None) == (file is None):
         raise DataError("say one prompt, or name a file of prompts with --file.")
-    typed = sys.stdin.read() if prompt == "-" else prompt
     text_model, name = opts.load(
         model,
         base=base,
@@ -88,42 +95,48 @@ def generate(
         precision=precision,
     )
     from homeostat.generation.loading import open_engine
-    from homeostat.generation.prompt_file import FilePrompt, read_prompts
-    from homeostat.generation.prompting import SamplingOptions, prompt_tokens
+    from homeostat.generation.prompting import SamplingOptions
     from homeostat.generation.sampling_run import SamplingRun
 
-    as_chat = text_model.answers_chats if raw is None else not raw
-    if system is not None and not as_chat:
-        raise DataError("--system needs a chat, and this is a plain text: leave it out.")
-    if file is not None:
-        prompts = read_prompts(file, text_model.tokenizer, as_chat=as_chat, system=system)
-    else:
-        assert typed is not None, "checked above"
-        tokens_T = prompt_tokens(typed, text_model.tokenizer, as_chat=as_chat, system=system)
-        prompts = [FilePrompt(typed, tokens_T)]
-    options = SamplingOptions(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        stop=tuple(stop or ()),
-    )
+    prompts = _prompts(text_model, prompt, file, raw=raw, system=system)
     run = SamplingRun(
         open_engine(text_model, context=context),
         text_model.tokenizer,
         [one.tokens_T for one in prompts],
-        options,
+        SamplingOptions(max_new_tokens, temperature, top_p, top_k, stop=tuple(stop or ())),
         samples=samples,
         seed=seed,
     )
-    streams = file is None and samples == 1 and format is Format.TEXT and out is None
-    if streams:
-        for piece in run.pieces():
-            typer.echo(safe_text(piece), nl=False)
-        typer.echo()
+    if file is None and samples == 1 and format is Format.TEXT and out is None:
+        _stream(run)
         return
     typer.echo(f"model: {name}", err=True)
     _write(run, prompts, out=out)
+
+
+def _prompts(
+    model: TextModel, prompt: str | None, file: Path | None, *, raw: bool | None, system: str | None
+) -> list[FilePrompt]:
+    """Return the prompt of the command line or of standard input, or those of the file."""
+    from homeostat.generation.prompt_file import FilePrompt, read_prompts
+    from homeostat.generation.prompting import prompt_tokens
+
+    as_chat = model.answers_chats if raw is None else not raw
+    if system is not None and not as_chat:
+        raise DataError("--system needs a chat, and this is a plain text: leave it out.")
+    if file is not None:
+        return read_prompts(file, model.tokenizer, as_chat=as_chat, system=system)
+    typed = sys.stdin.read() if prompt == "-" else prompt
+    assert typed is not None, "checked above"
+    tokens_T = prompt_tokens(typed, model.tokenizer, as_chat=as_chat, system=system)
+    return [FilePrompt(typed, tokens_T)]
+
+
+def _stream(run: SamplingRun) -> None:
+    """Show the answer on the terminal while it is sampled."""
+    for piece in run.pieces():
+        typer.echo(safe_text(piece), nl=False)
+    typer.echo()
 
 
 def _write(run: SamplingRun, prompts: list[FilePrompt], *, out: Path | None) -> None:

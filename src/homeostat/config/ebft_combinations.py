@@ -91,7 +91,10 @@ def _structured(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
             "differ in length.",
             "Set it to last_token or completion_mean, or ebft.mode=strided.",
         )
-    if config.has_validation and not config.reward_functions.functions:
+    without = not config.reward_functions.functions
+    if without:
+        yield from _draws(config, "they judge by reward functions, and there are none.")
+    if config.has_validation and without:
         yield Problem(
             "data.validation" if config.data.validation else "data.validation_share",
             "held-out prompts are judged by reward functions, and there are none.",
@@ -99,9 +102,18 @@ def _structured(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
         )
 
 
+def _draws(config: RunConfig, why: str) -> Iterator[Problem]:
+    """Yield the choices of prompts and groups that cannot be made, for a reason."""
+    if config.rollout.filters:
+        yield Problem("rollout.filters", why, "Remove it.")
+    if config.rollout.curriculum is not None:
+        yield Problem("rollout.curriculum", why, "Remove it.")
+
+
 def _strided(config: RunConfig, ebft: EbftConfig) -> Iterator[Problem]:
     rollout, algorithm = config.rollout, config.algorithm
     assert algorithm.type == "ebft", algorithm.type
+    yield from _draws(config, "a text gives many groups, which are drawn and trained together.")
     if "reference_column" in ebft.model_fields_set:
         yield Problem(
             "ebft.reference_column",

@@ -12,15 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from homeostat.config.data import DataConfig, LabelledSource, MessagesSource, TrainSource
+from homeostat.data.helpers import HelperDiedError, computed
 from homeostat.data.overlong import OverlongTextError
 from homeostat.data.preferences import Labelled, encode_labelled, labelled_columns
 from homeostat.data.rows import columns_of, encode_row, needs_chat_template, truncate
@@ -309,49 +302,10 @@ def _encode_all(encoder: _Encoder, sizes: list[int], num_processes: int) -> Iter
         yield from map(encoder.encode, chunks)
         return
     job = _Encoder(encoder.sources, encoder.tokenizer, encoder.max_length, encoder.overlong)
-    # Use spawn: the parent may have threads and a GPU, which a forked child must not inherit.
-    pool = ProcessPoolExecutor(
-        num_processes,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(job,),
-    )
     try:
-        waiting: deque[Future[_Part]] = deque()
-        for chunk in chunks:
-            waiting.append(pool.submit(_encode_in_worker, chunk))
-            if len(waiting) >= 3 * num_processes:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool:
+        yield from computed(job.encode, chunks, num_processes=num_processes)
+    except HelperDiedError:
         raise DataError(
             "a process that tokenises rows ended without a message, most likely killed for lack of "
             f"memory. Set data.num_processes below {num_processes}, or free memory."
         ) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-# A worker's encoder, set once by the pool before its first chunk: sending it with each chunk
-# would unpickle the vocabulary again and again.
-_worker: list[_Encoder] = []
-
-
-def _start_worker(encoder: _Encoder) -> None:
-    # Ctrl-C reaches the whole process group, but only the parent should react.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker[:] = [encoder]
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End with the parent: if it is killed it cannot tell its workers, which would wait forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "only a worker calls this"
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-def _encode_in_worker(chunk: Chunk) -> _Part:
-    return _worker[0].encode(chunk)

@@ -35,10 +35,11 @@ class StridedSet(PromptSet):
         origins: list[str],
         report: PrepareReport,
         *,
+        sources: Sequence[int],
         ebft: EbftConfig,
         decode: Callable[[IntArray], str],
     ) -> None:
-        super().__init__(texts, origins, report)
+        super().__init__(texts, origins, report, sources=sources)
         self._ebft, self._decode = ebft, decode
         counts = [len(ebft.anchors(len(text.tokens_T))) for text in texts]
         self._first = np.concatenate([[0], np.cumsum(counts)])
@@ -82,8 +83,8 @@ def prepare_texts(
     """Tokenise the texts of the sources. Raises DataError."""
     cuts = data.overlong == "truncate"
     limited = tokenizer.cutting(data.max_length) if cuts else tokenizer.bounded(data.max_length)
-    tally, texts, origins = Tally(), [], []
-    for source in sources:
+    tally, texts, origins, numbers = Tally(), [], [], []
+    for number, source in enumerate(sources):
         rows = open_rows(source.path, columns=[source.text_column])
         size = len(rows) if source.limit is None else min(len(rows), source.limit)
         for index in range(size):
@@ -103,11 +104,13 @@ def prepare_texts(
                 tally.truncated += text.columns["is_cut"]
                 texts.append(text)
                 origins.append(place)
+                numbers.append(number)
     report = tally.report(
         kept=len(texts), tokens=sum(len(text.tokens_T) for text in texts), trained_tokens=0
     )
     judge(report, data)
-    return StridedSet(texts, origins, report, ebft=ebft, decode=tokenizer.decode)
+    how = {"sources": numbers, "ebft": ebft, "decode": tokenizer.decode}
+    return StridedSet(texts, origins, report, **how)
 
 
 def _text(

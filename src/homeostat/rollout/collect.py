@@ -301,14 +301,13 @@ def training_sampling(
 
     Nothing ends the continuation of a text (`is_strided`) before its length.
     """
-    if is_strided:
-        return Sampling(rollout.max_new_tokens, temperature=rollout.temperature)
+    stops = frozenset() if is_strided else tokenizer.stop_ids | frozenset(rollout.stop_token_ids)
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         min_p=rollout.min_p,
-        stop_ids=tokenizer.stop_ids | frozenset(rollout.stop_token_ids),
+        stop_ids=stops,
         stop_strings=rollout.stop,
     )

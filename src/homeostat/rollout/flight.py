@@ -138,7 +138,8 @@ class Flight:
         starts = [start for start, _ in self._versions]
         columns: list[Columns] = [{} for _ in starts]
         if self.kept is not None and starts:
-            parts = split(self.kept.column(), np.subtract(ends, starts))
+            whole = self.kept.column()
+            parts = [whole] if len(starts) == 1 else split(whole, np.subtract(ends, starts))
             columns = [{KEPT_IDS: part} for part in parts]
         return tuple(
             Segment(

@@ -1,6 +1,6 @@
 """The sets that the tokens of a request were drawn from, where its distribution is cut.
 
-    KeptIds(request) -> put(sets) after each draw -> column: of the completion's new tokens
+    KeptIds(request) -> put(sets) after each burst -> column: of the completion's new tokens
 
 The trainer computes log-probs over the same sets (ops/kept_sets.py), so a set is returned whole or
 not at all: one of more than `MAX_KEPT_IDS` ids ends the run with what to change. A token that was
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from homeostat.columns import KEPT_IDS, MAX_KEPT_IDS, Ragged, concatenate
+from homeostat.columns import KEPT_IDS, MAX_KEPT_IDS, Ragged
 from homeostat.errors import EngineError
 from homeostat.rollout.engine import Request
 from homeostat.types import Author
@@ -22,19 +22,27 @@ class KeptIds:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._parts = [Ragged.of([], np.int32)]
+        self._values: list[np.ndarray] = []
+        self._sizes: list[np.ndarray] = []
 
-    def put(self, sets: Ragged) -> None:
-        """Take the sets of the next tokens. Raises EngineError if one is too large to return."""
-        require_bounded(self._request, sets.sizes_T)
-        self._parts.append(sets)
+    def put(self, values: np.ndarray, sizes_T: np.ndarray) -> None:
+        """Take the sets of the next tokens: their ids end to end, and how many each has. They are
+        joined in the end: while many requests are decoded, every microsecond of each counts."""
+        self._values.append(values)
+        self._sizes.append(sizes_T)
+
+    def require_bounded(self, largest: int) -> None:
+        """Raise EngineError if a token was drawn from more ids than can be returned."""
+        if largest > MAX_KEPT_IDS:
+            raise EngineError(_too_large(self._request, largest))
 
     def column(self) -> Ragged:
         """Return the sets of all tokens that were put."""
-        whole = concatenate(self._parts)
-        assert isinstance(whole, Ragged), "all parts are ragged"
-        self._parts = [whole]
-        return whole
+        if not self._sizes:
+            return Ragged.of([], np.int32)
+        offsets_T = np.zeros(sum(map(len, self._sizes)) + 1, dtype=np.int64)
+        np.cumsum(np.concatenate(self._sizes), out=offsets_T[1:])
+        return Ragged(np.concatenate(self._values), offsets_T)
 
 
 def why_not_resumable(request: Request) -> str | None:
@@ -45,29 +53,20 @@ def why_not_resumable(request: Request) -> str | None:
     return "it asks for kept ids, and those of the tokens that it begins with are unknown"
 
 
-def padded_sets(ids_BSK: np.ndarray, sizes_T: np.ndarray) -> Ragged:
-    """Return the sets of rows of tokens, in order; each is padded to one width."""
-    width = int(sizes_T.max(initial=0))
-    # Cut before anything is copied: most sets are far smaller than the room for them.
-    ids_TK = ids_BSK[:, :, :width].reshape(len(sizes_T), width)
-    values = ids_TK[np.arange(width) < sizes_T[:, None]]
-    offsets_T = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes_T, dtype=np.int64)])
-    return Ragged(values.astype(np.int32, copy=False), offsets_T)
+def packed(ids_SBK: np.ndarray, sizes_BS: np.ndarray) -> np.ndarray:
+    """Return the ids of sets end to end, row by row, of ids that are padded to one width and lie
+    step by step. None has more ids than that."""
+    num_steps, num_rows, width = ids_SBK.shape
+    sizes_T = sizes_BS.reshape(-1).astype(np.int64)
+    token_BS = np.arange(num_rows)[:, None] + num_rows * np.arange(num_steps)
+    start_T = token_BS.reshape(-1) * width - (np.cumsum(sizes_T) - sizes_T)
+    place_P = np.arange(sizes_T.sum()) + np.repeat(start_T, sizes_T)
+    return ids_SBK.reshape(-1)[place_P]
 
 
-def part_of(sets: Ragged, start: int, stop: int) -> Ragged:
-    """Return the sets of tokens [start, stop)."""
-    offsets_T = sets.offsets_T[start : stop + 1]
-    return Ragged(sets.values[offsets_T[0] : offsets_T[-1]], offsets_T - offsets_T[0])
-
-
-def require_bounded(request: Request, sizes_T: np.ndarray) -> None:
-    """Raise EngineError if a token was drawn from more ids than can be returned."""
-    size = int(sizes_T.max(initial=0))
-    if size <= MAX_KEPT_IDS:
-        return
+def _too_large(request: Request, size: int) -> str:
     sampling = request.sampling
-    raise EngineError(
+    return (
         f"request {request.id!r}: a token was drawn from {size:,} ids (rollout.top_p="
         f"{sampling.top_p:g}, rollout.min_p={sampling.min_p:g}), and at most {MAX_KEPT_IDS:,} can "
         f"be replayed in training. Set rollout.top_k to {MAX_KEPT_IDS} or less, which bounds the "

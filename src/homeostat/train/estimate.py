@@ -137,7 +137,7 @@ def _placed(config: RunConfig, shape: ShapeDecoder) -> tuple[list[Tensor], set[T
     """Return the parameters on the device, and those that stay in host memory."""
     if not config.trainer.backend.offload_experts:
         return list(shape.parameters()), set()
-    away = {p for block in shape.moe_blocks for p in block.experts.parameters()}
+    away: set[Tensor] = {p for block in shape.moe_blocks for p in block.experts.parameters()}
     return [p for p in shape.parameters() if p not in away], away
 
 

@@ -34,12 +34,14 @@ def export_role(state: RoleState, folder: Path, config: RunConfig, *, shards: Sh
 
 def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:
     stream = whole_weights(state, shards)
+    source_config, generation_config = _configs(state.sheet)
     try:
         if shards.is_first:
             save_hf(
                 stream,
                 folder,
-                **_configs(state.sheet),
+                source_config=source_config,
+                generation_config=generation_config,
                 max_shard_bytes=config.checkpoint.max_shard_bytes,
             )
     finally:
@@ -48,14 +50,11 @@ def _export_whole(state: RoleState, folder: Path, config: RunConfig, shards: Sha
             pass
 
 
-def _configs(sheet: ModelSheet) -> dict[str, Mapping[str, Any] | None]:
+def _configs(sheet: ModelSheet) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     """Return both config files of an export; a model with a value head generates nothing."""
     if sheet.has_value_head:
-        return {"source_config": classifier_config(sheet.source_config)}
-    return {
-        "source_config": sheet.source_config,
-        "generation_config": sheet.generation_config,
-    }
+        return classifier_config(sheet.source_config), None
+    return sheet.source_config, sheet.generation_config
 
 
 def _export_adapter(state: RoleState, folder: Path, config: RunConfig, shards: Shards) -> None:

@@ -152,7 +152,7 @@ class Workshop:
             tokenizer = load_tokenizer(config.model)
             parts = parts_of(config.data)
             if config.is_rl:
-                made = [prepare_prompt_part(config.data, tokenizer, part) for part in parts]
+                made = [prepare_prompt_part(config, tokenizer, part) for part in parts]
             else:
                 cache_dir = self.folder / "rows"
                 made = [

@@ -35,8 +35,9 @@ def _kept_sums(
     token = tl.program_id(0).to(tl.int64)
     start, end = tl.load(starts_ptr + token), tl.load(ends_ptr + token)
     target, scale = tl.load(targets_ptr + token), tl.load(scale_ptr + token)
+    zero = scale * 0.0
     # Not minus infinity: the sums before the first tile are 0, and infinity times 0 is no number.
-    top, total, dot, chosen = -1e30, 0.0, 0.0, 0.0
+    top, total, dot, chosen = zero - 1e30, zero, zero, zero
     for first in range(start, end, IDS):
         at_p = first + tl.arange(0, IDS)
         is_in = at_p < end

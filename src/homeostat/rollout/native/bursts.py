@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from homeostat.columns import Ragged
-from homeostat.rollout.engine import Request
-from homeostat.rollout.kept import padded_sets, part_of, require_bounded
+from homeostat.columns import MAX_KEPT_IDS
+from homeostat.rollout.kept import KeptIds
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.sequence import Sequence
 
@@ -47,28 +46,37 @@ class Taken:
 
 @dataclass(frozen=True)
 class TakenCut:
-    """What a burst with cut distributions tells beside its tokens.
+    """The results of a burst with cut distributions, beside its tokens.
 
-    `sampled_logps_BS` are log-probs over what was kept, `sizes_BS` the number of ids that were
-    kept (0: all of them), and `ids_BSK` the first of these, ascending.
+    `sampled_logps_BS` are log-probs over what was kept, and `sizes_BS` the number of ids that were
+    kept (0: all of them). `values` are the ids themselves, ascending, end to end and row by row; of
+    a set of more than `MAX_KEPT_IDS` as many as that.
     """
 
     sampled_logps_BS: np.ndarray
     sizes_BS: np.ndarray
-    ids_BSK: np.ndarray
+    values: np.ndarray
 
-    def sets_of(self, request: Request, row: int, num_tokens: int) -> Ragged:
-        """Return the sets of a row's first tokens. Raises EngineError if one is too large."""
-        require_bounded(request, self.sizes_BS[row, :num_tokens])
+    def give(self, kept: KeptIds, row: int, num_tokens: int) -> None:
+        """Hand over the sets of a row's first tokens. Raises EngineError if one is too large."""
+        if self._largest > MAX_KEPT_IDS:
+            kept.require_bounded(int(self.sizes_BS[row, :num_tokens].max(initial=0)))
         start = row * self.sizes_BS.shape[1]
-        return part_of(self._sets, start, start + num_tokens)
+        stop, ends = start + num_tokens, self._ends
+        kept.put(self.values[ends[start] : ends[stop]], self._sizes_T[start:stop])
 
     @cached_property
-    def _sets(self) -> Ragged:
-        """The sets of all tokens, row by row: in one go, because rows are many and steps are few.
-        Of one that is too large it has a part."""
-        sizes_T = np.minimum(self.sizes_BS, self.ids_BSK.shape[2]).reshape(-1)
-        return padded_sets(self.ids_BSK, sizes_T)
+    def _largest(self) -> int:
+        return int(self.sizes_BS.max(initial=0))
+
+    @cached_property
+    def _sizes_T(self) -> np.ndarray:
+        return np.minimum(self.sizes_BS, MAX_KEPT_IDS).reshape(-1)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The end of the ids of the first so many tokens. A list: single numbers are read."""
+        return [0, *np.cumsum(self._sizes_T).tolist()]
 
 
 class Bursts(Protocol):

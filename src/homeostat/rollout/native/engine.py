@@ -27,7 +27,6 @@ from homeostat.config.native import NativeEngineConfig
 from homeostat.models.decoder import Decoder
 from homeostat.ops.linear import Numerics
 from homeostat.rollout.engine import Capabilities, EngineStats, Quiesce, Request
-from homeostat.rollout.kept import part_of
 from homeostat.rollout.native.fast import decode_path, make_bursts
 from homeostat.rollout.native.room import CacheRoom
 from homeostat.rollout.native.runner import Runner
@@ -245,7 +244,7 @@ class NativeEngine(SteppingEngine[Sequence]):
             num_new = len(sequence.tokens) - num_before
             if sequence.kept is not None:
                 assert taken.cut is not None, "the burst recorded no sets"
-                sequence.kept.put(taken.cut.sets_of(sequence.request, row, num_new))
+                taken.cut.give(sequence.kept, row, num_new)
             if sequence.routes is not None:
                 assert taken.routes_BSLK is not None, "the burst recorded no experts"
                 sequence.routes.put(sequence.cached, taken.routes_BSLK[row, :num_new])
@@ -298,7 +297,9 @@ class NativeEngine(SteppingEngine[Sequence]):
         for row, (sequence, token, logp, sampled_logp) in enumerate(rows):
             if sequence.kept is not None:
                 assert drawn.kept_B is not None, "nothing was cut"
-                sequence.kept.put(part_of(drawn.kept_B, row, row + 1))
+                ids = drawn.kept_B[row]
+                sequence.kept.require_bounded(len(ids))
+                sequence.kept.put(ids, np.array([len(ids)]))
             reason = sequence.append(token, logp, sampled_logp, version=self.life.version)
             if reason is not None:
                 self._finish(sequence, reason)

@@ -181,6 +181,7 @@ def truth_rows(
         texts.setdefault(int(group.prompt.columns["text"]), []).append(group)
     rows = []
     for number, of_text in enumerate(texts.values()):
+        of_text.sort(key=lambda group: len(group.prompt.tokens_T))
         begin = len(of_text[0].prompt.tokens_T)
         whole_T = np.concatenate([of_text[-1].prompt.tokens_T, _reference(of_text[-1])])
         rows.append(_row(first_id + number, whole_T[:begin], whole_T[begin:]))

@@ -301,6 +301,9 @@ def build_update(
         kept, left_out, spec = _with_truth(kept, left_out, truth, spec, config.ebft)
     if not kept:
         return Update(None, left_out, spec)
+    if config.is_strided:
+        # Rows of a text are neighbours, whatever the order of groups.
+        kept = sorted(kept, key=lambda row: row.row_id)
     batches = micro_batches(
         kept, sizes, num_data_groups=config.mesh.num_data_groups, nested=config.is_strided
     )

@@ -9,7 +9,9 @@ from homeostat.ops.moe_shape import MoeShape
 from homeostat.run.preflight.item import Item
 
 
-def expert_item(config: MoeConfig, decoder: DecoderConfig, moe: MoeShape) -> Item:
+def expert_item(
+    config: MoeConfig, decoder: DecoderConfig, moe: MoeShape, *, are_offloaded: bool
+) -> Item:
     """Describe the experts, and what moves the routers besides the loss of the tokens."""
     facts = {
         "num_experts": moe.num_experts,
@@ -21,7 +23,7 @@ def expert_item(config: MoeConfig, decoder: DecoderConfig, moe: MoeShape) -> Ite
         f"{moe.num_experts} experts in {len(moe.layers)} layers, {moe.top_k} for each token, "
         f"{fmt.count(decoder.num_active_params)} parameters at work; {_balancing(config, moe)}"
     )
-    if config.trainer.backend.offload_experts:
+    if are_offloaded:
         text += "; they stay in host memory and are streamed to the GPU layer by layer"
     return Item("experts", "ok", text, facts)
 

@@ -235,11 +235,10 @@ def _collector(
     origin: str,
 ) -> Collector | SavedRollouts:
     """Return the source of rollouts: the engine and this run's journal, or another run's."""
-    assert config.algorithm.type != "sft", "RL has an algorithm of RL"
     filters = GroupFilters(
         config.rollout,
-        dynamic=config.algorithm.dynamic_sampling,
-        solved_by=SolvedBy.of(config.rollout, config.rewards),
+        dynamic=policy_gradient(config.algorithm).dynamic_sampling,
+        solved_by=SolvedBy.of(config.rollout, config.reward_functions),
     )
     saved = saved_journal(config.debug)
     if saved is not None:
@@ -315,17 +314,16 @@ def _filter_judges(
     total_steps: int,
 ) -> Iterator[FilterJudges | None]:
     """Yield what asks the filters that are users' functions; None if there are none to ask."""
-    assert config.rewards is not None, "combinations asks for rewards"
     functions = tuple(f for f in config.rollout.filters if isinstance(f, FunctionFilter))
     if not functions or engine is None:
         yield None
         return
-    settings = FilterFunctions(functions, config.rewards.timeout_s)
+    settings = FilterFunctions(functions, config.reward_functions.timeout_s)
     log_file = session.run_dir.path / "filters.log"
     with RewardPool(
         settings, on_problem=problems.take_filter, log_file=log_file, noun="filter"
     ) as pool:
-        yield FilterJudges(pool, config.rewards, total_steps=total_steps)
+        yield FilterJudges(pool, config.reward_functions, total_steps=total_steps)
 
 
 def _prompt_sampler(config: RunConfig, prompts: RowSet[PromptSet], session: Session) -> PromptDraws:

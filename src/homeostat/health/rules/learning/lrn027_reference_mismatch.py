@@ -86,7 +86,11 @@ RULE = Rule(
     level=Level.WARN,
     confidence=Confidence.MEASURED,
     check=check,
-    needs=("preference/chosen_reward", "preference/rejected_reward"),
+    needs=(
+        "preference/chosen_reward",
+        "preference/rejected_reward",
+        "setting:algorithm.type",
+    ),
     kinds=(Kind.PREFERENCE,),
     options=Options,
 )

@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 from homeostat.columns import MAX_KEPT_IDS
+from homeostat.rollout.kept import packed
 from homeostat.rollout.native.bursts import Reserve, Taken, TakenCut
 from homeostat.rollout.native.cache import KVCache
 from homeostat.rollout.native.cpu.compiled import CompiledModel, block_tables
@@ -93,8 +94,9 @@ class CpuBursts:
         if moe is not None and room:
             routes_BSLK = routes_in(room, moe).swapaxes(0, 1)
         if is_cut:
-            ids_BSK = arrays["kept"].swapaxes(0, 1)
-            cut = TakenCut(arrays["sampled_logps"].T, arrays["sizes"].T, ids_BSK)
+            sizes_BS, ids_SBK = arrays["sizes"].T, arrays["kept"]
+            values = packed(ids_SBK, np.minimum(sizes_BS, ids_SBK.shape[2]))
+            cut = TakenCut(arrays["sampled_logps"].T, sizes_BS, values)
         return Taken(
             self.sequences, arrays["drawn"].T, arrays["logps"].T, arrays["made"], routes_BSLK, cut
         )

@@ -31,7 +31,8 @@ from homeostat.rollout.native.cuda.attention import (
     AttentionShape,
     decode_attention,
 )
-from homeostat.rollout.native.cuda.cutting import draw_kept, sums_of_tiles
+from homeostat.rollout.native.cuda.candidates import sums_of_tiles
+from homeostat.rollout.native.cuda.cutting import draw_kept
 from homeostat.rollout.native.cuda.experts import ExpertScratch, narrow_experts, wide_experts
 from homeostat.rollout.native.cuda.sampling import (
     can_draw_from_hidden,

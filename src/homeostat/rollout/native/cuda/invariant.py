@@ -30,7 +30,8 @@ from homeostat.ops.kernels.kept import kept_sums
 from homeostat.ops.kernels.logits import Chunks
 from homeostat.ops.linear import tiled_product
 from homeostat.ops.tiled_attention import KEY_TILE, QUERY_TILE
-from homeostat.rollout.native.cuda.cutting import draw_kept, sums_of_tiles
+from homeostat.rollout.native.cuda.candidates import sums_of_tiles
+from homeostat.rollout.native.cuda.cutting import draw_kept
 from homeostat.rollout.native.cuda.sampling import draw_from_logits
 from homeostat.rollout.native.cuda.state import DecodeState, Rows
 

@@ -37,8 +37,9 @@ from homeostat.rollout.native.cuda.state import Rows
 TILE, TILE_AGAIN = 2048, 64
 # Rows from which a product that keeps no logits is better than a library's.
 MIN_ROWS = 32
-# Rows, words and inputs of a product's tile, and how many of its steps are in flight.
-_MAX_TILE_ROWS, _WORDS, _INPUTS, _STAGES = 128, 256, 64, 4
+# Rows, words and inputs of a product's tile, and how many of its steps are in flight. There are
+# fewer words where logits are kept: these take shared memory before they are written.
+_MAX_TILE_ROWS, _WORDS, _WORDS_KEPT, _INPUTS, _STAGES = 128, 256, 128, 64, 4
 # Inputs that the tile drawn is multiplied by at a time.
 _INPUTS_AGAIN = 128
 
@@ -133,14 +134,18 @@ def _first_above(cdf, weights, wanted, at, is_in, none):
 @triton.jit
 def _draw(
     logits_ptr, hidden_ptr, weight_ptr, scale_ptr, greedy_ptr, tops_ptr, sums_ptr, noise_ptr,
-    tokens_ptr, positions_ptr, starts_ptr, moves_ptr, drawn_ptr, logps_ptr, vocabulary, width,
-    step_stride,
-    HAS_LOGITS: tl.constexpr, NUM_TILES: tl.constexpr, PADDED_TILES: tl.constexpr,
-    TILE: tl.constexpr, INPUTS: tl.constexpr, EARLY: tl.constexpr,
+    tokens_ptr, positions_ptr, starts_ptr, moves_ptr, drawn_ptr, logps_ptr, is_cut_ptr, vocabulary,
+    width, step_stride,
+    HAS_CUT: tl.constexpr, HAS_LOGITS: tl.constexpr, NUM_TILES: tl.constexpr,
+    PADDED_TILES: tl.constexpr, TILE: tl.constexpr, INPUTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     wait_for_last(EARLY)
     row = tl.program_id(0)
+    if HAS_CUT:
+        # It is drawn by cutting.py.
+        if tl.load(is_cut_ptr + row) != 0:
+            return
     position = tl.load(positions_ptr + row)
     step = position - tl.load(starts_ptr + row)
     noise = tl.load(noise_ptr + step * step_stride + row)
@@ -225,10 +230,11 @@ def multiplied_sums(
     tops_BT = torch.empty(num_rows, num_tiles, device=hidden_BD.device, dtype=torch.float32)
     sums_BT = torch.empty_like(tops_BT)
     tile_rows = min(max(triton.next_power_of_2(num_rows), 64), _MAX_TILE_ROWS)
-    num_products = triton.cdiv(num_rows, tile_rows) * triton.cdiv(vocabulary, _WORDS)
+    words = _WORDS if logits_BV is None else _WORDS_KEPT
+    num_products = triton.cdiv(num_rows, tile_rows) * triton.cdiv(vocabulary, words)
     _multiplied_tile_sums[(min(num_products, _num_programs(hidden_BD.device)),)](
         TensorDescriptor.from_tensor(hidden_BD, [tile_rows, _INPUTS]),
-        TensorDescriptor.from_tensor(weight_VD, [_WORDS, _INPUTS]),
+        TensorDescriptor.from_tensor(weight_VD, [words, _INPUTS]),
         scale_B,
         tops_BT,
         sums_BT,
@@ -240,7 +246,7 @@ def multiplied_sums(
         NUM_TILES=num_tiles,
         TILE=TILE_AGAIN,
         ROWS=tile_rows,
-        WORDS=_WORDS,
+        WORDS=words,
         INPUTS=_INPUTS,
         PRECISION="ieee" if hidden_BD.dtype == torch.float32 else "tf32",
         num_warps=8,
@@ -267,8 +273,9 @@ def draw_and_move(
     *,
     logits_BV: Tensor | None = None,
     product: tuple[Tensor, Tensor] | None = None,
+    is_cut_B: Tensor | None = None,
 ) -> None:
-    """Draw from what the tiles' sums say, and move the rows on."""
+    """Draw from what the tiles' sums say, and move the rows on, except those that are cut."""
     num_rows, num_tiles = tops_BT.shape
     hidden_BD, weight_VD = product if product is not None else (tops_BT, tops_BT)
     _draw[(num_rows,)](
@@ -286,9 +293,11 @@ def draw_and_move(
         state.moves_B,
         state.drawn_SB,
         state.logps_SB,
+        state.moves_B if is_cut_B is None else is_cut_B,
         vocabulary,
         hidden_BD.shape[1],
         state.noise_SB.stride(0),
+        HAS_CUT=is_cut_B is not None,
         HAS_LOGITS=logits_BV is not None,
         NUM_TILES=num_tiles,
         PADDED_TILES=triton.next_power_of_2(num_tiles),

@@ -18,8 +18,10 @@ from torch import Tensor
 from homeostat.columns import MAX_KEPT_IDS
 from homeostat.models.routing import smallest_dtype
 from homeostat.ops.moe_shape import MoeShape
+from homeostat.rollout.kept import packed
 from homeostat.rollout.native.bursts import TakenCut
 from homeostat.rollout.native.cache import KVCache
+from homeostat.rollout.native.cuda.packing import pack_sets
 from homeostat.rollout.native.sequence import Sequence
 from homeostat.rollout.noise import uniforms
 from homeostat.rollout.routes import joined
@@ -27,6 +29,8 @@ from homeostat.rollout.routes import joined
 # Steps that the device makes without a word from the host. A sequence that ends is computed on for
 # up to twice as many.
 BURST_STEPS = 8
+# Ids of a kept set, on average, that come to the host with the tokens; more take another copy.
+FEW_IDS = 128
 # No sequence owns it: rows without a place of their own write there.
 SPARE_BLOCK = 0
 
@@ -170,10 +174,17 @@ class DecodeState:
         routes_SBLK = None if self.routes_SBLK is None else fetched(self.routes_SBLK)
         shares = self.shares_SBLK if with_weights else None
         shares_SBLK = None if shares is None else fetched(shares)
-        cut = ()
+        cut = None
         if is_cut and self.cut is not None:
-            outputs = (self.cut.sampled_logps_SB, self.cut.sizes_SB, self.cut.kept_SBK)
-            cut = tuple(fetched(tensor_SB) for tensor_SB in outputs)
+            # The next burst writes its own sets there.
+            kept_SBK = self.cut.kept_SBK[:num_steps, :num_rows].clone()
+            sizes_SB = self.cut.sizes_SB[:num_steps, :num_rows]
+            cut = DrawingCut(
+                fetched(self.cut.sampled_logps_SB),
+                fetched(self.cut.sizes_SB),
+                self._fetched(pack_sets(kept_SBK, sizes_SB, room=FEW_IDS * sizes_SB.numel())),
+                kept_SBK,
+            )
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
@@ -214,7 +225,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class CutRows:
-    """How the distributions of rows are cut (cutting.py), and what was kept of them.
+    """The settings that cut the distributions of rows (cutting.py), and what was kept of them.
 
     `top_k_B` is the vocabulary's size without top-k. `sizes_SB` counts what was kept, 0 for all,
     and `kept_SBK` holds the first of its ids.
@@ -256,7 +267,7 @@ class Drawing:
     routes_SBLK: Tensor | None
     shares_SBLK: Tensor | None
     event: torch.cuda.Event | None
-    cut: tuple[Tensor, ...] = ()
+    cut: DrawingCut | None = None
 
     def wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, TakenCut | None]:
         """Return tokens, log-probs, routes (rollout/routes.py) and what was kept."""
@@ -269,5 +280,36 @@ class Drawing:
             None
             if routes is None
             else joined(routes.numpy(), None if shares is None else shares.numpy()),
-            TakenCut(*(tensor.numpy().swapaxes(0, 1) for tensor in self.cut)) if self.cut else None,
+            None if self.cut is None else self.cut.taken(self.event),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DrawingCut:
+    """The results of a burst for rows that are cut. `first` are ids of their sets, packed row by
+    row, as many as usually are enough; `kept_SBK` are all of them, padded, on the device."""
+
+    sampled_logps_SB: Tensor
+    sizes_SB: Tensor
+    first: Tensor
+    kept_SBK: Tensor
+
+    def taken(self, event: torch.cuda.Event | None) -> TakenCut:
+        """Return it on the host, once the device has passed `event`."""
+        sizes_BS = self.sizes_SB.numpy().T
+        num_each_BS = np.minimum(sizes_BS, self.kept_SBK.shape[2])
+        num_ids = int(num_each_BS.sum())
+        if num_ids <= len(self.first):
+            values = self.first.numpy()[:num_ids].copy()
+        else:
+            values = packed(self._fetched(event).numpy(), num_each_BS)
+        return TakenCut(self.sampled_logps_SB.numpy().T, sizes_BS, values)
+
+    def _fetched(self, event: torch.cuda.Event | None) -> Tensor:
+        """Copy all ids beside the stream, on which the next burst is computed."""
+        if event is None:
+            return self.kept_SBK
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            stream.wait_event(event)
+            return self.kept_SBK.cpu()
