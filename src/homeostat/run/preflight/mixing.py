@@ -46,10 +46,9 @@ def mix_items(config: RunConfig, train: RowSet[RowStore] | RowSet[PromptSet]) ->
 
 def filter_items(config: RunConfig, prompts: PromptSet) -> Iterator[Item]:
     """Show curriculum and filters, and try the filters that are users' functions."""
-    assert config.rewards is not None, "combinations asks for rewards"
     assert isinstance(config.algorithm, PolicyGradientConfig), "RL has an algorithm of RL"
-    rollout = config.rollout
-    solved_by = SolvedBy.of(rollout, config.rewards)
+    rollout, rewards = config.rollout, config.reward_functions
+    solved_by = SolvedBy.of(rollout, rewards)
     if rollout.curriculum is not None and solved_by is not None:
         yield _curriculum_item(rollout.curriculum, solved_by)
     filters = GroupFilters(rollout, dynamic=config.algorithm.dynamic_sampling, solved_by=solved_by)
@@ -63,7 +62,7 @@ def filter_items(config: RunConfig, prompts: PromptSet) -> Iterator[Item]:
     yield Item("filters", "ok", text, {"filters": names, "max_rounds": filters.max_rounds})
     tried = [prompts[index] for index in range(min(NUM_TRIED, len(prompts)))]
     for one in filters.functions:
-        yield _tried(one, config.rewards, tried, num_samples=rollout.samples_per_prompt)
+        yield _tried(one, rewards, tried, num_samples=rollout.samples_per_prompt)
 
 
 def _curriculum_item(curriculum: CurriculumConfig, solved_by: SolvedBy) -> Item:
